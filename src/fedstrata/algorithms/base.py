@@ -1,0 +1,183 @@
+"""What an algorithm is: a frozen set of hyperparameters, a server's round, and what a client does when asked."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, dataclass_transform
+
+import torch
+
+from fedstrata.clients.base import Clients
+from fedstrata.errors import InputError, invalid, unknown
+from fedstrata.problem import Problem
+from fedstrata.schedules import Epochs, Schedule, schedule
+
+
+class State(Mapping[str, torch.Tensor]):
+    """The server's vectors by name: ``s.x``, ``s.replace(x=...)``. Saved whole in every checkpoint."""
+
+    def __init__(self, **tensors: torch.Tensor) -> None:
+        self._tensors = tensors
+
+    def __getattr__(self, name: str) -> torch.Tensor:
+        try:
+            return self.__dict__["_tensors"][name]  # type: ignore[no-any-return]
+        except KeyError:
+            raise AttributeError(f"The server's state has no {name!r}. It has: {', '.join(self)}.") from None
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        return self._tensors[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors)
+
+    def replace(self, **tensors: torch.Tensor) -> State:
+        """Return a state with these vectors exchanged or added."""
+        return State(**{**self._tensors, **tensors})
+
+
+def param(
+    default: Any,
+    doc: str,
+    *,
+    above: float | None = None,
+    least: float | None = None,
+    below: float | None = None,
+    choices: tuple[str, ...] = (),
+    search: tuple[float, ...] = (),
+) -> Any:
+    """
+    Declare a hyperparameter: its default, one line of explanation, its range, and what ``tune`` tries.
+
+    ``above`` and ``below`` are exclusive bounds, ``least`` an inclusive one. ``search`` lists the values that
+    ``fedstrata tune`` chooses from.
+    """
+    metadata = {"doc": doc, "above": above, "least": least, "below": below, "choices": choices, "search": search}
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+@dataclass_transform(frozen_default=True, field_specifiers=(param,))
+class Algorithm(ABC):
+    """
+    The base of every algorithm; subclass it once, never an algorithm itself.
+
+    A subclass becomes a frozen dataclass of its hyperparameters and is registered under ``name``.
+
+    name:                as on the command line.
+    levels, dual:        the problems it solves: the numbers K of inner levels, and whether there is a dual.
+    up, down:            numbers sent per client and round, in terms of d (size of x), p (size of y), K.
+    full_participation:  whether every client must take part in every round.
+    """
+
+    name: ClassVar[str]
+    levels: ClassVar[range] = range(1)
+    dual: ClassVar[bool] = False
+    up: ClassVar[str]
+    down: ClassVar[str]
+    full_participation: ClassVar[bool] = False
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if Algorithm not in cls.__bases__:
+            raise TypeError(f"{cls.__name__} must derive from Algorithm itself: algorithms do not inherit.")
+        dataclass(frozen=True)(cls)
+        if not inspect.isabstract(cls):
+            ALGORITHMS[cls.name] = cls
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):  # type: ignore[arg-type]
+            _check(f"{field.name} of {self.name}", getattr(self, field.name), str(field.type), field.metadata)
+
+    def init(self, problem: Problem) -> State:
+        """Return the server's state before the first round; an algorithm with more than x and y adds to it."""
+        start = State(x=problem.x0.clone())
+        return start if problem.y0 is None else start.replace(y=problem.y0.clone())
+
+    @abstractmethod
+    def round(self, s: State, clients: Clients) -> State:
+        """Do one round on the server, with as many exchanges with the clients as it takes."""
+
+    @classmethod
+    def solves(cls, problem: Problem) -> bool:
+        """Whether the algorithm is made for this class of problems."""
+        return len(problem.levels) in cls.levels and problem.dual == cls.dual
+
+    def check(self, problem: Problem, participation: int | float, clients: int) -> None:
+        """Refuse a problem or a participation that the algorithm is not made for."""
+        if not self.solves(problem):
+            fitting = sorted(n for n, a in ALGORITHMS.items() if a.solves(problem))
+            raise InputError(
+                f"{self.name} does not solve the problem {problem.name!r} ({problem.kind}). "
+                f"Algorithms that do: {', '.join(fitting) or 'none'}."
+            )
+        if self.full_participation and participation not in (1.0, clients):
+            raise invalid(f"participation of {self.name}", participation, "1.0 (every client in every round)")
+
+
+ALGORITHMS: dict[str, type[Algorithm]] = {}
+
+
+def _check(what: str, value: object, kind: str, limits: Mapping[str, Any]) -> None:
+    if kind == "Rate" and isinstance(value, Schedule):
+        return
+    if kind == "Steps":
+        if isinstance(value, Epochs):
+            return
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise invalid(what, value, "a whole number of at least 1, or epochs")
+        return
+    if kind == "str":
+        if value not in limits["choices"]:
+            raise invalid(what, value, " or ".join(map(repr, limits["choices"])))
+        return
+    if kind == "bool":
+        if not isinstance(value, bool):
+            raise invalid(what, value, "true or false")
+        return
+    bounds = [
+        f"{word} {limits[key]:g}"
+        for key, word in (("above", "above"), ("least", "at least"), ("below", "below"))
+        if limits.get(key) is not None
+    ]
+    wants = " ".join(["a whole number" if kind == "int" else "a number", " and ".join(bounds)]).strip()
+    good = isinstance(value, int if kind == "int" else int | float) and not isinstance(value, bool)
+    if good and isinstance(value, int | float):
+        good = (
+            value == value
+            and (limits.get("above") is None or value > limits["above"])
+            and (limits.get("least") is None or value >= limits["least"])
+            and (limits.get("below") is None or value < limits["below"])
+        )
+    if not good:
+        raise invalid(what, value, wants)
+
+
+def algorithm(name: str, **options: Any) -> Algorithm:
+    """
+    Build an algorithm by name, from options as a configuration file has them.
+
+    A rate may be a table such as ``{schedule = "step", value = 0.1}``, steps may be ``{epochs = 5}``.
+    """
+    if name not in ALGORITHMS:
+        raise unknown("algorithm", name, ALGORITHMS)
+    kind = ALGORITHMS[name]
+    fields = {f.name: str(f.type) for f in dataclasses.fields(kind)}  # type: ignore[arg-type]
+    built: dict[str, Any] = {}
+    for option, value in options.items():
+        if option not in fields:
+            raise unknown(f"hyperparameter of {name}", option, fields)
+        if isinstance(value, dict) and fields[option] == "Rate":
+            value = schedule(value, f"{option} of {name}")
+        elif isinstance(value, dict) and fields[option] == "Steps":
+            if set(value) != {"epochs"}:
+                raise invalid(f"{option} of {name}", value, "a whole number or {epochs = number}")
+            value = Epochs(**value)
+        built[option] = value
+    return kind(**built)

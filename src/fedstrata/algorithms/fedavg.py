@@ -1,0 +1,47 @@
+"""
+FedAvg: local SGD, averaged.
+
+McMahan, Moore, Ramage, Hampson, Agüera y Arcas: "Communication-efficient learning of deep networks from decentralized
+data", AISTATS 2017, Algorithm 1.
+
+Problem: min_x M_k[ f_k(x) ], no inner level, no dual.
+
+    x_k <- x;   repeat:  x_k <- x_k - lr * (grad f_k(x_k; batch) + weight_decay * x_k)
+    x   <- x + server_lr * (M_k[x_k] - x)
+
+Sent: up d, down d.
+
+Departures from the paper: the mean is over the sampled clients (uniform or by samples, as the run says), normalised to
+one; ``server_lr`` = 1 is the paper's server. Batches are drawn as the run's sampling says; the paper's local epochs are
+``steps = Epochs(E)`` with ``sampling = "epochs"``.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from fedstrata.algorithms.base import Algorithm, State, param
+from fedstrata.algorithms.descent import RATES, local_sgd
+from fedstrata.clients import Client, Clients
+from fedstrata.schedules import Rate, Steps
+
+
+class FedAvg(Algorithm):
+    """Local SGD on every client, then the mean of the models."""
+
+    name = "fedavg"
+    up = down = "d"
+
+    lr: Rate = param(0.1, "local learning rate", above=0, search=RATES)
+    steps: Steps = param(10, "local steps per round, or Epochs(e)")
+    server_lr: Rate = param(1.0, "how far the server moves towards the mean", above=0)
+    weight_decay: float = param(0.0, "L2 penalty on the local objective", least=0)
+
+    def round(self, s: State, clients: Clients) -> State:
+        """Average the clients' models."""
+        x = clients.mean(self.local, s.x)
+        return s.replace(x=s.x + clients.rate(self.server_lr) * (x - s.x))
+
+    def local(self, client: Client, x: torch.Tensor) -> torch.Tensor:
+        """ClientUpdate: local steps from the server's model."""
+        return local_sgd(client, x, self.steps, self.lr, self.weight_decay)

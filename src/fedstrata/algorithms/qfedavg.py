@@ -1,0 +1,56 @@
+"""
+q-FedAvg: averages that lean towards the clients with the larger loss.
+
+Li, Sanjabi, Beirami, Smith: "Fair resource allocation in federated learning", ICLR 2020, Algorithm 2 (q-FedAvg).
+
+Problem: min_x M_k[ f_k(x) ], no inner level, no dual; the method minimises M_k[ f_k(x)^(q+1) ] / (q + 1).
+
+    x_k <- x;   repeat:  x_k <- x_k - lr * (grad f_k(x_k; batch) + weight_decay * x_k)
+    D_k = (x - x_k) / lr,   F_k = f_k(x) on all of the client's data, at the received x
+    h_k = q F_k^(q-1) ||D_k||^2 + F_k^q / lr
+    x  <- x - M_k[ F_k^q D_k ] / M_k[ h_k ]
+
+q = 0 is FedAvg.
+
+Sent: up d + 1, down d.
+
+Departures from the paper: the paper samples clients by size and sums; here clients are sampled uniformly and the means
+are weighted as the run says, which aims at the same objective. F_k + 1e-10 is used in place of F_k, as the authors' code
+does. The learning rate is held for the round, as 1/lr stands for the Lipschitz constant. Weight decay enters the local
+steps, not F_k.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from fedstrata.algorithms.base import Algorithm, State, param
+from fedstrata.algorithms.descent import RATES, local_sgd
+from fedstrata.clients import Client, Clients
+from fedstrata.schedules import Rate, Steps
+
+
+class QFedAvg(Algorithm):
+    """Local SGD whose mean is weighted by powers of the clients' losses."""
+
+    name = "qfedavg"
+    up, down = "d + 1", "d"
+
+    lr: Rate = param(0.1, "local learning rate", above=0, search=RATES)
+    q: float = param(0.2, "0 is FedAvg; larger leans to larger losses", least=0, search=(0.01, 0.1, 0.2, 1.0, 2.0, 5.0))
+    steps: Steps = param(10, "local steps per round, or Epochs(e)")
+    weight_decay: float = param(0.0, "L2 penalty on the local objective", least=0)
+
+    def round(self, s: State, clients: Clients) -> State:
+        """Move by the ratio of the two means."""
+        direction, h = clients.mean(self.local, s.x, clients.rate(self.lr))
+        return s.replace(x=s.x - direction / h)
+
+    def local(self, client: Client, x: torch.Tensor, lr: float) -> tuple[torch.Tensor, torch.Tensor]:
+        """Run local SGD and scale what it did by the loss at the received model."""
+        loss = client.loss(x, client.all_data()) + 1e-10
+        x_k = local_sgd(client, x, self.steps, lr, self.weight_decay)
+        change = (x - x_k) / lr
+        weight = loss**self.q
+        h = self.q * loss ** (self.q - 1) * change.square().sum(1) + weight / lr
+        return weight.unsqueeze(1) * change, h

@@ -1,0 +1,87 @@
+"""Callbacks: what may listen to a run. Pass them to ``fs.train(..., callbacks=[...])``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from fedstrata.errors import InputError
+
+if TYPE_CHECKING:
+    from fedstrata.algorithms.base import State
+    from fedstrata.train import Run
+
+Row = dict[str, Any]
+
+
+class Callback:
+    """Listens to a run; override what you need. Exceptions raised here stop the run."""
+
+    def on_start(self, title: str, done: int, rounds: int, note: str) -> None:
+        """Training starts, ``done`` of ``rounds`` rounds behind it; ``note`` says what was chosen automatically."""
+
+    def on_round(self, round: int, state: State) -> None:
+        """Round number ``round`` (from 1) is done."""
+
+    def on_evaluation(self, row: Row) -> None:
+        """An evaluation was made: the row that goes to metrics.jsonl."""
+
+    def on_end(self, run: Run | None) -> None:
+        """Training is over; ``run`` is None when it failed."""
+
+
+class ShowProgress(Callback):
+    """A progress bar on a terminal, plain lines elsewhere."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        self.console = console or Console(stderr=True)
+        self._bar: Progress | None = None
+
+    def on_start(self, title: str, done: int, rounds: int, note: str) -> None:
+        self.title, self.rounds = title, rounds
+        if not self.console.is_terminal:
+            self.console.print(f"{title}: {rounds - done} rounds; {note}", highlight=False, soft_wrap=True)
+            return
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        self._bar = Progress(*columns, TextColumn("{task.fields[last]}"), console=self.console, transient=True)
+        self._task = self._bar.add_task(title, total=rounds, completed=done, last="")
+        self._bar.start()
+
+    def on_round(self, round: int, state: State) -> None:
+        if self._bar is not None:
+            self._bar.update(self._task, completed=round)
+
+    def on_evaluation(self, row: Row) -> None:
+        shown = "  ".join(f"{k} {row[k]:.4f}" for k in ("loss", "accuracy", "accuracy_worst", "auc") if k in row)
+        if self._bar is not None:
+            self._bar.update(self._task, last=shown)
+        else:
+            head = f"{self.title}: round {row['round']}/{self.rounds}"
+            self.console.print(f"{head}  {shown}  {row['seconds']:.1f} s", highlight=False, soft_wrap=True)
+
+    def on_end(self, run: Run | None) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+
+
+class TensorBoard(Callback):
+    """Writes every measure to TensorBoard event files; needs ``pip install fedstrata[tensorboard]``."""
+
+    def __init__(self, folder: str | Path) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError:
+            raise InputError("TensorBoard is not installed: pip install 'fedstrata[tensorboard]'.") from None
+        self._writer = SummaryWriter(str(folder))  # type: ignore[no-untyped-call]
+
+    def on_evaluation(self, row: Row) -> None:
+        for name, value in row.items():
+            if name != "round":
+                self._writer.add_scalar(name, value, row["round"])  # type: ignore[no-untyped-call]
+
+    def on_end(self, run: Run | None) -> None:
+        self._writer.close()  # type: ignore[no-untyped-call]

@@ -1,0 +1,184 @@
+"""The interface an algorithm's round is written against: who takes part, and three verbs."""
+
+from __future__ import annotations
+
+import copy
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
+
+from fedstrata import rng
+from fedstrata.clients.client import Setting
+from fedstrata.errors import FedstrataError, invalid
+from fedstrata.schedules import Clock, Rate, rate_at
+
+Work = Callable[..., Any]
+Weighting = Literal["uniform", "samples"]
+
+
+class Clients(ABC):
+    """
+    The cohort of a round. ``mean``, ``max`` and ``gather`` run a method on every client of it.
+
+    A message and an answer are tensors or nested tuples of tensors; plain Python numbers may go down too and count no
+    bytes. On the client side every tensor has a leading client axis.
+    """
+
+    def __init__(self, setting: Setting, participation: int | float, weighting: Weighting) -> None:
+        self._setting = setting
+        self._weighting = check_weighting(weighting)
+        self._sampled = cohort_size(participation, setting.data.clients)
+        self._round = 0
+        self._exchange = [0]
+        self._choices = [0]
+        self.cohort: np.ndarray = np.arange(setting.data.clients)
+
+    # --- who takes part -----------------------------------------------------------------------------------------
+
+    @property
+    def total(self) -> int:
+        """N, the number of clients there are, in the cohort or not."""
+        return self._setting.data.clients
+
+    def __len__(self) -> int:
+        return len(self.cohort)
+
+    @property
+    def share(self) -> float:
+        """The cohort's share of all clients' weight: |S| / N when the weighting is uniform."""
+        if self._weighting == "uniform":
+            return len(self.cohort) / self.total
+        sizes = self._setting.data.sizes
+        return float(sizes[self.cohort].sum() / sizes.sum())
+
+    def begin(self, round: int) -> None:
+        """Start a round: name its cohort, and count its exchanges from zero."""
+        self._round = round
+        self._exchange, self._choices = [0], [0]
+        if self._sampled < self.total:
+            self.cohort = rng.choose(rng.key_of(self._setting.seed, "cohort", round), self.total, self._sampled)
+
+    def choose(self, number: int | None = None, probabilities: np.ndarray | torch.Tensor | None = None) -> Clients:
+        """
+        Return these clients with another cohort for this round.
+
+        Without ``probabilities``: ``number`` different clients, uniformly. With them: ``number`` draws with
+        replacement, client k with probability ``probabilities[k]``; a client drawn twice counts twice.
+        """
+        number = len(self.cohort) if number is None else number
+        if not number >= 1:
+            raise invalid("number of clients to choose", number, "at least 1")
+        key = rng.key_of(self._setting.seed, "choice", self._round, self._choices[0])
+        self._choices[0] += 1
+        other = copy.copy(self)
+        if probabilities is None:
+            other.cohort = rng.choose(key, self.total, min(number, self.total))
+        else:
+            other.cohort = rng.choose_weighted(key, np.asarray(probabilities, dtype=np.float64), number)
+        return other
+
+    def rate(self, rate: Rate) -> float:
+        """Return a learning rate, number or schedule, at the start of this round."""
+        return rate_at(rate, self.clock)
+
+    @property
+    def clock(self) -> Clock:
+        """The time at the start of this round."""
+        return Clock(self._round, self._setting.rounds, 0, self._setting.counts.steps)
+
+    # --- the verbs ----------------------------------------------------------------------------------------------
+
+    def mean(self, work: Work, *message: Any, weighting: Weighting | None = None) -> Any:
+        """
+        Run ``work(client, *message)`` on every client of the cohort; return the mean of what they return.
+
+        The mean is uniform or weighted by the clients' numbers of samples, as the run says; ``weighting`` overrides.
+        """
+        weights = self._weights(self._weighting if weighting is None else check_weighting(weighting))
+        return self._reduce(work, message, weights)
+
+    def max(self, work: Work, *message: Any) -> Any:
+        """Run ``work(client, *message)`` on every client of the cohort; return the elementwise maximum."""
+        return self._reduce(work, message, None)
+
+    def gather(self, work: Work, *message: Any) -> Any:
+        """Run ``work(client, *message)`` on every client; return what each returned, in cohort order: [cohort, ...]."""
+        answers = list(self._exchange_with_all(work, message))
+        order = np.argsort(np.concatenate([places for places, _ in answers]), kind="stable")
+        back = torch.from_numpy(order)
+        return tree_map(lambda *parts: torch.cat(parts)[back], *(answer for _, answer in answers))
+
+    def _reduce(self, work: Work, message: tuple[Any, ...], weights: torch.Tensor | None) -> Any:
+        total: list[torch.Tensor] | None = None
+        shape = None
+        for places, answer in self._exchange_with_all(work, message):
+            leaves, shape = tree_flatten(answer)
+            if weights is None:
+                part = [leaf.amax(0) for leaf in leaves]
+                total = part if total is None else [torch.maximum(t, p) for t, p in zip(total, part, strict=True)]
+            else:
+                w = weights[torch.from_numpy(places)]
+                part = [torch.tensordot(w.to(leaf), leaf, dims=1) for leaf in leaves]
+                total = part if total is None else [t.add_(p) for t, p in zip(total, part, strict=True)]
+        assert total is not None and shape is not None
+        return tree_unflatten(total, shape)
+
+    def _weights(self, weighting: Weighting) -> torch.Tensor:
+        if weighting == "uniform":
+            return torch.full((len(self.cohort),), 1.0 / len(self.cohort), dtype=torch.float64)
+        sizes = torch.from_numpy(self._setting.data.sizes[self.cohort]).double()
+        return sizes / sizes.sum()
+
+    def _exchange_with_all(self, work: Work, message: tuple[Any, ...]) -> Any:
+        """Send ``message``, run ``work``, yield ``(places in the cohort, answers [C, ...])``; count bytes, samples."""
+        counts = self._setting.counts
+        exchange = self._exchange[0]
+        self._exchange[0] += 1
+        counts.bytes_down += len(self.cohort) * sum(
+            t.numel() * t.element_size() for t in tree_leaves(message) if isinstance(t, torch.Tensor)
+        )
+        steps = 0
+        for places, client, answer in self._answers(work, message, exchange):
+            counts.samples += client.samples
+            steps = max(steps, client.clock.step)
+            for leaf in tree_leaves(answer):
+                if not isinstance(leaf, torch.Tensor) or leaf.shape[:1] != (len(client),):
+                    got = tuple(leaf.shape) if isinstance(leaf, torch.Tensor) else type(leaf).__name__
+                    name = getattr(work, "__qualname__", repr(work))
+                    raise FedstrataError(
+                        f"{name} must return tensors with a leading client axis of {len(client)}. Got {got}."
+                    )
+                counts.bytes_up += leaf.numel() * leaf.element_size()
+            yield places, answer
+        counts.steps += steps
+
+    @abstractmethod
+    def _answers(self, work: Work, message: tuple[Any, ...], exchange: int) -> Any:
+        """Yield ``(places in the cohort, client, answer)`` until every client of the cohort has answered."""
+
+
+def cohort_size(participation: int | float, clients: int) -> int:
+    """Return how many clients take part in a round: a number of them, or a share of all."""
+    wanted = f"a share in (0, 1] or a whole number from 1 to {clients}"
+    if isinstance(participation, bool) or not isinstance(participation, int | float):
+        raise invalid("participation", participation, wanted)
+    if isinstance(participation, float):
+        if not 0 < participation <= 1:
+            raise invalid("participation", participation, wanted)
+        return max(1, round(participation * clients))
+    if not 1 <= participation <= clients:
+        raise invalid("participation", participation, wanted)
+    return participation
+
+
+def check_weighting(weighting: str) -> Weighting:
+    """Return the weighting, or raise the error that lists the two there are."""
+    if weighting == "uniform":
+        return "uniform"
+    if weighting == "samples":
+        return "samples"
+    raise invalid("weighting", weighting, "'uniform' or 'samples'")

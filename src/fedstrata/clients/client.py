@@ -1,0 +1,204 @@
+"""What an algorithm sees of its clients' side: C clients that advance together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils._pytree import tree_map
+
+from fedstrata.clients.state import ClientState
+from fedstrata.data.batch import Batch
+from fedstrata.data.federated import FederatedData
+from fedstrata.data.sampling import Everything, Sampling, steps_per_epoch
+from fedstrata.errors import InputError, invalid
+from fedstrata.oracles import Oracles, Tensors
+from fedstrata.schedules import Clock, Epochs, Rate, Steps, rate_at
+
+
+@dataclass
+class Counts:
+    """What a run has used so far: local steps (of the busiest client), samples drawn, bytes sent up and down."""
+
+    steps: int = 0
+    samples: int = 0
+    bytes_up: int = 0
+    bytes_down: int = 0
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What every client of a run shares."""
+
+    oracles: Oracles
+    data: FederatedData
+    sampling: type[Sampling]
+    batch_size: int | None
+    seed: int
+    rounds: int
+    state: ClientState
+    counts: Counts
+
+
+class Client:
+    """
+    C clients that advance together: every vector is [C, d], row c belongs to ``ids[c]``.
+
+    An algorithm's local method gets one of these and never learns how many clients it serves.
+    """
+
+    def __init__(self, setting: Setting, ids: np.ndarray, round: int, exchange: int) -> None:
+        self.ids = ids
+        self.clock = Clock(round, setting.rounds, 0, setting.counts.steps)
+        self.samples = 0
+        self._setting = setting
+        self._exchange = exchange
+        self._start = setting.counts.steps
+        self._active = len(ids)
+        self._samplers: dict[tuple[int, int, int | None], Sampling] = {}
+        self._everything: dict[int, Batch] = {}
+
+    def __len__(self) -> int:
+        return self._active
+
+    # --- data ---------------------------------------------------------------------------------------------------
+
+    def draw(self, level: int = 0, stream: int = 0, batch_size: int | None = None) -> Batch:
+        """
+        Draw a batch for level ``level`` (0 is the outer function) in this step.
+
+        The batch is named by (seed, client, round, exchange, step, level, stream): asking twice gives the same one,
+        another ``stream`` an independent one. ``batch_size`` overrides the run's.
+        """
+        size = self._setting.batch_size if batch_size is None else batch_size
+        if size is None:
+            return self.all_data(level)
+        name = (level, stream, size)
+        sampler = self._samplers.get(name)
+        if sampler is None:
+            s = self._setting
+            names = (s.seed, "batch", self.clock.round, self._exchange, level, stream)
+            sampler = self._samplers[name] = s.sampling(names, self.ids, s.data.part(level).sizes[self.ids], size)
+        return self._gather(level, *sampler.positions(self.clock.step, self._active))
+
+    def all_data(self, level: int = 0) -> Batch:
+        """Return each client's whole data for level ``level`` as one batch."""
+        part = self._setting.data.part(level)
+        ids = self.ids[: self._active]
+        batch = self._everything.get(level)
+        if batch is None or batch.clients != self._active:
+            everything = Everything((), ids, part.sizes[ids], 0)
+            samples = self.samples
+            batch = self._everything[level] = self._gather(level, *everything.positions(0, self._active))
+            self.samples = samples
+        self.samples += int(part.sizes[ids].sum())
+        return batch
+
+    def _gather(self, level: int, positions: np.ndarray, lengths: np.ndarray | None) -> Batch:
+        self.samples += positions.size if lengths is None else int(lengths.sum())
+        traced = self._active == len(self.ids)
+        return self._setting.data.part(level).gather(self.ids[: self._active], positions, lengths, traced)
+
+    @property
+    def sizes(self) -> torch.Tensor:
+        """How many training samples each client has: [C]."""
+        return torch.from_numpy(self._setting.data.sizes[self.ids[: self._active]])
+
+    # --- oracles ------------------------------------------------------------------------------------------------
+
+    def loss(self, x: torch.Tensor, batch: Batch, y: torch.Tensor | None = None) -> torch.Tensor:
+        """Return f for each client, [C]: the loss itself when there are no levels."""
+        return self._setting.oracles.outer(x, y, batch)
+
+    def grads(self, x: torch.Tensor, batch: Batch) -> torch.Tensor:
+        """Return the gradient of the loss, [C, d], of a problem without levels or dual."""
+        return self._setting.oracles.outer_grads(x, None, batch)[0]
+
+    def f_grads(self, u: torch.Tensor, batch: Batch, y: torch.Tensor | None = None) -> Tensors:
+        """Return the gradients of the outer function in u, and in y when there is a dual."""
+        return self._setting.oracles.outer_grads(u, y, batch)
+
+    def g(self, k: int, u: torch.Tensor, batch: Batch) -> torch.Tensor:
+        """Return the value of level k (from 1) at u, [C, r]."""
+        return self._setting.oracles.level(k, u, batch)
+
+    def g_vjp(self, k: int, u: torch.Tensor, cotangent: torch.Tensor, batch: Batch) -> torch.Tensor:
+        """Return the transposed Jacobian of level k (from 1) at u times ``cotangent``, [C, d]."""
+        return self._setting.oracles.level_vjp(k, u, cotangent, batch)
+
+    def project_y(self, y: torch.Tensor) -> torch.Tensor:
+        """Return the dual projected onto its set."""
+        project = self._setting.oracles.problem.project_y
+        return y if project is None else project(y)
+
+    # --- time and memory ----------------------------------------------------------------------------------------
+
+    def rate(self, rate: Rate) -> float:
+        """Return a learning rate, number or schedule, at this step."""
+        return rate_at(rate, self.clock)
+
+    def keep(self, **values: torch.Tensor) -> None:
+        """Keep rows [C, ...] on the clients until the next call or round."""
+        self._setting.state.keep(self.ids[: self._active], values)
+
+    def recall(self, name: str, default: torch.Tensor) -> torch.Tensor:
+        """Return what each client kept under ``name``; ``default`` [C, ...] for clients that kept nothing yet."""
+        return self._setting.state.recall(self.ids[: self._active], name, default)
+
+    def step_counts(self, steps: Steps) -> np.ndarray:
+        """Return how many local steps each client takes: [C]."""
+        if not isinstance(steps, Epochs):
+            return np.full(self._active, steps, dtype=np.int64)
+        sizes = self._setting.data.train.sizes[self.ids[: self._active]]
+        return np.ceil(steps.epochs * steps_per_epoch(sizes, self._setting.batch_size)).astype(np.int64)
+
+    def repeat(self, steps: Steps, step: Callable[..., Any], *state: Any) -> Any:
+        """
+        Take local steps: ``state = step(client, *state)``, as often as ``steps`` says for each client.
+
+        What ``step`` returns replaces its first arguments; the others stay as they are. Returns what the last step
+        returned. A client that has taken all its steps leaves the computation, so unequal numbers waste no work.
+        """
+        counts = self.step_counts(steps)
+        first, width = self.clock.step, self._active
+        if (np.diff(counts) > 0).any():
+            raise InputError("Clients of a chunk must stand in order of decreasing steps.")
+        changed = 0
+        single = False
+        finished: list[tuple[Any, ...]] = []
+        for last in np.unique(counts):
+            active = int((counts >= last).sum())
+            if active < self._active:
+                finished.append(tuple(tree_map(lambda s: s[active:], s) for s in state[:changed]))  # noqa: B023
+                state = tuple(tree_map(lambda s: s[:active], s) for s in state)  # noqa: B023
+                self._active = active
+            while self.clock.step - first < last:
+                out = step(self, *state)
+                single = not isinstance(out, tuple)
+                out = (out,) if single else out
+                changed = len(out)
+                state = out + state[changed:]
+                self._advance(1)
+        self._active = width
+        result = state[:changed]
+        for rest in reversed(finished):
+            result = tuple(
+                tree_map(lambda a, b: torch.cat([a, b]), mine, theirs)
+                for mine, theirs in zip(result, rest, strict=True)
+            )
+        return result[0] if single else result
+
+    def _advance(self, steps: int) -> None:
+        step = self.clock.step + steps
+        self.clock = Clock(self.clock.round, self.clock.rounds, step, self._start + step)
+
+
+def check_steps(steps: Steps, where: str) -> None:
+    """Refuse anything but a positive whole number of steps or :class:`Epochs`."""
+    if isinstance(steps, Epochs):
+        return
+    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
+        raise invalid(f"steps of {where}", steps, "a whole number of at least 1, or epochs")

@@ -1,0 +1,110 @@
+"""What clients keep between calls: one row per client that took part, in memory or on disk."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+
+
+@dataclass
+class _Table:
+    """Rows of one kept name: ``slot[client]`` is the client's row, -1 when it never kept anything."""
+
+    slot: np.ndarray
+    rows: torch.Tensor
+    used: int = 0
+    changed: set[int] = field(default_factory=set)
+
+
+class ClientState:
+    """
+    Named rows per client. Grows with clients that took part, never with those that did not.
+
+    Once a name's rows would pass ``memory_limit`` bytes they move to a memory-mapped file in ``folder`` (a temporary
+    one by default), so state may be larger than memory.
+    """
+
+    def __init__(self, clients: int, memory_limit: int, folder: Path | None = None) -> None:
+        self.clients = clients
+        self.memory_limit = memory_limit
+        self._folder = folder
+        self._temporary: tempfile.TemporaryDirectory[str] | None = None
+        self._tables: dict[str, _Table] = {}
+
+    def keep(self, clients: np.ndarray, values: dict[str, torch.Tensor]) -> None:
+        """Store a row [C, ...] of each name for these clients."""
+        for name, value in values.items():
+            table = self._tables.get(name)
+            if table is None:
+                empty = value.new_empty(0, *value.shape[1:])
+                table = self._tables[name] = _Table(np.full(self.clients, -1, dtype=np.int64), empty)
+            fresh = clients[table.slot[clients] < 0]
+            if len(fresh):
+                self._grow(name, table, table.used + len(fresh))
+                table.slot[fresh] = np.arange(table.used, table.used + len(fresh))
+                table.used += len(fresh)
+            table.rows[torch.from_numpy(table.slot[clients])] = value.to(table.rows.device)
+            table.changed.update(clients.tolist())
+
+    def recall(self, clients: np.ndarray, name: str, default: torch.Tensor) -> torch.Tensor:
+        """Return the rows [C, ...] these clients kept, ``default`` for those that kept none."""
+        table = self._tables.get(name)
+        if table is None:
+            return default
+        slots = table.slot[clients]
+        if (slots >= 0).all():
+            return table.rows[torch.from_numpy(slots)].to(default.device)
+        out = default.clone(memory_format=torch.contiguous_format)
+        known = np.flatnonzero(slots >= 0)
+        if len(known):
+            out[torch.from_numpy(known)] = table.rows[torch.from_numpy(slots[known])].to(default.device)
+        return out
+
+    def take_changes(self, everything: bool = False) -> dict[str, torch.Tensor]:
+        """Return the rows written since the last call (or all), as ``name`` and ``name.clients`` tensors."""
+        out: dict[str, torch.Tensor] = {}
+        for name, table in self._tables.items():
+            clients = np.flatnonzero(table.slot >= 0) if everything else np.array(sorted(table.changed), dtype=np.int64)
+            table.changed.clear()
+            if len(clients):
+                out[name] = table.rows[torch.from_numpy(table.slot[clients])]
+                out[f"{name}.clients"] = torch.from_numpy(clients)
+        return out
+
+    def load(self, rows: dict[str, torch.Tensor]) -> None:
+        """Write rows as :meth:`take_changes` returned them."""
+        for name, value in rows.items():
+            if not name.endswith(".clients"):
+                self.keep(rows[f"{name}.clients"].numpy(), {name: value})
+        for table in self._tables.values():
+            table.changed.clear()
+
+    def count(self) -> int:
+        """Return how many rows are stored, over all names."""
+        return sum(t.used for t in self._tables.values())
+
+    def _grow(self, name: str, table: _Table, needed: int) -> None:
+        capacity = len(table.rows)
+        if needed <= capacity:
+            return
+        capacity = min(max(needed, 2 * capacity), self.clients)
+        row = table.rows.shape[1:]
+        bytes_needed = capacity * row.numel() * table.rows.element_size()
+        if bytes_needed <= self.memory_limit:
+            rows = table.rows.new_empty(capacity, *row)
+            rows[: table.used] = table.rows[: table.used]
+        else:
+            rows = self._mapped(f"{name}-{capacity}", (capacity, *row), table.rows.dtype)
+            rows[: table.used] = table.rows[: table.used].cpu()
+        table.rows = rows
+
+    def _mapped(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        if self._temporary is None:
+            self._temporary = tempfile.TemporaryDirectory(prefix="fedstrata-state-", dir=self._folder)
+        path = Path(self._temporary.name) / f"{name}.bin"
+        count = int(np.prod(shape))
+        return torch.from_file(str(path), shared=True, size=count, dtype=dtype).view(shape)

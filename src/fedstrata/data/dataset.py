@@ -1,0 +1,106 @@
+"""A data set before it is split over clients: training arrays, test arrays, and who wrote what."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from fedstrata.errors import InputError, invalid
+
+if TYPE_CHECKING:
+    from fedstrata.data.federated import FederatedData
+    from fedstrata.data.partition import Partition
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """
+    Training and test arrays of one data set.
+
+    ``inputs`` are floats ready for a model, or small integers (tokens) that become int64 when drawn.
+    ``targets`` are class numbers (int64), or floats for regression (``classes = 0``).
+    ``keys`` names the owner of each training row (a speaking role, an alphabet), for the ``by_key`` partition.
+    """
+
+    name: str
+    inputs: torch.Tensor
+    targets: torch.Tensor
+    test_inputs: torch.Tensor
+    test_targets: torch.Tensor
+    classes: int
+    keys: np.ndarray | None = None
+
+    def imbalance(self, share: float, seed: int = 0) -> Dataset:
+        """
+        Return the binary task with this share of positives in the training data; the test data stay balanced or not.
+
+        The first half of the classes is positive (1), the second half negative (0), as in the AUC papers; a set that
+        is binary already keeps its labels. Positives of the training data are thinned out at random to ``share``, or
+        negatives where there are too few positives. The test set keeps all its samples.
+        """
+        if not 0 < share < 1:
+            raise invalid("share of positives", share, "between 0 and 1, exclusive")
+        if self.classes < 2:
+            raise InputError(f"The data set {self.name} has no classes, so it cannot be made imbalanced.")
+        targets, test_targets = self.targets, self.test_targets
+        if self.classes > 2:
+            targets = (targets < self.classes // 2).long()
+            test_targets = (test_targets < self.classes // 2).long()
+        labels = targets.numpy()
+        positive, negative = np.flatnonzero(labels == 1), np.flatnonzero(labels == 0)
+        generator = np.random.default_rng(seed)
+        wanted = round(len(negative) * share / (1 - share))
+        if wanted <= len(positive):
+            positive = generator.choice(positive, max(1, wanted), replace=False)
+        else:
+            negative = generator.choice(negative, max(1, round(len(positive) * (1 - share) / share)), replace=False)
+        rows = np.sort(np.concatenate([positive, negative]))
+        keep = torch.from_numpy(rows)
+        return replace(
+            self,
+            inputs=self.inputs[keep],
+            targets=targets[keep],
+            test_targets=test_targets,
+            classes=2,
+            keys=None if self.keys is None else self.keys[rows],
+        )
+
+    def subset(self, samples: int, seed: int = 0) -> Dataset:
+        """Return the same set with only ``samples`` training rows, chosen at random."""
+        if not 0 < samples <= len(self.inputs):
+            raise invalid("number of samples of the subset", samples, f"between 1 and {len(self.inputs)}")
+        rows = np.sort(np.random.default_rng(seed).choice(len(self.inputs), samples, replace=False))
+        keep = torch.from_numpy(rows)
+        keys = None if self.keys is None else self.keys[rows]
+        return replace(self, inputs=self.inputs[keep], targets=self.targets[keep], keys=keys)
+
+    def split(
+        self, partition: Partition, *, clients: int, seed: int = 0, holdout: float = 0.0, support: float = 0.0
+    ) -> FederatedData:
+        """
+        Spread the training rows over ``clients`` clients.
+
+        ``holdout`` is the share of each client's rows kept as its own test part. ``support`` is the share of the rest
+        that only the inner levels draw from; the outer function then draws from the other rows (the query set).
+        The set's own test rows stay pooled.
+        """
+        from fedstrata.data.federated import FederatedData, Part, _hold_out
+
+        if isinstance(clients, bool) or not isinstance(clients, int) or clients < 1:
+            raise invalid("number of clients", clients, "a whole number of at least 1")
+        generator = np.random.default_rng(seed)
+        owned = partition(self.targets.numpy(), self.keys, clients, generator)
+        arrays = (self.inputs, self.targets)
+        client_test = inner = None
+        if holdout:
+            owned, held = _hold_out(owned, holdout, generator)
+            client_test = Part.of(arrays, held, may_be_empty=True)
+        if support:
+            owned, kept = _hold_out(owned, support, generator)
+            inner = Part.of(arrays, kept)
+        train = Part.of(arrays, owned)
+        test = (self.test_inputs, self.test_targets)
+        return FederatedData(train, inner, test, client_test, classes=self.classes, name=self.name)

@@ -1,0 +1,287 @@
+"""
+Where the files of data sets are looked for, and how a missing one is fetched.
+
+A file is taken from the data directory. If it is not there and an official address is known, it is downloaded
+once: to a temporary name, checked against the published checksum where there is one, then renamed, so that a
+half-written file never carries the real name. Nothing that is downloaded is ever executed or unpickled.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import http.client
+import os
+import shutil
+import tarfile
+import tempfile
+import urllib.error
+import urllib.request
+import zipfile
+import zlib
+from collections.abc import Callable, Generator
+from contextlib import closing
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path, PurePosixPath
+from typing import IO
+
+from fedstrata.errors import InputError, MissingData
+
+CONNECT_SECONDS = 5.0
+READ_SECONDS = 30.0
+CHUNK_BYTES = 1 << 20
+
+Progress = Callable[[str], None]
+"""Called with one line of text now and then during a download."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """
+    A file (or folder) of a data set.
+
+    ``path`` is its place in the data directory; a file may also be there with ``.gz`` added or taken away.
+    ``address`` is the official place to download it from, None if there is none. ``checksum`` is
+    ``"md5:..."`` or ``"sha256:..."`` of what lies at the address. ``member``, if given, says that the address
+    holds an archive (.tar.gz or .zip) of which this member is wanted. ``note`` describes a file that has no address.
+    """
+
+    path: str
+    address: str | None = None
+    checksum: str | None = None
+    member: str | None = None
+    note: str = ""
+
+
+_MNIST = "https://ossci-datasets.s3.amazonaws.com/mnist/"
+_FASHION = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/"
+_CIFAR = "https://www.cs.toronto.edu/~kriz/"
+_MEDMNIST = "https://zenodo.org/records/10519652/files/"
+_LIBSVM = "https://www.csie.ntu.edu.tw/~cjlin/libsvmtools/datasets/binary/"
+_UCI = "https://archive.ics.uci.edu/ml/machine-learning-databases/"
+
+
+def _idx(folder: str, base: str, checksums: dict[str, str]) -> dict[str, Source]:
+    return {f"{folder}/{name}": Source(f"{folder}/{name}", base + name, value) for name, value in checksums.items()}
+
+
+_FILES: tuple[Source, ...] = (
+    Source(
+        "cifar-10-batches-bin",
+        _CIFAR + "cifar-10-binary.tar.gz",
+        "md5:c32a1d4ab5d03f1284b67883e8d87530",
+        "cifar-10-batches-bin",
+    ),
+    Source(
+        "cifar-100-binary",
+        _CIFAR + "cifar-100-binary.tar.gz",
+        "md5:03b5dce01913d631647c71ecec9e9cb8",
+        "cifar-100-binary",
+    ),
+    Source("pneumoniamnist.npz", _MEDMNIST + "pneumoniamnist.npz?download=1", "md5:28209eda62fecd6e6a2d98b1501bb15f"),
+    Source("breastmnist.npz", _MEDMNIST + "breastmnist.npz?download=1", "md5:750601b1f35ba3300ea97c75c52ff8f6"),
+    Source("tabular/a9a", _LIBSVM + "a9a"),
+    Source("tabular/a9a.t", _LIBSVM + "a9a.t"),
+    Source("tabular/w8a", _LIBSVM + "w8a"),
+    Source("tabular/w8a.t", _LIBSVM + "w8a.t"),
+    Source("tabular/adult.data", _UCI + "adult/adult.data"),
+    Source("tabular/adult.test", _UCI + "adult/adult.test"),
+    Source(
+        "tabular/bank-additional-full.csv",
+        _UCI + "00222/bank-additional.zip",
+        member="bank-additional/bank-additional-full.csv",
+    ),
+    Source("tabular/mammography.csv", note="a CSV of 7 columns, 6 features and the label -1 or 1, without a header"),
+    Source(
+        "ham10000.npz", note="an npz with images [n, 28, 28, 3] uint8, melanoma [n] (1 = melanoma) and is_test [n] bool"
+    ),
+    Source(
+        "omniglot.npz",
+        note="an npz with images [n, 105, 14] uint8 (105 x 105 bits, packed along the last axis, 0 = ink), and "
+        "character, alphabet, drawer (1 to 20) and evaluation [n]",
+    ),
+    Source(
+        "shakespeare/shakespeare_roles.jsonl.gz",
+        note="one JSON object per line with play, title, role and speeches (a list of texts)",
+    ),
+)
+
+SOURCES: dict[str, Source] = {source.path: source for source in _FILES}
+"""Every file the data sets read, by its place in the data directory."""
+
+SOURCES |= _idx(
+    "mnist",
+    _MNIST,
+    {
+        "train-images-idx3-ubyte.gz": "sha256:440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
+        "train-labels-idx1-ubyte.gz": "sha256:3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
+        "t10k-images-idx3-ubyte.gz": "sha256:8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
+        "t10k-labels-idx1-ubyte.gz": "sha256:f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
+    },
+)
+SOURCES |= _idx(
+    "fashion-mnist",
+    _FASHION,
+    {
+        "train-images-idx3-ubyte.gz": "sha256:3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
+        "train-labels-idx1-ubyte.gz": "sha256:a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845",
+        "t10k-images-idx3-ubyte.gz": "sha256:346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073",
+        "t10k-labels-idx1-ubyte.gz": "sha256:67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5",
+    },
+)
+
+
+def data_directory(option: str | Path | None = None) -> Path:
+    """
+    Return the data directory: ``option``, else ``FEDSTRATA_DATA``, else ``fedstrata`` in the user's cache.
+
+    The cache is ``XDG_CACHE_HOME`` where that is set, ``~/.cache`` otherwise. The directory need not exist.
+    """
+    chosen = option or os.environ.get("FEDSTRATA_DATA")
+    if chosen:
+        return Path(chosen).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "fedstrata"
+
+
+def find(source: Source, directory: Path) -> Path | None:
+    """Return where the file is in the data directory, packed or not, or None."""
+    other = source.path.removesuffix(".gz") if source.path.endswith(".gz") else source.path + ".gz"
+    return next((directory / name for name in (source.path, other) if (directory / name).exists()), None)
+
+
+def locate(path: str, directory: Path, progress: Progress | None = None) -> Path:
+    """
+    Return where the file ``path`` of :data:`SOURCES` is, downloading it if need be.
+
+    If it cannot be had, the :class:`MissingData` error says where it was looked for and how to get it.
+    """
+    source = SOURCES[path]
+    found = find(source, directory)
+    if found is not None:
+        return found
+    if source.address is None:
+        raise missing(source, directory, "")
+    if os.environ.get("FEDSTRATA_OFFLINE", "0") not in ("", "0"):
+        raise missing(source, directory, "FEDSTRATA_OFFLINE is set, so no download was tried. ")
+    try:
+        return download(source, directory, progress)
+    except (OSError, http.client.HTTPException) as error:
+        if isinstance(error, urllib.error.HTTPError):
+            error.close()
+        raise missing(source, directory, f"Downloading it failed: {error}. ") from error
+
+
+def missing(source: Source, directory: Path, reason: str) -> MissingData:
+    """Build the error for a file that is not there: which, where it was looked for, and what to do."""
+    if source.address is None:
+        todo = f"It has no official address and must be put there by hand: {source.note}."
+    elif source.member is None:
+        todo = f"Fetch it from {source.address} and put it there."
+    else:
+        todo = f"Fetch {source.address} and put its member {source.member} there."
+    return MissingData(
+        f"The data file {source.path} is not in the data directory {directory.absolute()}. {reason}{todo} "
+        "The directory is set with the option data_dir or the environment variable FEDSTRATA_DATA."
+    )
+
+
+def download(source: Source, directory: Path, progress: Progress | None = None) -> Path:
+    """Download a file to its place in the data directory; raises OSError if the network or the disk refuses."""
+    if source.address is None:
+        raise missing(source, directory, "")
+    target = directory / source.path
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".download-", dir=target.parent) as folder:
+        fetched = Path(folder) / "file"
+        _fetch(source.address, fetched, source.checksum, source.path, progress)
+        if source.member is not None:
+            fetched = _unpack(fetched, source.member, Path(folder) / "unpacked", source.address)
+        try:
+            fetched.replace(target)
+        except OSError:
+            # Another process may have put the same folder there in the meantime.
+            if not target.is_dir():
+                raise
+    return target
+
+
+class _Http(http.client.HTTPConnection):
+    def connect(self) -> None:
+        super().connect()
+        self.sock.settimeout(READ_SECONDS)
+
+
+class _Https(http.client.HTTPSConnection):
+    def connect(self) -> None:
+        super().connect()
+        self.sock.settimeout(READ_SECONDS)
+
+
+class _PatientReader(urllib.request.HTTPSHandler, urllib.request.HTTPHandler):
+    """Gives up soon on a connection that does not come about, later on one that stalls."""
+
+    def http_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
+        return self.do_open(_Http, req)
+
+    def https_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
+        return self.do_open(_Https, req)
+
+
+def _fetch(address: str, path: Path, checksum: str | None, name: str, progress: Progress | None) -> None:
+    request = urllib.request.Request(address, headers={"User-Agent": "fedstrata"})
+    kind, _, wanted = (checksum or "md5:").partition(":")
+    digest = hashlib.new(kind, usedforsecurity=False)
+    done = 0
+    with (
+        urllib.request.build_opener(_PatientReader).open(request, timeout=CONNECT_SECONDS) as response,
+        path.open("wb") as file,
+    ):
+        total = int(response.headers.get("Content-Length") or 0)
+        of = f" of {total / 1e6:.1f}" if total else ""
+        while block := response.read(CHUNK_BYTES):
+            file.write(block)
+            digest.update(block)
+            done += len(block)
+            if progress:
+                progress(f"downloading {name}: {done / 1e6:.1f}{of} MB")
+    if total and done != total:
+        raise OSError(f"{address} broke off after {done} of {total} bytes")
+    if wanted and digest.hexdigest() != wanted:
+        raise OSError(f"{address} has {kind} {digest.hexdigest()} instead of the published {wanted}")
+
+
+def _members(archive: Path) -> Generator[tuple[str, bool, Callable[[], IO[bytes] | None]], None, None]:
+    """List an archive: the name of each member, whether it is an ordinary file, and how to open it."""
+    if zipfile.is_zipfile(archive):
+        with zipfile.ZipFile(archive) as packed:
+            for entry in packed.infolist():
+                if not entry.is_dir():
+                    yield entry.filename, True, partial(packed.open, entry)
+    else:
+        with tarfile.open(archive) as tape:
+            for item in tape:
+                if not item.isdir():
+                    yield item.name, item.isfile(), partial(tape.extractfile, item)
+
+
+def _unpack(archive: Path, member: str, folder: Path, address: str) -> Path:
+    """Unpack one member (a file, or a folder and all in it) of an archive below ``folder`` and return its path."""
+    try:
+        with closing(_members(archive)) as members:
+            for name, ordinary, opened in members:
+                place = PurePosixPath(name)
+                if place.is_absolute() or ".." in place.parts or "\\" in name or ":" in name:
+                    raise InputError(f"The archive {address} was refused: its member {name!r} points outside of it.")
+                if not place.is_relative_to(member):
+                    continue
+                packed = opened() if ordinary else None
+                if packed is None:
+                    raise InputError(f"The archive {address} was refused: its member {name!r} is not an ordinary file.")
+                (folder / place).parent.mkdir(parents=True, exist_ok=True)
+                with packed, (folder / place).open("wb") as file:
+                    shutil.copyfileobj(packed, file)
+    except (tarfile.TarError, zipfile.BadZipFile, EOFError, zlib.error) as error:
+        raise OSError(f"{address} is not a readable archive: {error}") from error
+    if not (folder / member).exists():
+        raise OSError(f"{address} has no member {member}")
+    return folder / member

@@ -1,0 +1,120 @@
+"""
+How a client draws a batch from its own data: uniform, shuffled epochs, stratified, or everything.
+
+A batch is a function of names: seed, client, round, exchange, step, level and stream, and of nothing else.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+import numpy as np
+
+from fedstrata import rng
+from fedstrata.errors import unknown
+
+_AHEAD = 16
+_AHEAD_POSITIONS = 1 << 18
+
+
+class Sampling(ABC):
+    """Draws positions for C clients of given sizes; one object per exchange, chunk and stream."""
+
+    def __init__(self, names: tuple[int | str, ...], clients: np.ndarray, sizes: np.ndarray, batch_size: int) -> None:
+        self.key = rng.key_of(*names)
+        self.clients = clients
+        self.sizes = sizes
+        self.batch_size = batch_size
+
+    @abstractmethod
+    def positions(self, step: int, active: int) -> tuple[np.ndarray, np.ndarray | None]:
+        """Return positions [active, B] of the first ``active`` clients, and how many count if not all of them do."""
+
+
+class _Independent(Sampling):
+    """Steps that do not depend on each other are drawn several at a time, because one call costs as much as sixteen."""
+
+    first = last = 0
+
+    def positions(self, step: int, active: int) -> tuple[np.ndarray, np.ndarray | None]:
+        if not self.first <= step < self.last or active > self.ahead.shape[0]:
+            count = max(1, min(_AHEAD, _AHEAD_POSITIONS // max(1, active * self.batch_size)))
+            self.first, self.last = step, step + count
+            self.ahead = self.draw(np.arange(step, step + count), active)
+        return self.ahead[:active, step - self.first], None
+
+    @abstractmethod
+    def draw(self, steps: np.ndarray, active: int) -> np.ndarray:
+        """Return positions [active, steps, B]."""
+
+
+class Uniform(_Independent):
+    """Each sample of a batch is drawn from the client's data with replacement."""
+
+    def draw(self, steps: np.ndarray, active: int) -> np.ndarray:
+        clients, sizes = self.clients[:active, None], self.sizes[:active, None]
+        return rng.positions(self.key, clients, steps[None], self.batch_size, sizes)
+
+
+class Stratified(_Independent):
+    """
+    Each batch holds the client's classes in their own proportions, to within one sample.
+
+    The client's rows stand in class order; sample j of B is drawn from the j-th of B equal stretches of them. Every
+    row is equally likely to be drawn, so the gradient stays unbiased without weights.
+    """
+
+    def draw(self, steps: np.ndarray, active: int) -> np.ndarray:
+        clients, sizes = self.clients[:active, None], self.sizes[:active, None, None]
+        jitter = rng.uniforms(self.key, clients, steps[None], self.batch_size)
+        places = (np.arange(self.batch_size) + jitter) * (sizes / self.batch_size)
+        return np.minimum(places.astype(np.int64), sizes - 1)
+
+
+class ShuffledEpochs(Sampling):
+    """Passes over the client's data in a new random order each; the last batch of a pass may be smaller."""
+
+    def __init__(self, names: tuple[int | str, ...], clients: np.ndarray, sizes: np.ndarray, batch_size: int) -> None:
+        super().__init__(names, clients, sizes, batch_size)
+        self.epoch = np.full(len(clients), -1)
+        self.order = np.zeros((len(clients), int(sizes.max()) + batch_size), dtype=np.int64)
+
+    def positions(self, step: int, active: int) -> tuple[np.ndarray, np.ndarray | None]:
+        sizes = self.sizes[:active]
+        per_epoch = steps_per_epoch(sizes, self.batch_size)
+        epoch, batch = step // per_epoch, step % per_epoch
+        new = np.flatnonzero(epoch != self.epoch[:active])
+        if len(new):
+            fresh = rng.permutations(self.key, self.clients[new], epoch[new], sizes[new])
+            self.order[new, : fresh.shape[1]] = fresh
+            self.epoch[new] = epoch[new]
+        start = batch * self.batch_size
+        lengths = np.minimum(self.batch_size, sizes - start)
+        widest = int(lengths.max())
+        places = np.take_along_axis(self.order[:active], start[:, None] + np.arange(widest), axis=1)
+        return places, None if int(lengths.min()) == widest else lengths
+
+
+class Everything(Sampling):
+    """The client's whole data in every step."""
+
+    def positions(self, step: int, active: int) -> tuple[np.ndarray, np.ndarray | None]:
+        sizes = self.sizes[:active]
+        largest = int(sizes.max())
+        places = np.broadcast_to(np.arange(largest), (active, largest))
+        return places, None if int(sizes.min()) == largest else sizes
+
+
+SAMPLINGS: dict[str, type[Sampling]] = {"uniform": Uniform, "epochs": ShuffledEpochs, "stratified": Stratified}
+
+
+def sampling(name: str) -> type[Sampling]:
+    """Return the sampling of a name."""
+    if name not in SAMPLINGS:
+        raise unknown("sampling", name, SAMPLINGS)
+    return SAMPLINGS[name]
+
+
+def steps_per_epoch(sizes: np.ndarray, batch_size: int | None) -> np.ndarray:
+    """Return how many batches one pass over each client's data takes."""
+    return np.ones_like(sizes) if batch_size is None else -(-sizes // batch_size)

@@ -1,0 +1,46 @@
+"""
+Errors: every message says what is wrong, what it got, what it wants and where.
+
+A command that ends in an :class:`InputError` exits with code 2, any other
+:class:`FedstrataError` with code 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class FedstrataError(Exception):
+    """Anything fedstrata refuses or gives up on; the message is meant for a person."""
+
+    exit_code = 1
+
+
+class InputError(FedstrataError, ValueError):
+    """Something the caller passed is wrong: a name, a value, a file."""
+
+    exit_code = 2
+
+
+class MissingData(InputError):
+    """A file of a data set is not in the data directory."""
+
+
+class Diverged(FedstrataError):
+    """Training produced NaN or infinity; the last good checkpoint is kept."""
+
+
+def invalid(what: str, got: object, wants: str, where: str = "") -> InputError:
+    """Build the one error template: ``The {what} must be {wants}. Got {got}.``"""
+    place = f" ({where})" if where else ""
+    return InputError(f"The {what} must be {wants}. Got {got!r}.{place}")
+
+
+def unknown(kind: str, name: object, known: Iterable[str], where: str = "") -> InputError:
+    """Build the error for a name that does not exist: lists the known ones and the nearest."""
+    names = sorted(known)
+    near = get_close_matches(str(name), names, n=1)
+    hint = f" Did you mean {near[0]!r}?" if near else ""
+    place = f" ({where})" if where else ""
+    return InputError(f"Unknown {kind} {name!r}.{hint} Known: {', '.join(names) or 'none'}.{place}")

@@ -1,0 +1,136 @@
+"""Models by name. Each takes the shape of one input and the number of outputs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import nn
+
+from fedstrata.errors import InputError, invalid, unknown
+
+Shape = Sequence[int]
+
+
+def logreg(shape: Shape, outputs: int) -> nn.Module:
+    """Logistic (softmax) regression: one linear layer on the flattened input, starting at zero."""
+    linear = nn.Linear(math.prod(shape), outputs)
+    nn.init.zeros_(linear.weight)
+    nn.init.zeros_(linear.bias)
+    return nn.Sequential(nn.Flatten(), linear)
+
+
+def mlp(shape: Shape, outputs: int, hidden: Sequence[int] = (200, 200)) -> nn.Module:
+    """Multilayer perceptron with ReLU: ``hidden`` lists the widths of the layers between."""
+    if not hidden or any(not isinstance(h, int) or h < 1 for h in hidden):
+        raise invalid("hidden widths of the mlp", list(hidden), "a list of whole numbers of at least 1")
+    layers: list[nn.Module] = [nn.Flatten()]
+    width = math.prod(shape)
+    for h in hidden:
+        layers += [nn.Linear(width, h), nn.ReLU()]
+        width = h
+    return nn.Sequential(*layers, nn.Linear(width, outputs))
+
+
+def lenet5(shape: Shape, outputs: int) -> nn.Module:
+    """LeNet-5 (LeCun et al. 1998) with ReLU and max pooling: 6 and 16 kernels of 5x5, then 120, 84, outputs."""
+    channels, height, width = _image(shape, "lenet5", 12)
+    padding = 2 if height <= 28 else 0
+    side = [((n + 2 * padding - 4) // 2 - 4) // 2 for n in (height, width)]
+    return nn.Sequential(
+        nn.Conv2d(channels, 6, 5, padding=padding),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(6, 16, 5),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(16 * side[0] * side[1], 120),
+        nn.ReLU(),
+        nn.Linear(120, 84),
+        nn.ReLU(),
+        nn.Linear(84, outputs),
+    )
+
+
+def cnn4(shape: Shape, outputs: int, width: int = 32) -> nn.Module:
+    """Four-layer network: two 3x3 convolutions with max pooling (``width``, 2 ``width``), then 128 and outputs."""
+    channels, height, side = _image(shape, "cnn4", 4)
+    return nn.Sequential(
+        nn.Conv2d(channels, width, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(width, 2 * width, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(2 * width * (height // 4) * (side // 4), 128),
+        nn.ReLU(),
+        nn.Linear(128, outputs),
+    )
+
+
+class _Block(nn.Module):
+    """A residual block of two 3x3 convolutions; the shortcut subsamples and pads with zeros (no weights)."""
+
+    def __init__(self, inside: int, outside: int, stride: int, norm: Callable[[int], nn.Module]) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(inside, outside, 3, stride, 1, bias=False)
+        self.norm1 = norm(outside)
+        self.conv2 = nn.Conv2d(outside, outside, 3, 1, 1, bias=False)
+        self.norm2 = norm(outside)
+        self.stride, self.extra = stride, outside - inside
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        shortcut = x
+        if self.extra:
+            shortcut = nn.functional.pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, 0, self.extra))
+        out = torch.relu(self.norm1(self.conv1(x)))
+        return torch.relu(self.norm2(self.conv2(out)) + shortcut)
+
+
+def resnet20(shape: Shape, outputs: int, norm: str = "group", width: int = 16) -> nn.Module:
+    """
+    ResNet-20 for small images (He et al. 2016, section 4.2); ``norm`` is "group" (8 groups) or "batch".
+
+    "batch" has running statistics: build the problem with ``batchnorm="batch"`` to use the batch's own instead.
+    """
+    channels, _, _ = _image(shape, "resnet20", 4)
+    norms: dict[str, Callable[[int], nn.Module]] = {
+        "group": lambda n: nn.GroupNorm(math.gcd(n, 8), n),
+        "batch": lambda n: nn.BatchNorm2d(n),
+    }
+    if norm not in norms:
+        raise invalid("norm of resnet20", norm, "'group' or 'batch'")
+    layers: list[nn.Module] = [nn.Conv2d(channels, width, 3, padding=1, bias=False), norms[norm](width), nn.ReLU()]
+    inside = width
+    for outside, stride in ((width, 1), (2 * width, 2), (4 * width, 2)):
+        for block in range(3):
+            layers.append(_Block(inside, outside, stride if block == 0 else 1, norms[norm]))
+            inside = outside
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inside, outputs))
+
+
+MODELS: dict[str, Callable[..., nn.Module]] = {f.__name__: f for f in (logreg, mlp, lenet5, cnn4, resnet20)}
+
+
+def model(name: str, shape: Shape, outputs: int, *, seed: int = 0, **options: object) -> nn.Module:
+    """Build a model by name with reproducible starting weights, leaving torch's own random state alone."""
+    if name not in MODELS:
+        raise unknown("model", name, MODELS)
+    known = MODELS[name].__code__.co_varnames[2 : MODELS[name].__code__.co_argcount]
+    for option in options:
+        if option not in known:
+            raise unknown(f"option of the model {name}", option, known)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return MODELS[name](shape, outputs, **options)
+
+
+def _image(shape: Shape, name: str, least: int) -> tuple[int, int, int]:
+    if len(shape) != 3 or min(shape[1:]) < least:
+        raise InputError(
+            f"The model {name} wants images [channels, height, width] of at least {least}x{least}. Got {tuple(shape)}."
+        )
+    return shape[0], shape[1], shape[2]

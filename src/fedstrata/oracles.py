@@ -1,0 +1,111 @@
+"""
+Oracles: values and derivatives of a problem for C clients at once, on tensors [C, .].
+
+One client is plain autograd. Several are ``torch.func.vmap`` of the same function, traced once per shape into a graph
+of tensor operations, which takes away most of the dispatch cost of vmap and grad. Both give the same numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from fedstrata.data.batch import Batch
+from fedstrata.problem import Arrays, Problem
+
+Tensors = tuple[torch.Tensor, ...]
+Function = Callable[..., torch.Tensor]
+
+
+def _value(fn: Function, derivatives: int) -> tuple[Callable[..., Tensors], Callable[..., Tensors]]:
+    def one(*args: Any) -> Tensors:
+        return (fn(*args),)
+
+    return one, one
+
+
+def _gradient(fn: Function, derivatives: int) -> tuple[Callable[..., Tensors], Callable[..., Tensors]]:
+    def one(*args: Any) -> Tensors:
+        leaves = [a.detach().requires_grad_() for a in args[:derivatives]]
+        with torch.enable_grad():
+            value = fn(*leaves, *args[derivatives:])
+        return torch.autograd.grad(value, leaves, materialize_grads=True)
+
+    many: Callable[..., Tensors] = torch.func.grad(fn, argnums=tuple(range(derivatives)))
+    return one, many
+
+
+def _pullback(fn: Function, derivatives: int) -> tuple[Callable[..., Tensors], Callable[..., Tensors]]:
+    def one(u: torch.Tensor, cotangent: torch.Tensor, batch: Arrays) -> Tensors:
+        leaf = u.detach().requires_grad_()
+        with torch.enable_grad():
+            value = fn(leaf, batch)
+        return torch.autograd.grad(value, (leaf,), (cotangent,), materialize_grads=True)
+
+    def many(u: torch.Tensor, cotangent: torch.Tensor, batch: Arrays) -> Tensors:
+        out: Tensors = torch.func.vjp(lambda z: fn(z, batch), u)[1](cotangent)
+        return out
+
+    return one, many
+
+
+class Oracles:
+    """Values and derivatives of one problem, vectorised over a leading client axis."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        duals = 2 if problem.dual else 1
+        self._forms = {
+            "outer": _value(problem.outer, 0),
+            "outer_grads": _gradient(problem.outer, duals),
+        }
+        for k, level in enumerate(problem.levels, start=1):
+            self._forms[f"level_{k}"] = _value(level, 0)
+            self._forms[f"level_vjp_{k}"] = _pullback(level, 1)
+        self._graphs: dict[tuple[object, ...], Callable[..., Tensors]] = {}
+
+    def outer(self, u: torch.Tensor, y: torch.Tensor | None, batch: Batch) -> torch.Tensor:
+        """Return f for each client: [C]."""
+        return self._run("outer", (u,) if y is None else (u, y), batch)[0]
+
+    def outer_grads(self, u: torch.Tensor, y: torch.Tensor | None, batch: Batch) -> Tensors:
+        """Return the gradient of f in u, and in y when there is a dual, for each client."""
+        return self._run("outer_grads", (u,) if y is None else (u, y), batch)
+
+    def level(self, k: int, u: torch.Tensor, batch: Batch) -> torch.Tensor:
+        """Return g^(k)(u) for each client."""
+        return self._run(f"level_{k}", (u,), batch)[0]
+
+    def level_vjp(self, k: int, u: torch.Tensor, cotangent: torch.Tensor, batch: Batch) -> torch.Tensor:
+        """Return J^T cotangent for each client, J the Jacobian of g^(k) at u."""
+        return self._run(f"level_vjp_{k}", (u, cotangent), batch)[0]
+
+    def _run(self, name: str, vectors: Tensors, batch: Batch) -> Tensors:
+        if batch.where is None:
+            return self._on(name, vectors, batch.parts[0], batch.traced)
+        out: list[torch.Tensor] = []
+        for where, arrays in zip(batch.where, batch.parts, strict=True):
+            part = self._on(name, tuple(v[where] for v in vectors), arrays, False)
+            if not out:
+                out = [p.new_empty(len(vectors[0]), *p.shape[1:]) for p in part]
+            for whole, p in zip(out, part, strict=True):
+                whole[where] = p
+        return tuple(out)
+
+    def _on(self, name: str, vectors: Tensors, arrays: Arrays, traced: bool) -> Tensors:
+        one, many = self._forms[name]
+        if len(vectors[0]) == 1:
+            out = one(*(v[0] for v in vectors), tuple(a[0] for a in arrays))
+            return tuple(o.unsqueeze(0) for o in out)
+        if not traced:
+            ragged: Tensors = torch.func.vmap(many)(*vectors, arrays)
+            return ragged
+        vectors = tuple(v.contiguous() for v in vectors)
+        shape = (name, *((t.shape, t.dtype, t.device) for t in (*vectors, *arrays)))
+        graph = self._graphs.get(shape)
+        if graph is None:
+            graph = self._graphs[shape] = make_fx(torch.func.vmap(many))(*vectors, arrays).forward
+        return graph(*vectors, arrays)

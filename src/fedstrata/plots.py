@@ -1,0 +1,94 @@
+"""Pictures of runs: a measure against rounds, steps, samples, bytes or seconds, mean and spread over seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedstrata.errors import InputError, unknown
+
+Row = dict[str, Any]
+AXES = {
+    "round": "rounds",
+    "steps": "local steps",
+    "samples": "samples drawn",
+    "bytes_up": "bytes sent by clients",
+    "bytes_down": "bytes sent to clients",
+    "seconds": "seconds",
+}
+LABELS = {
+    "loss": "loss",
+    "accuracy": "accuracy",
+    "accuracy_worst": "accuracy of the worst client",
+    "accuracy_mean": "accuracy, mean over clients",
+    "auc": "AUC, pooled",
+    "auc_mean": "AUC, mean over clients",
+}
+
+
+def measures_of(runs: Mapping[str, Sequence[Sequence[Row]]]) -> list[str]:
+    """Return the measures that every run has, in the order of their rows."""
+    rows = [run[-1] for group in runs.values() for run in group if run]
+    return [k for k in (rows[0] if rows else {}) if k not in AXES and all(k in r for r in rows)]
+
+
+def plot(
+    runs: Mapping[str, Sequence[Sequence[Row]]],
+    path: str | Path,
+    measures: Sequence[str] | None = None,
+    axis: str = "round",
+) -> Path:
+    """
+    Draw ``runs`` (a label, then one history per seed) to a picture file; return its path.
+
+    The line is the mean over seeds, the band the standard deviation. By default up to three measures are drawn.
+    """
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    known = measures_of(runs)
+    if axis not in AXES:
+        raise unknown("axis", axis, AXES)
+    for name in measures or ():
+        if name not in known:
+            raise unknown("measure", name, known)
+    shown = list(measures or [m for m in ("auc", "accuracy", "accuracy_worst", "loss") if m in known][:3] or known[:3])
+    if not shown:
+        raise InputError("The runs have no measure in common, so there is nothing to draw.")
+    figure, axes = plt.subplots(1, len(shown), figsize=(4.6 * len(shown), 3.6), squeeze=False, layout="constrained")
+    for panel, name in zip(axes[0], shown, strict=True):
+        for label, group in runs.items():
+            grid, mean, spread = _mean_and_spread(group, name, axis)
+            (line,) = panel.plot(grid, mean, label=label, linewidth=1.6)
+            if len(group) > 1:
+                panel.fill_between(grid, mean - spread, mean + spread, color=line.get_color(), alpha=0.18, linewidth=0)
+        panel.set_xlabel(AXES[axis])
+        panel.set_ylabel(LABELS.get(name, name.replace("_", " ")))
+        panel.grid(alpha=0.25)
+        if name == "loss" and all(r[name] > 0 for g in runs.values() for run in g for r in run if name in r):
+            panel.set_yscale("log")
+    if len(runs) > 1:
+        axes[0][0].legend(frameon=False, fontsize="small")
+    try:
+        figure.savefig(path, dpi=130)
+    except (OSError, ValueError) as error:
+        raise InputError(f"The picture {path} cannot be written: {error}") from None
+    finally:
+        plt.close(figure)
+    return Path(path)
+
+
+def _mean_and_spread(group: Sequence[Sequence[Row]], name: str, axis: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the runs of one label on a common grid: that of the run with the fewest rows, ends trimmed."""
+    curves = [[(r[axis], r[name]) for r in run if name in r] for run in group]
+    points = [np.array(c, dtype=float) for c in curves if c]
+    end = min(p[-1, 0] for p in points)
+    grid = min(points, key=len)[:, 0]
+    grid = grid[grid <= end]
+    values = np.stack([np.interp(grid, p[:, 0], p[:, 1]) for p in points])
+    return grid, values.mean(0), values.std(0)

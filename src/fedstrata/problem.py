@@ -1,0 +1,101 @@
+"""
+The one problem type: an objective in layers, each an expectation over a client's own data.
+
+    min_x max_y  M_k[ f_k( G_k(x), y ) ],      G_k = g_k^(K) o ... o g_k^(1),   K >= 0
+
+M_k is the mean over clients. ``levels`` holds g^(1)..g^(K), ``outer`` is f.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+
+from fedstrata.errors import InputError, invalid
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from fedstrata.data.federated import FederatedData
+    from fedstrata.flat import Flat
+
+Arrays = tuple[torch.Tensor, ...]
+Level = Callable[[torch.Tensor, Arrays], torch.Tensor]
+Outer = Callable[..., torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """
+    An objective in layers. Write your own in ten lines: pure functions of vectors and a batch.
+
+    Every function is written for one client: ``u`` and ``y`` are vectors, ``batch`` is a tuple of tensors whose first
+    axis runs over the samples, e.g. ``(inputs, targets)``. The library runs it for many clients at once.
+
+    outer:      ``f(u, batch) -> scalar``, or ``f(u, y, batch) -> scalar`` when there is a dual.
+    x0:         the starting point, a vector.
+    levels:     the inner functions g^(1)..g^(K), each ``g(u, batch) -> vector``; empty for ordinary learning.
+    y0:         the starting dual, a vector; None when there is none.
+    project_y:  the Euclidean projection of the dual, on tensors [..., p]; None when the dual is free.
+    inner_mean: "local" when f_k meets the client's own G_k, "global" when it meets the mean of G over clients.
+    name:       how messages and tables call it.
+    flat:       the model whose weights are the first entries of the vector, if there is one.
+    predict:    ``predict(x, inputs) -> outputs`` of the model, for metrics.
+    losses:     ``losses(outputs, targets) -> one loss per sample``, for metrics.
+    check:      raises an error when a data set does not fit the problem.
+    """
+
+    outer: Outer
+    x0: torch.Tensor
+    levels: tuple[Level, ...] = ()
+    y0: torch.Tensor | None = None
+    project_y: Callable[[torch.Tensor], torch.Tensor] | None = None
+    inner_mean: Literal["local", "global"] = "local"
+    name: str = "custom"
+    flat: Flat | None = None
+    predict: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None
+    losses: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None
+    check: Callable[[FederatedData], None] | None = None
+
+    def __post_init__(self) -> None:
+        for label, value in (("x0", self.x0), ("y0", self.y0)):
+            if value is None:
+                continue
+            if not isinstance(value, torch.Tensor) or value.dim() != 1 or not value.is_floating_point():
+                got = f"{type(value).__name__} of shape {tuple(getattr(value, 'shape', ()))}"
+                raise invalid(f"{label} of the problem {self.name}", got, "a vector of floats (a 1-d tensor)")
+        if self.inner_mean not in ("local", "global"):
+            raise invalid("inner_mean", self.inner_mean, "'local' or 'global'")
+        if self.project_y is not None and self.y0 is None:
+            raise InputError(f"The problem {self.name} has project_y but no dual: pass y0 too.")
+
+    @property
+    def dual(self) -> bool:
+        """Whether there is a maximum inside."""
+        return self.y0 is not None
+
+    @property
+    def kind(self) -> str:
+        """The problem class in words, as error messages and tables use it."""
+        levels = {0: "no inner level", 1: "1 inner level"}.get(len(self.levels), f"{len(self.levels)} inner levels")
+        return f"{levels}, {'a dual' if self.dual else 'no dual'}"
+
+    def model(self, x: torch.Tensor) -> nn.Module:
+        """Return the trained module for a solution ``x``."""
+        if self.flat is None:
+            raise InputError(f"The problem {self.name} has no model: use the vector x itself.")
+        return self.flat.to_module(x[: self.flat.size])
+
+    def to(self, device: torch.device) -> Problem:
+        """Return the same problem with its starting point on ``device``."""
+        from dataclasses import replace
+
+        moved: dict[str, Any] = {"x0": self.x0.to(device)}
+        if self.y0 is not None:
+            moved["y0"] = self.y0.to(device)
+        if self.flat is not None:
+            self.flat.module.to(device)
+        return replace(self, **moved)

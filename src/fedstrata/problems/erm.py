@@ -1,0 +1,100 @@
+"""Ordinary federated learning: the mean over clients of the mean loss of a model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from fedstrata.data.federated import FederatedData
+from fedstrata.errors import InputError, invalid, unknown
+from fedstrata.flat import BatchNormRule, Flat
+from fedstrata.problem import Arrays, Problem
+
+Losses = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+def cross_entropy(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Return -log softmax(outputs)[target] of each sample."""
+    return F.cross_entropy(outputs, targets, reduction="none")
+
+
+def binary_cross_entropy(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Return the logistic loss of each sample; one output, the logit of class 1."""
+    logits = outputs.reshape(targets.shape)
+    return F.binary_cross_entropy_with_logits(logits, targets.to(outputs.dtype), reduction="none")
+
+
+def squared(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Return the squared error of each sample, averaged over its outputs."""
+    errors = (outputs.reshape(targets.shape) - targets.to(outputs.dtype)) ** 2
+    return errors.reshape(len(errors), -1).mean(1)
+
+
+LOSSES: dict[str, Losses] = {
+    "cross_entropy": cross_entropy,
+    "binary_cross_entropy": binary_cross_entropy,
+    "squared": squared,
+}
+
+
+def erm(model: nn.Module, loss: str | Losses = "cross_entropy", batchnorm: BatchNormRule = "refuse") -> Problem:
+    """
+    Build ordinary federated learning: min_x M_k[ mean loss of the model with weights x on client k's data ].
+
+    ``loss`` is "cross_entropy", "binary_cross_entropy", "squared", or a function ``(outputs, targets) -> one loss per
+    sample``. ``batchnorm`` says what to do with BatchNorm layers: see :class:`fedstrata.flat.Flat`.
+    """
+    if isinstance(loss, str) and loss not in LOSSES:
+        raise unknown("loss", loss, LOSSES)
+    losses = LOSSES[loss] if isinstance(loss, str) else loss
+    flat = Flat(model, batchnorm)
+
+    def outer(x: torch.Tensor, batch: Arrays) -> torch.Tensor:
+        inputs, targets = batch
+        return losses(flat(x, inputs), targets).mean()
+
+    def check(data: FederatedData) -> None:
+        check_model(flat, data, loss if isinstance(loss, str) else "")
+
+    return Problem(outer, flat.initial, name="erm", flat=flat, predict=flat, losses=losses, check=check)
+
+
+def check_model(flat: Flat, data: FederatedData, loss: str) -> None:
+    """Refuse data that the model cannot take in, or labels that it has no output for."""
+    inputs, targets = (a[:1] for a in data.train.arrays)
+    if not inputs.is_floating_point():
+        inputs = inputs.long()
+    model = type(flat.module).__name__
+    try:
+        with torch.no_grad():
+            outputs = flat(
+                flat.initial.to(inputs.device), inputs.to(flat.initial) if inputs.is_floating_point() else inputs
+            )
+    except RuntimeError as error:
+        shape = tuple(inputs.shape[1:])
+        raise InputError(f"The model {model} cannot take inputs of shape {shape} ({data.name}): {error}") from None
+    found = [data.train.arrays[1], *([data.test[1]] if data.test is not None else [])]
+    if loss == "cross_entropy":
+        if outputs.dim() != 2:
+            raise invalid(f"output of the model {model}", tuple(outputs.shape), "[samples, classes] for cross-entropy")
+        if targets.is_floating_point() or targets.dim() != 1:
+            raise InputError(f"cross_entropy wants whole class numbers as targets, which {data.name} does not have.")
+        _check_labels(found, outputs.shape[1], f"the model {model} has {outputs.shape[1]} outputs")
+    elif loss == "binary_cross_entropy":
+        if outputs.numel() != 1:
+            raise invalid(f"output of the model {model}", tuple(outputs.shape), "one number per sample")
+        _check_labels(found, 2, "the loss is binary_cross_entropy")
+    elif loss == "squared" and outputs.numel() != targets.numel():
+        raise invalid(
+            f"output of the model {model}", tuple(outputs.shape), f"as large as a target, {tuple(targets.shape)}"
+        )
+
+
+def _check_labels(found: list[torch.Tensor], classes: int, why: str) -> None:
+    for labels in found:
+        low, high = labels.min().item(), labels.max().item()
+        if low < 0 or high > classes - 1:
+            raise invalid("labels of the data", f"{low:g} to {high:g}", f"between 0 and {classes - 1}: {why}")

@@ -1,0 +1,111 @@
+"""A run directory: config.toml, metrics.jsonl, summary.json, model.safetensors, checkpoint/, plot.png."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+import torch
+from safetensors.torch import save
+
+from fedstrata.checkpoint import Checkpoints, write_atomically
+from fedstrata.errors import InputError
+
+Row = dict[str, Any]
+
+FREE_TO_CHANGE = {"train.rounds", "train.threads", "train.checkpoint_every", "train.state_memory", "data.directory"}
+"""Settings that a resumed run may change without becoming another run."""
+
+
+class RunDirectory:
+    """Reads and writes one run's files; nothing there is ever overwritten by another run."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self.checkpoints = Checkpoints(self.path / "checkpoint")
+        self.metrics = self.path / "metrics.jsonl"
+
+    def open(self, config: dict[str, Any], resume: bool) -> None:
+        """Start a new run here, or get ready to go on with the one that is here."""
+        settings = self.path / "config.toml"
+        if self.path.exists() and not self.path.is_dir():
+            raise InputError(f"The run directory {self.path} is a file. Nothing was overwritten.")
+        if settings.exists() and resume:
+            _same_run(read_toml(settings), config, self.path)
+            return
+        if self.path.exists() and any(self.path.iterdir()):
+            how = "Choose another, or pass --resume (resume=True) to go on with the run there."
+            if not settings.exists():
+                how = "It holds no fedstrata run. Choose another."
+            raise InputError(f"The run directory {self.path} exists and is not empty. Nothing was overwritten. {how}")
+        self.path.mkdir(parents=True, exist_ok=True)
+        write_atomically(settings, tomli_w.dumps(config).encode())
+
+    def rows(self) -> list[Row]:
+        """Return the rows of metrics.jsonl; a line cut off by a kill is left out."""
+        rows: list[Row] = []
+        if self.metrics.exists():
+            for line in self.metrics.read_text().splitlines():
+                try:
+                    rows.append(json.loads(line))
+                except json.JSONDecodeError:
+                    break
+        return rows
+
+    def truncate(self, rows: list[Row]) -> None:
+        """Make metrics.jsonl hold just these rows."""
+        write_atomically(self.metrics, "".join(_line(r) for r in rows).encode())
+
+    def append(self, row: Row) -> None:
+        """Add a row to metrics.jsonl."""
+        with self.metrics.open("a") as file:
+            file.write(_line(row))
+
+    def write_summary(self, summary: Row) -> None:
+        """Write summary.json."""
+        write_atomically(self.path / "summary.json", json.dumps(summary, indent=2).encode())
+
+    def write_model(self, tensors: dict[str, torch.Tensor]) -> None:
+        """Write model.safetensors."""
+        content = save({k: v.detach().cpu().contiguous() for k, v in tensors.items()})
+        write_atomically(self.path / "model.safetensors", content)
+
+
+def _line(row: Row) -> str:
+    return json.dumps(row, allow_nan=False) + "\n"
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """Read a TOML file; a wrong one is an :class:`InputError` that names the place."""
+    try:
+        return tomllib.loads(path.read_text())
+    except FileNotFoundError:
+        raise InputError(f"There is no file {path}.") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"The file {path} cannot be read: {error}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise InputError(f"The file {path} is not valid TOML: {error}") from None
+
+
+def flatten(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return a nested configuration as dotted keys."""
+    out: dict[str, Any] = {}
+    for key, value in config.items():
+        if isinstance(value, dict):
+            out.update(flatten(value, f"{prefix}{key}."))
+        else:
+            out[f"{prefix}{key}"] = list(value) if isinstance(value, tuple) else value
+    return out
+
+
+def _same_run(old: dict[str, Any], new: dict[str, Any], path: Path) -> None:
+    before, now = flatten(old), flatten(new)
+    for key in sorted(before.keys() | now.keys()):
+        if key not in FREE_TO_CHANGE and before.get(key) != now.get(key):
+            raise InputError(
+                f"The run in {path} cannot be resumed with other settings: {key} was {before.get(key)!r} there and is "
+                f"{now.get(key)!r} now. Choose another directory for a new run."
+            )
