@@ -34,16 +34,19 @@ class Callback:
 
 
 class ShowProgress(Callback):
-    """A progress bar on a terminal, plain lines elsewhere."""
+    """A progress bar on a terminal; elsewhere a plain line for every evaluation, or with ``brief`` only for the last."""
 
-    def __init__(self, console: Console | None = None) -> None:
+    def __init__(self, console: Console | None = None, brief: bool = False) -> None:
         self.console = console or Console(stderr=True)
+        self.brief = brief
         self._bar: Progress | None = None
 
     def on_start(self, title: str, done: int, rounds: int, note: str) -> None:
+        """Open the bar, or print what is going to happen."""
         self.title, self.rounds = title, rounds
         if not self.console.is_terminal:
-            self.console.print(f"{title}: {rounds - done} rounds; {note}", highlight=False, soft_wrap=True)
+            if not self.brief:
+                self.console.print(f"{title}: {rounds - done} rounds; {note}", highlight=False, soft_wrap=True)
             return
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
         self._bar = Progress(*columns, TextColumn("{task.fields[last]}"), console=self.console, transient=True)
@@ -51,18 +54,21 @@ class ShowProgress(Callback):
         self._bar.start()
 
     def on_round(self, round: int, state: State) -> None:
+        """Move the bar."""
         if self._bar is not None:
             self._bar.update(self._task, completed=round)
 
     def on_evaluation(self, row: Row) -> None:
+        """Show the measures."""
         shown = "  ".join(f"{k} {row[k]:.4f}" for k in ("loss", "accuracy", "accuracy_worst", "auc") if k in row)
         if self._bar is not None:
             self._bar.update(self._task, last=shown)
-        else:
+        elif not self.brief or row["round"] == self.rounds:
             head = f"{self.title}: round {row['round']}/{self.rounds}"
             self.console.print(f"{head}  {shown}  {row['seconds']:.1f} s", highlight=False, soft_wrap=True)
 
     def on_end(self, run: Run | None) -> None:
+        """Close the bar."""
         if self._bar is not None:
             self._bar.stop()
             self._bar = None
@@ -76,12 +82,14 @@ class TensorBoard(Callback):
             from torch.utils.tensorboard import SummaryWriter
         except ImportError:
             raise InputError("TensorBoard is not installed: pip install 'fedstrata[tensorboard]'.") from None
-        self._writer = SummaryWriter(str(folder))  # type: ignore[no-untyped-call]
+        self._writer = SummaryWriter(str(folder))
 
     def on_evaluation(self, row: Row) -> None:
+        """Write the measures."""
         for name, value in row.items():
             if name != "round":
-                self._writer.add_scalar(name, value, row["round"])  # type: ignore[no-untyped-call]
+                self._writer.add_scalar(name, value, row["round"])
 
     def on_end(self, run: Run | None) -> None:
-        self._writer.close()  # type: ignore[no-untyped-call]
+        """Close the files."""
+        self._writer.close()

@@ -1,5 +1,4 @@
-"""
-Checkpoints: safetensors and JSON, atomic, the last two kept.
+"""Checkpoints: safetensors and JSON, atomic, the last two kept.
 
 A checkpoint of round r is three files. ``round-r.safetensors`` holds the server's vectors. ``clients-r.safetensors``
 holds the rows that clients kept since the checkpoint before (so a checkpoint costs what a round changed, not what all
@@ -42,7 +41,7 @@ def write_atomically(path: Path, content: bytes) -> None:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
-    os.replace(temporary, path)
+    temporary.replace(path)
 
 
 class Checkpoints:

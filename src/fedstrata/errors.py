@@ -1,5 +1,4 @@
-"""
-Errors: every message says what is wrong, what it got, what it wants and where.
+"""Errors: every message says what is wrong, what it got, what it wants and where.
 
 A command that ends in an :class:`InputError` exits with code 2, any other
 :class:`FedstrataError` with code 1.

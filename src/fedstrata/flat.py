@@ -15,8 +15,7 @@ BatchNormRule = Literal["refuse", "group", "batch"]
 
 
 class Flat:
-    """
-    A module as a pure function of a flat vector: ``outputs = flat(x, inputs)``.
+    """A module as a pure function of a flat vector: ``outputs = flat(x, inputs)``.
 
     The vector holds the module's trainable parameters one after another, in the order of ``named_parameters()``;
     parameters are views into it, never copies. Frozen parameters and constant buffers stay as they are.
@@ -43,7 +42,7 @@ class Flat:
 
     def views(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
         """Cut a vector into the module's parameters: views, no copies."""
-        parts = x.split(self.sizes)
+        parts = torch.split(x, self.sizes)
         return {n: part.view(s) for n, part, s in zip(self.names, parts, self.shapes, strict=True)}
 
     def __call__(self, x: torch.Tensor, *inputs: torch.Tensor) -> torch.Tensor:
@@ -87,8 +86,8 @@ def _without_state(module: nn.Module, batchnorm: BatchNormRule) -> nn.Module:
         dropout = part.p if isinstance(part, nn.modules.dropout._DropoutNd) else getattr(part, "dropout", 0.0)
         if isinstance(dropout, float) and dropout > 0:
             raise InputError(
-                f"The layer {name!r} ({type(part).__name__}, dropout {dropout}) draws random numbers, so the model is not a "
-                "pure function of its weights. Remove it or set it to 0."
+                f"The layer {name!r} ({type(part).__name__}, dropout {dropout}) draws random numbers, so the model "
+                "is not a pure function of its weights. Remove it or set it to 0."
             )
         if not isinstance(part, nn.modules.batchnorm._NormBase) or not part.track_running_stats:
             continue

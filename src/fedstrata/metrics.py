@@ -20,8 +20,7 @@ Measures = dict[str, float]
 
 @dataclass(frozen=True)
 class Evaluation:
-    """
-    How to measure a model.
+    """How to measure a model.
 
     clients: on which data the per-client measures are taken: "test" (each client's held-out part), "train", "none",
              or "auto": the held-out part if there is one, the training data otherwise.
@@ -114,7 +113,7 @@ def predict(problem: Problem, x: torch.Tensor, arrays: Arrays) -> Arrays:
     assert problem.predict is not None
     inputs, targets = arrays
     parts = []
-    for rows in inputs.split(_ROWS):
+    for rows in torch.split(inputs, _ROWS):
         parts.append(problem.predict(x, rows if rows.is_floating_point() else rows.long()))
     return torch.cat(parts), targets
 
@@ -148,7 +147,7 @@ def auc(scores: np.ndarray, targets: np.ndarray) -> float:
     negatives = len(targets) - positives
     if positives == 0 or negatives == 0:
         return float("nan")
-    values, inverse, counts = np.unique(scores, return_inverse=True, return_counts=True)
+    _, inverse, counts = np.unique(scores, return_inverse=True, return_counts=True)
     ranks = (np.cumsum(counts) - (counts - 1) / 2)[inverse]
     return float((ranks[targets == 1].sum() - positives * (positives + 1) / 2) / (positives * negatives))
 

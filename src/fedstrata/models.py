@@ -91,8 +91,7 @@ class _Block(nn.Module):
 
 
 def resnet20(shape: Shape, outputs: int, norm: str = "group", width: int = 16) -> nn.Module:
-    """
-    ResNet-20 for small images (He et al. 2016, section 4.2); ``norm`` is "group" (8 groups) or "batch".
+    """ResNet-20 for small images (He et al. 2016, section 4.2); ``norm`` is "group" (8 groups) or "batch".
 
     "batch" has running statistics: build the problem with ``batchnorm="batch"`` to use the batch's own instead.
     """

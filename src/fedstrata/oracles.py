@@ -1,5 +1,4 @@
-"""
-Oracles: values and derivatives of a problem for C clients at once, on tensors [C, .].
+"""Oracles: values and derivatives of a problem for C clients at once, on tensors [C, .].
 
 One client is plain autograd. Several are ``torch.func.vmap`` of the same function, traced once per shape into a graph
 of tensor operations, which takes away most of the dispatch cost of vmap and grad. Both give the same numbers.

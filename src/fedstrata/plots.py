@@ -41,8 +41,7 @@ def plot(
     measures: Sequence[str] | None = None,
     axis: str = "round",
 ) -> Path:
-    """
-    Draw ``runs`` (a label, then one history per seed) to a picture file; return its path.
+    """Draw ``runs`` (a label, then one history per seed) to a picture file; return its path.
 
     The line is the mean over seeds, the band the standard deviation. By default up to three measures are drawn.
     """

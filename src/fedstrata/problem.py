@@ -1,5 +1,4 @@
-"""
-The one problem type: an objective in layers, each an expectation over a client's own data.
+"""The one problem type: an objective in layers, each an expectation over a client's own data.
 
     min_x max_y  M_k[ f_k( G_k(x), y ) ],      G_k = g_k^(K) o ... o g_k^(1),   K >= 0
 
@@ -29,8 +28,7 @@ Outer = Callable[..., torch.Tensor]
 
 @dataclass(frozen=True)
 class Problem:
-    """
-    An objective in layers. Write your own in ten lines: pure functions of vectors and a batch.
+    """An objective in layers. Write your own in ten lines: pure functions of vectors and a batch.
 
     Every function is written for one client: ``u`` and ``y`` are vectors, ``batch`` is a tuple of tensors whose first
     axis runs over the samples, e.g. ``(inputs, targets)``. The library runs it for many clients at once.

@@ -1,5 +1,4 @@
-"""
-Randomness as a function of names.
+"""Randomness as a function of names.
 
 Every random number is ``philox(key, counter)``: the key is a hash of names (seed, purpose, round, exchange, stream),
 the counter is (position, client, step). Nothing is consumed, so the numbers never depend on chunk, engine, process,
@@ -60,8 +59,7 @@ def uniforms(key: Key, clients: np.ndarray, steps: np.ndarray, count: int) -> np
 
 
 def positions(key: Key, clients: np.ndarray, steps: np.ndarray, count: int, sizes: np.ndarray) -> np.ndarray:
-    """
-    Return ``count`` integers in [0, size), with replacement, for each (client, step, size).
+    """Return ``count`` integers in [0, size), with replacement, for each (client, step, size).
 
     The bias of the multiply-and-shift is at most size / 2**32.
     """
@@ -88,4 +86,5 @@ def choose_weighted(key: Key, probabilities: np.ndarray, number: int) -> np.ndar
     """Return ``number`` clients with replacement, client k with probability proportional to ``probabilities[k]``."""
     cumulative = np.cumsum(probabilities)
     points = uniforms(key, np.zeros(1), np.zeros(1), number)[0]
-    return np.minimum(np.searchsorted(cumulative, points * cumulative[-1], side="right"), len(probabilities) - 1)
+    found: np.ndarray = np.searchsorted(cumulative, points * cumulative[-1], side="right")
+    return found.clip(max=len(probabilities) - 1)

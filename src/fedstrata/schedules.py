@@ -1,5 +1,4 @@
-"""
-Learning rates over time, and local work counted in steps or epochs.
+"""Learning rates over time, and local work counted in steps or epochs.
 
 A rate is a number or a schedule. An algorithm asks for its value where it needs it, ``client.rate(self.lr)``, so every
 rate of every algorithm can be scheduled.
@@ -9,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from fedstrata.errors import invalid, unknown
 
@@ -45,6 +44,7 @@ class StepDecay(Schedule):
     factor: float = 0.1
 
     def __call__(self, clock: Clock) -> float:
+        """Return the rate at this time."""
         passed = sum(clock.round >= (a * clock.rounds if 0 < a < 1 else a) for a in self.at)
         return self.value * self.factor**passed
 
@@ -58,6 +58,7 @@ class RoundDecay(Schedule):
     factor: float = 0.998
 
     def __call__(self, clock: Clock) -> float:
+        """Return the rate at this time."""
         return float(self.value * self.factor**clock.round)
 
 
@@ -74,6 +75,7 @@ class CubeRoot(Schedule):
             raise invalid("n of the cube_root schedule", self.n, "a positive number")
 
     def __call__(self, clock: Clock) -> float:
+        """Return the rate at this time."""
         return float(self.k / (self.n + clock.iteration) ** (1 / 3))
 
 
@@ -101,7 +103,7 @@ class Epochs:
 Steps = int | Epochs
 
 
-def schedule(options: dict[str, object], where: str) -> Schedule:
+def schedule(options: dict[str, Any], where: str) -> Schedule:
     """Build a schedule from its table in a configuration, e.g. ``{schedule = "step", value = 0.1}``."""
     rest = {k: v for k, v in options.items() if k != "schedule"}
     name = options.get("schedule")
@@ -113,8 +115,8 @@ def schedule(options: dict[str, object], where: str) -> Schedule:
         if option not in fields:
             raise unknown(f"option of the {name} schedule", option, fields, where)
     if isinstance(rest.get("at"), list):
-        rest["at"] = tuple(rest["at"])  # type: ignore[arg-type]
+        rest["at"] = tuple(rest["at"])
     try:
-        return kind(**rest)  # type: ignore[arg-type]
+        return kind(**rest)
     except TypeError as error:
         raise invalid(f"{name} schedule", options, f"complete ({error})", where) from None

@@ -36,8 +36,7 @@ Evaluate = Callable[[Problem, FederatedData, torch.Tensor, torch.Tensor | None],
 
 @dataclass(frozen=True)
 class Run:
-    """
-    A finished run.
+    """A finished run.
 
     x, y:     the solution (y is None without a dual).
     history:  one row per evaluation: round, steps, samples, bytes_up, bytes_down, seconds, measures.
@@ -78,8 +77,7 @@ def train(
     callbacks: Sequence[Callback] = (),
     config: dict[str, Any] | None = None,
 ) -> Run:
-    """
-    Train ``problem`` on ``data`` with ``algorithm`` for ``rounds`` rounds.
+    """Train ``problem`` on ``data`` with ``algorithm`` for ``rounds`` rounds.
 
     batch_size:        samples per client and step; None is the client's whole data in each step.
     participation:     the share (float) or number (int) of clients that take part in a round.
@@ -112,7 +110,8 @@ def train(
             history = [r for r in directory.rows() if r["round"] <= done]
             directory.truncate(history)
     every = max(1, rounds // 20) if eval_every is None else eval_every
-    note = f"{data.clients} clients, {clients.chunk} at a time" + (" (auto)" if chunk == "auto" else "")
+    together = min(clients.chunk, clients.sampled)
+    note = f"{clients.sampled} of {data.clients} clients a round, {together} at a time (chunk = {chunk})"
     run: Run | None = None
     started = time.perf_counter() - seconds
 
@@ -155,7 +154,10 @@ def train(
     return run
 
 
-_SETTINGS = ["rounds", "batch_size", "participation", "weighting", "sampling", "seed", "chunk", "threads", "device", "eval_every", "checkpoint_every", "state_memory"]
+_SETTINGS = (
+    *("rounds", "batch_size", "participation", "weighting", "sampling", "seed", "chunk", "threads", "device"),
+    *("eval_every", "checkpoint_every", "state_memory"),
+)
 
 
 def round_seconds(seconds: float) -> float:

@@ -51,13 +51,12 @@ def param(
     least: float | None = None,
     below: float | None = None,
     choices: tuple[str, ...] = (),
-    search: tuple[float, ...] = (),
+    search: tuple[float, float] | None = None,
 ) -> Any:
-    """
-    Declare a hyperparameter: its default, one line of explanation, its range, and what ``tune`` tries.
+    """Declare a hyperparameter: its default, one line of explanation, its range, and what ``tune`` tries.
 
-    ``above`` and ``below`` are exclusive bounds, ``least`` an inclusive one. ``search`` lists the values that
-    ``fedstrata tune`` chooses from.
+    ``above`` and ``below`` are exclusive bounds, ``least`` an inclusive one. ``search`` is the range
+    that ``fedstrata tune`` searches, on a logarithmic scale.
     """
     metadata = {"doc": doc, "above": above, "least": least, "below": below, "choices": choices, "search": search}
     return dataclasses.field(default=default, metadata=metadata)
@@ -65,8 +64,7 @@ def param(
 
 @dataclass_transform(frozen_default=True, field_specifiers=(param,))
 class Algorithm(ABC):
-    """
-    The base of every algorithm; subclass it once, never an algorithm itself.
+    """The base of every algorithm; subclass it once, never an algorithm itself.
 
     A subclass becomes a frozen dataclass of its hyperparameters and is registered under ``name``.
 
@@ -160,8 +158,7 @@ def _check(what: str, value: object, kind: str, limits: Mapping[str, Any]) -> No
 
 
 def algorithm(name: str, **options: Any) -> Algorithm:
-    """
-    Build an algorithm by name, from options as a configuration file has them.
+    """Build an algorithm by name, from options as a configuration file has them.
 
     A rate may be a table such as ``{schedule = "step", value = 0.1}``, steps may be ``{epochs = 5}``.
     """

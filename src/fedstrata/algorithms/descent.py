@@ -7,8 +7,8 @@ import torch
 from fedstrata.clients import Client
 from fedstrata.schedules import Rate, Steps
 
-RATES = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
-"""The learning rates that ``fedstrata tune`` chooses from."""
+RATES = (1e-3, 1.0)
+"""The range of learning rates that ``fedstrata tune`` searches, on a logarithmic scale."""
 
 
 def decayed(gradient: torch.Tensor, x: torch.Tensor, weight_decay: float) -> torch.Tensor:

@@ -1,5 +1,4 @@
-"""
-FedAdagrad: local SGD, Adagrad on the server.
+"""FedAdagrad: local SGD, Adagrad on the server.
 
 Reddi, Charles, Zaheer, Garrett, Rush, Konečný, Kumar, McMahan: "Adaptive federated optimization", ICLR 2021,
 Algorithm 2.
@@ -16,8 +15,8 @@ m starts at 0 and v at tau^2; there is no bias correction.
 
 Sent: up d, down d.
 
-Departures from the paper: beta1 = 0, the default, is the paper's usual setting for this form; the mean is weighted as the run says, where the paper's algorithm box averages
-uniformly.
+Departures from the paper: beta1 = 0, the default, is the paper's usual setting for this form; the mean is weighted as
+the run says, where the paper's algorithm box averages uniformly.
 """
 
 from __future__ import annotations

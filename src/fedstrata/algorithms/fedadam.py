@@ -1,5 +1,4 @@
-"""
-FedAdam: local SGD, Adam on the server.
+"""FedAdam: local SGD, Adam on the server.
 
 Reddi, Charles, Zaheer, Garrett, Rush, Konečný, Kumar, McMahan: "Adaptive federated optimization", ICLR 2021,
 Algorithm 2.

@@ -1,5 +1,4 @@
-"""
-FedAvg: local SGD, averaged.
+"""FedAvg: local SGD, averaged.
 
 McMahan, Moore, Ramage, Hampson, Agüera y Arcas: "Communication-efficient learning of deep networks from decentralized
 data", AISTATS 2017, Algorithm 1.

@@ -1,5 +1,4 @@
-"""
-FedYogi: local SGD, Yogi on the server.
+"""FedYogi: local SGD, Yogi on the server.
 
 Reddi, Charles, Zaheer, Garrett, Rush, Konečný, Kumar, McMahan: "Adaptive federated optimization", ICLR 2021,
 Algorithm 2.

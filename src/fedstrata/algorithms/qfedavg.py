@@ -1,5 +1,4 @@
-"""
-q-FedAvg: averages that lean towards the clients with the larger loss.
+"""q-FedAvg: averages that lean towards the clients with the larger loss.
 
 Li, Sanjabi, Beirami, Smith: "Fair resource allocation in federated learning", ICLR 2020, Algorithm 2 (q-FedAvg).
 
@@ -15,9 +14,9 @@ q = 0 is FedAvg.
 Sent: up d + 1, down d.
 
 Departures from the paper: the paper samples clients by size and sums; here clients are sampled uniformly and the means
-are weighted as the run says, which aims at the same objective. F_k + 1e-10 is used in place of F_k, as the authors' code
-does. The learning rate is held for the round, as 1/lr stands for the Lipschitz constant. Weight decay enters the local
-steps, not F_k.
+are weighted as the run says, which aims at the same objective. F_k + 1e-10 stands for F_k, as in the authors' code. The
+learning rate is held for the round, as 1/lr stands for the Lipschitz constant. Weight decay enters the local steps, not
+F_k.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ class QFedAvg(Algorithm):
     up, down = "d + 1", "d"
 
     lr: Rate = param(0.1, "local learning rate", above=0, search=RATES)
-    q: float = param(0.2, "0 is FedAvg; larger leans to larger losses", least=0, search=(0.01, 0.1, 0.2, 1.0, 2.0, 5.0))
+    q: float = param(0.2, "0 is FedAvg; larger leans to larger losses", least=0, search=(0.01, 5.0))
     steps: Steps = param(10, "local steps per round, or Epochs(e)")
     weight_decay: float = param(0.0, "L2 penalty on the local objective", least=0)
 

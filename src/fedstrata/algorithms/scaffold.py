@@ -1,5 +1,4 @@
-"""
-SCAFFOLD: local SGD corrected by control variates.
+"""SCAFFOLD: local SGD corrected by control variates.
 
 Karimireddy, Kale, Mohri, Reddi, Stich, Suresh: "SCAFFOLD: Stochastic controlled averaging for federated learning",
 ICML 2020, Algorithm 1.

@@ -21,8 +21,7 @@ Weighting = Literal["uniform", "samples"]
 
 
 class Clients(ABC):
-    """
-    The cohort of a round. ``mean``, ``max`` and ``gather`` run a method on every client of it.
+    """The cohort of a round. ``mean``, ``max`` and ``gather`` run a method on every client of it.
 
     A message and an answer are tensors or nested tuples of tensors; plain Python numbers may go down too and count no
     bytes. On the client side every tensor has a leading client axis.
@@ -31,7 +30,7 @@ class Clients(ABC):
     def __init__(self, setting: Setting, participation: int | float, weighting: Weighting) -> None:
         self._setting = setting
         self._weighting = check_weighting(weighting)
-        self._sampled = cohort_size(participation, setting.data.clients)
+        self.sampled = cohort_size(participation, setting.data.clients)
         self._round = 0
         self._exchange = [0]
         self._choices = [0]
@@ -59,12 +58,11 @@ class Clients(ABC):
         """Start a round: name its cohort, and count its exchanges from zero."""
         self._round = round
         self._exchange, self._choices = [0], [0]
-        if self._sampled < self.total:
-            self.cohort = rng.choose(rng.key_of(self._setting.seed, "cohort", round), self.total, self._sampled)
+        if self.sampled < self.total:
+            self.cohort = rng.choose(rng.key_of(self._setting.seed, "cohort", round), self.total, self.sampled)
 
     def choose(self, number: int | None = None, probabilities: np.ndarray | torch.Tensor | None = None) -> Clients:
-        """
-        Return these clients with another cohort for this round.
+        """Return these clients with another cohort for this round.
 
         Without ``probabilities``: ``number`` different clients, uniformly. With them: ``number`` draws with
         replacement, client k with probability ``probabilities[k]``; a client drawn twice counts twice.
@@ -93,8 +91,7 @@ class Clients(ABC):
     # --- the verbs ----------------------------------------------------------------------------------------------
 
     def mean(self, work: Work, *message: Any, weighting: Weighting | None = None) -> Any:
-        """
-        Run ``work(client, *message)`` on every client of the cohort; return the mean of what they return.
+        """Run ``work(client, *message)`` on every client of the cohort; return the mean of what they return.
 
         The mean is uniform or weighted by the clients' numbers of samples, as the run says; ``weighting`` overrides.
         """

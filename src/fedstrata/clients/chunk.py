@@ -1,5 +1,4 @@
-"""
-How many clients should advance together: the rule behind ``chunk="auto"``.
+"""How many clients should advance together: the rule behind ``chunk="auto"``.
 
 Measured by ``bench/chunk.py`` on a CPU. Convolutions and recurrent layers are fastest one client at a time. Dense
 models gain from company, because one batched product costs the dispatch of one, until the working set of the chunk
@@ -11,8 +10,8 @@ leaves the processor's cache. So, on a CPU:
                                         budget = 16 MiB
     full batches (batch_size=None):     batch = the mean number of samples per client
 
-On an accelerator every kind of layer takes the last line, with a budget of 1 GiB. The rule reads nothing but the problem,
-the data and the kind of device, so the same run gives the same bits everywhere.
+On an accelerator convolutions are treated like dense layers, and the budget is 1 GiB. The rule reads nothing but the
+problem, the data and the kind of device, so the same run gives the same bits everywhere.
 """
 
 from __future__ import annotations

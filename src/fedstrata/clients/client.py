@@ -44,8 +44,7 @@ class Setting:
 
 
 class Client:
-    """
-    C clients that advance together: every vector is [C, d], row c belongs to ``ids[c]``.
+    """C clients that advance together: every vector is [C, d], row c belongs to ``ids[c]``.
 
     An algorithm's local method gets one of these and never learns how many clients it serves.
     """
@@ -67,8 +66,7 @@ class Client:
     # --- data ---------------------------------------------------------------------------------------------------
 
     def draw(self, level: int = 0, stream: int = 0, batch_size: int | None = None) -> Batch:
-        """
-        Draw a batch for level ``level`` (0 is the outer function) in this step.
+        """Draw a batch for level ``level`` (0 is the outer function) in this step.
 
         The batch is named by (seed, client, round, exchange, step, level, stream): asking twice gives the same one,
         another ``stream`` an independent one. ``batch_size`` overrides the run's.
@@ -156,8 +154,7 @@ class Client:
         return np.ceil(steps.epochs * steps_per_epoch(sizes, self._setting.batch_size)).astype(np.int64)
 
     def repeat(self, steps: Steps, step: Callable[..., Any], *state: Any) -> Any:
-        """
-        Take local steps: ``state = step(client, *state)``, as often as ``steps`` says for each client.
+        """Take local steps: ``state = step(client, *state)``, as often as ``steps`` says for each client.
 
         What ``step`` returns replaces its first arguments; the others stay as they are. Returns what the last step
         returned. A client that has taken all its steps leaves the computation, so unequal numbers waste no work.

@@ -21,8 +21,7 @@ class _Table:
 
 
 class ClientState:
-    """
-    Named rows per client. Grows with clients that took part, never with those that did not.
+    """Named rows per client. Grows with clients that took part, never with those that did not.
 
     Once a name's rows would pass ``memory_limit`` bytes they move to a memory-mapped file in ``folder`` (a temporary
     one by default), so state may be larger than memory.

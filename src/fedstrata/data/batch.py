@@ -9,8 +9,7 @@ import torch
 
 @dataclass(frozen=True)
 class Batch:
-    """
-    What C clients drew in one step.
+    """What C clients drew in one step.
 
     When every client drew the same number of samples there is one part, tensors [C, B, ...], and ``where`` is None.
     Otherwise clients with equally many samples share a part, and ``where[i]`` tells which clients part i belongs to.

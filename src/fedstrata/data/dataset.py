@@ -17,8 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Dataset:
-    """
-    Training and test arrays of one data set.
+    """Training and test arrays of one data set.
 
     ``inputs`` are floats ready for a model, or small integers (tokens) that become int64 when drawn.
     ``targets`` are class numbers (int64), or floats for regression (``classes = 0``).
@@ -34,8 +33,7 @@ class Dataset:
     keys: np.ndarray | None = None
 
     def imbalance(self, share: float, seed: int = 0) -> Dataset:
-        """
-        Return the binary task with this share of positives in the training data; the test data stay balanced or not.
+        """Return the binary task with this share of positives in the training data; the test data stay balanced or not.
 
         The first half of the classes is positive (1), the second half negative (0), as in the AUC papers; a set that
         is binary already keeps its labels. Positives of the training data are thinned out at random to ``share``, or
@@ -80,8 +78,7 @@ class Dataset:
     def split(
         self, partition: Partition, *, clients: int, seed: int = 0, holdout: float = 0.0, support: float = 0.0
     ) -> FederatedData:
-        """
-        Spread the training rows over ``clients`` clients.
+        """Spread the training rows over ``clients`` clients.
 
         ``holdout`` is the share of each client's rows kept as its own test part. ``support`` is the share of the rest
         that only the inner levels draw from; the outer function then draws from the other rows (the query set).

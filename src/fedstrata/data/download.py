@@ -1,5 +1,4 @@
-"""
-Where the files of data sets are looked for, and how a missing one is fetched.
+"""Where the files of data sets are looked for, and how a missing one is fetched.
 
 A file is taken from the data directory. If it is not there and an official address is known, it is downloaded
 once: to a temporary name, checked against the published checksum where there is one, then renamed, so that a
@@ -37,8 +36,7 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Source:
-    """
-    A file (or folder) of a data set.
+    """A file (or folder) of a data set.
 
     ``path`` is its place in the data directory; a file may also be there with ``.gz`` added or taken away.
     ``address`` is the official place to download it from, None if there is none. ``checksum`` is
@@ -132,8 +130,7 @@ SOURCES |= _idx(
 
 
 def data_directory(option: str | Path | None = None) -> Path:
-    """
-    Return the data directory: ``option``, else ``FEDSTRATA_DATA``, else ``fedstrata`` in the user's cache.
+    """Return the data directory: ``option``, else ``FEDSTRATA_DATA``, else ``fedstrata`` in the user's cache.
 
     The cache is ``XDG_CACHE_HOME`` where that is set, ``~/.cache`` otherwise. The directory need not exist.
     """
@@ -150,8 +147,7 @@ def find(source: Source, directory: Path) -> Path | None:
 
 
 def locate(path: str, directory: Path, progress: Progress | None = None) -> Path:
-    """
-    Return where the file ``path`` of :data:`SOURCES` is, downloading it if need be.
+    """Return where the file ``path`` of :data:`SOURCES` is, downloading it if need be.
 
     If it cannot be had, the :class:`MissingData` error says where it was looked for and how to get it.
     """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,7 @@ Arrays = tuple[torch.Tensor, ...]
 
 @dataclass(frozen=True)
 class Part:
-    """
-    Rows of shared arrays, grouped by client; within a client they stand in class order.
+    """Rows of shared arrays, grouped by client; within a client they stand in class order.
 
     arrays:  tensors whose first axis runs over all rows, ``(inputs, targets)``.
     rows:    row numbers, one client's after another's.
@@ -83,8 +83,7 @@ def _to(array: torch.Tensor, device: torch.device, dtype: torch.dtype) -> torch.
 
 @dataclass(frozen=True)
 class FederatedData:
-    """
-    The data of N clients.
+    """The data of N clients.
 
     train:       what clients learn from. With ``support`` present, the outer function draws from here (the query set)
                  and the inner levels draw from ``support``; otherwise both draw from here, independently.
@@ -133,8 +132,7 @@ class FederatedData:
         )
 
     def validation(self, share: float = 0.2, seed: int = 0) -> FederatedData:
-        """
-        Return the same clients with ``share`` of each one's training rows as the test data: for tuning.
+        """Return the same clients with ``share`` of each one's training rows as the test data: for tuning.
 
         The real test data are not in the result at all. A client with one sample keeps it for training.
         """
@@ -182,8 +180,7 @@ class FederatedData:
 
     @staticmethod
     def from_folder(folder: str | Path) -> FederatedData:
-        """
-        Build from a folder with one .npz per client, in the order of their names.
+        """Build from a folder with one .npz per client, in the order of their names.
 
         Each holds ``inputs`` and ``targets`` (``x`` and ``y`` will do), and optionally ``test_inputs`` and
         ``test_targets``. A file called ``test.npz`` with ``inputs`` and ``targets`` is the pooled test set.
@@ -242,7 +239,7 @@ def _joined(pairs: Sequence[tuple[Any, Any]], what: str, may_be_empty: bool = Fa
             raise InputError(f"The inputs of {what} {k} hold NaN or infinity.")
     sizes = [len(x) for x, _ in arrays]
     starts = np.concatenate([[0], np.cumsum(sizes)])
-    owned = [np.arange(a, b) for a, b in zip(starts[:-1], starts[1:], strict=True)]
+    owned = [np.arange(a, b) for a, b in pairwise(starts)]
     filled = [a for a, n in zip(arrays, sizes, strict=True) if n] or arrays
     return Part.of((torch.cat([x for x, _ in filled]), torch.cat([y for _, y in filled])), owned, may_be_empty)
 

@@ -1,5 +1,4 @@
-"""
-Partitions: how the rows of one data set are divided over clients.
+"""Partitions: how the rows of one data set are divided over clients.
 
 A partition is a frozen value that is called with the targets (and keys) of the training rows; it answers with
 one array of row numbers per client. The same seed gives the same division, and no row goes to two clients.
@@ -24,8 +23,7 @@ UNUSED = -1
 
 @dataclass(frozen=True)
 class Partition(ABC):
-    """
-    A rule that divides rows over clients; subclasses say which client owns each row.
+    """A rule that divides rows over clients; subclasses say which client owns each row.
 
     ``name`` is the name on the command line, ``remedy`` what to do when a client would be left without data.
     """
@@ -36,8 +34,7 @@ class Partition(ABC):
     def __call__(
         self, targets: np.ndarray, keys: np.ndarray | None, clients: int, rng: np.random.Generator
     ) -> list[np.ndarray]:
-        """
-        Divide the rows: a list of ``clients`` sorted int64 arrays of row numbers, no row in two of them.
+        """Divide the rows: a list of ``clients`` sorted int64 arrays of row numbers, no row in two of them.
 
         ``targets`` has one entry per row; ``keys``, where the data set has them, names the owner of each row.
         A client that would hold no row is an error.
@@ -78,8 +75,7 @@ class Iid(Partition):
 
 @dataclass(frozen=True)
 class Dirichlet(Partition):
-    """
-    Skewed classes: each class is spread over the clients in proportions drawn from Dirichlet(alpha).
+    """Skewed classes: each class is spread over the clients in proportions drawn from Dirichlet(alpha).
 
     For every class c, p_c ~ Dir(alpha, ..., alpha) over the clients, and client i gets the share p_c[i] of the
     rows of class c. Small ``alpha`` gives each client few classes and very different sizes, large ``alpha``
@@ -127,8 +123,7 @@ class Dirichlet(Partition):
 
 @dataclass(frozen=True)
 class Dominant(Partition):
-    """
-    One main class per client: a share ``share`` of client i's rows is of class i mod classes.
+    """One main class per client: a share ``share`` of client i's rows is of class i mod classes.
 
     The rest is spread evenly over the other classes. All clients have the same number of rows, the largest for
     which no row is needed twice; rows left over are not used. ``share = 1`` gives single-class clients,
@@ -208,8 +203,7 @@ class OneLarge(Partition):
 
 @dataclass(frozen=True)
 class Shards(Partition):
-    """
-    Few classes per client: rows sorted by target are cut into shards, each client gets ``per_client`` at random.
+    """Few classes per client: rows sorted by target are cut into shards, each client gets ``per_client`` at random.
 
     The rows are sorted by target (rows of equal target stay in order) and cut into clients * per_client
     consecutive shards of equal size, up to one row; every row is used. From McMahan et al.,
@@ -236,8 +230,7 @@ class Shards(Partition):
 
 @dataclass(frozen=True)
 class ClassGroups(Partition):
-    """
-    Disjoint classes: the classes are cut into groups, and a client holds rows of one group only.
+    """Disjoint classes: the classes are cut into groups, and a client holds rows of one group only.
 
     The classes that occur, in increasing order, are cut into ``groups`` consecutive groups whose sizes differ by
     at most one class (the first are the larger ones). Client i belongs to group i mod groups. The rows of a group
@@ -278,8 +271,7 @@ class ClassGroups(Partition):
 
 @dataclass(frozen=True)
 class ByKey(Partition):
-    """
-    The division the data came with: one client per key (a speaking role, an alphabet).
+    """The division the data came with: one client per key (a speaking role, an alphabet).
 
     Of the keys with at least ``min_samples`` rows, as many as there are clients are drawn in random order. The
     rows of the other keys are not used.

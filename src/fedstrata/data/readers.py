@@ -1,5 +1,4 @@
-"""
-Readers of the standard file formats of data sets, from a file to NumPy arrays.
+"""Readers of the standard file formats of data sets, from a file to NumPy arrays.
 
 Every reader takes paths and returns arrays as they stand in the file; scaling and splitting are the business of
 ``fedstrata.data.sets``. A file that is not what it should be is an :class:`InputError` that names the file and
@@ -78,8 +77,7 @@ def idx_pair(images: Path, labels: Path) -> tuple[np.ndarray, np.ndarray]:
 
 
 def cifar(paths: Sequence[Path], labels: int, classes: int) -> tuple[np.ndarray, np.ndarray]:
-    """
-    Read CIFAR binary batches: images [n, 3, 32, 32] of bytes and their last label, in the order of ``paths``.
+    """Read CIFAR binary batches: images [n, 3, 32, 32] of bytes and their last label, in the order of ``paths``.
 
     A record has ``labels`` label bytes (1 in CIFAR-10; 2 in CIFAR-100, coarse and fine) and 3072 pixels.
     """
@@ -253,8 +251,7 @@ def _table(
 
 
 def encode(train: Table, test: Table) -> tuple[np.ndarray, np.ndarray]:
-    """
-    Turn two tables into float32 inputs, by what the training table alone holds.
+    """Turn two tables into float32 inputs, by what the training table alone holds.
 
     Numbers are standardised; each column of categories becomes one 0/1 column per category, in alphabetical order.
     A category that only the test table has becomes zeros.
@@ -268,8 +265,7 @@ def encode(train: Table, test: Table) -> tuple[np.ndarray, np.ndarray]:
 
 
 def standardise(train: np.ndarray, test: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """
-    Shift and scale each column so that the training part has mean 0 and variance 1; float32.
+    """Shift and scale each column so that the training part has mean 0 and variance 1; float32.
 
     A column that is constant in the training part is only shifted.
     """

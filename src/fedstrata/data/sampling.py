@@ -1,5 +1,4 @@
-"""
-How a client draws a batch from its own data: uniform, shuffled epochs, stratified, or everything.
+"""How a client draws a batch from its own data: uniform, shuffled epochs, stratified, or everything.
 
 A batch is a function of names: seed, client, round, exchange, step, level and stream, and of nothing else.
 """
@@ -35,8 +34,10 @@ class _Independent(Sampling):
     """Steps that do not depend on each other are drawn several at a time, because one call costs as much as sixteen."""
 
     first = last = 0
+    ahead: np.ndarray
 
     def positions(self, step: int, active: int) -> tuple[np.ndarray, np.ndarray | None]:
+        """Return positions [active, B], and how many count if not all of them do."""
         if not self.first <= step < self.last or active > self.ahead.shape[0]:
             count = max(1, min(_AHEAD, _AHEAD_POSITIONS // max(1, active * self.batch_size)))
             self.first, self.last = step, step + count
@@ -52,23 +53,25 @@ class Uniform(_Independent):
     """Each sample of a batch is drawn from the client's data with replacement."""
 
     def draw(self, steps: np.ndarray, active: int) -> np.ndarray:
+        """Return positions [active, steps, B]."""
         clients, sizes = self.clients[:active, None], self.sizes[:active, None]
         return rng.positions(self.key, clients, steps[None], self.batch_size, sizes)
 
 
 class Stratified(_Independent):
-    """
-    Each batch holds the client's classes in their own proportions, to within one sample.
+    """Each batch holds the client's classes in their own proportions, to within one sample.
 
     The client's rows stand in class order; sample j of B is drawn from the j-th of B equal stretches of them. Every
     row is equally likely to be drawn, so the gradient stays unbiased without weights.
     """
 
     def draw(self, steps: np.ndarray, active: int) -> np.ndarray:
+        """Return positions [active, steps, B]."""
         clients, sizes = self.clients[:active, None], self.sizes[:active, None, None]
         jitter = rng.uniforms(self.key, clients, steps[None], self.batch_size)
         places = (np.arange(self.batch_size) + jitter) * (sizes / self.batch_size)
-        return np.minimum(places.astype(np.int64), sizes - 1)
+        out: np.ndarray = np.minimum(places.astype(np.int64), sizes - 1)
+        return out
 
 
 class ShuffledEpochs(Sampling):
@@ -80,6 +83,7 @@ class ShuffledEpochs(Sampling):
         self.order = np.zeros((len(clients), int(sizes.max()) + batch_size), dtype=np.int64)
 
     def positions(self, step: int, active: int) -> tuple[np.ndarray, np.ndarray | None]:
+        """Return positions [active, B], and how many count if not all of them do."""
         sizes = self.sizes[:active]
         per_epoch = steps_per_epoch(sizes, self.batch_size)
         epoch, batch = step // per_epoch, step % per_epoch
@@ -99,6 +103,7 @@ class Everything(Sampling):
     """The client's whole data in every step."""
 
     def positions(self, step: int, active: int) -> tuple[np.ndarray, np.ndarray | None]:
+        """Return positions [active, B], and how many count if not all of them do."""
         sizes = self.sizes[:active]
         largest = int(sizes.max())
         places = np.broadcast_to(np.arange(largest), (active, largest))

@@ -1,5 +1,4 @@
-"""
-The data sets, each a function that returns a :class:`Dataset` ready for a model.
+"""The data sets, each a function that returns a :class:`Dataset` ready for a model.
 
 ``digits`` and ``breast_cancer`` come with scikit-learn and need no files. The others are read in their standard
 file formats from a data directory (the option ``data_dir``, else the environment variable ``FEDSTRATA_DATA``, else
@@ -36,8 +35,7 @@ SPLIT_SEED = 0
 
 
 def load(name: str, data_dir: Directory = None, progress: Progress | None = None, **options: Any) -> Dataset:
-    """
-    Load a data set by name, for instance ``load("shakespeare", length=40)``.
+    """Load a data set by name, for instance ``load("shakespeare", length=40)``.
 
     ``data_dir`` is the data directory, not used by the sets that come with scikit-learn. ``progress`` is called with
     a line of text now and then during a download. The options are those of the set's own function.
@@ -55,8 +53,7 @@ def load(name: str, data_dir: Directory = None, progress: Progress | None = None
 
 
 def digits() -> Dataset:
-    """
-    Handwritten digits, 8 x 8 grey pixels in [0, 1]: 1,438 train and 359 test rows, 10 classes.
+    """Handwritten digits, 8 x 8 grey pixels in [0, 1]: 1,438 train and 359 test rows, 10 classes.
 
     Part of scikit-learn; stratified 80/20 split, always the same. Alpaydin and Kaynak, "Optical Recognition of
     Handwritten Digits", UCI 1998; CC BY 4.0.
@@ -68,8 +65,7 @@ def digits() -> Dataset:
 
 
 def breast_cancer() -> Dataset:
-    """
-    Breast cancer from 30 measures of cell nuclei, standardised: 456 train and 113 test rows.
+    """Breast cancer from 30 measures of cell nuclei, standardised: 456 train and 113 test rows.
 
     Class 1 is malignant (37 %); scikit-learn numbers the classes the other way round. Part of scikit-learn;
     stratified 80/20 split, always the same. Wolberg et al., "Breast Cancer Wisconsin (Diagnostic)", UCI 1995;
@@ -80,8 +76,7 @@ def breast_cancer() -> Dataset:
 
 
 def mnist(data_dir: Directory = None, progress: Progress | None = None) -> Dataset:
-    """
-    MNIST, handwritten digits, 28 x 28 grey pixels, (v/255 - 0.1307) / 0.3081: 60,000 train, 10,000 test rows.
+    """MNIST, handwritten digits, 28 x 28 grey pixels, (v/255 - 0.1307) / 0.3081: 60,000 train, 10,000 test rows.
 
     LeCun et al., "Gradient-Based Learning Applied to Document Recognition", Proceedings of the IEEE 1998; licence not
     stated by the authors, commonly given as CC BY-SA 3.0.
@@ -90,8 +85,7 @@ def mnist(data_dir: Directory = None, progress: Progress | None = None) -> Datas
 
 
 def fashion_mnist(data_dir: Directory = None, progress: Progress | None = None) -> Dataset:
-    """
-    Fashion-MNIST, clothes, 28 x 28 grey pixels, (v/255 - 0.2860) / 0.3530: 60,000 train, 10,000 test rows.
+    """Fashion-MNIST, clothes, 28 x 28 grey pixels, (v/255 - 0.2860) / 0.3530: 60,000 train, 10,000 test rows.
 
     Xiao et al., "Fashion-MNIST: a Novel Image Dataset for Benchmarking Machine Learning Algorithms", 2017; MIT.
     """
@@ -99,8 +93,7 @@ def fashion_mnist(data_dir: Directory = None, progress: Progress | None = None) 
 
 
 def cifar10(data_dir: Directory = None, progress: Progress | None = None) -> Dataset:
-    """
-    CIFAR-10, objects, 3 x 32 x 32 pixels, normalised per channel: 50,000 train, 10,000 test rows, 10 classes.
+    """CIFAR-10, objects, 3 x 32 x 32 pixels, normalised per channel: 50,000 train, 10,000 test rows, 10 classes.
 
     Reads every ``data_batch_*.bin`` of the binary version that is there. Krizhevsky, "Learning Multiple Layers of
     Features from Tiny Images", 2009; licence not stated.
@@ -111,8 +104,7 @@ def cifar10(data_dir: Directory = None, progress: Progress | None = None) -> Dat
 
 
 def cifar100(data_dir: Directory = None, progress: Progress | None = None) -> Dataset:
-    """
-    CIFAR-100, objects, 3 x 32 x 32 pixels, normalised per channel: 50,000 train, 10,000 test rows, 100 classes.
+    """CIFAR-100, objects, 3 x 32 x 32 pixels, normalised per channel: 50,000 train, 10,000 test rows, 100 classes.
 
     The target is the fine label. Krizhevsky, "Learning Multiple Layers of Features from Tiny Images", 2009; licence
     not stated.
@@ -129,8 +121,7 @@ def shakespeare(
     stride: int = 10,
     min_characters: int = 1000,
 ) -> Dataset:
-    """
-    Next-character prediction in Shakespeare's 37 plays, one owner per speaking role (641 of 1,344 by default).
+    """Next-character prediction in Shakespeare's 37 plays, one owner per speaking role (641 of 1,344 by default).
 
     A row is ``length`` characters of a role (uint8 tokens, see :data:`CHARACTERS`; any other character becomes a
     space) and its target the next character: 80 classes. A row starts every ``stride`` characters; stride 1 is every
@@ -169,8 +160,7 @@ def shakespeare(
 
 
 def omniglot(data_dir: Directory = None, progress: Progress | None = None, size: int = 28) -> Dataset:
-    """
-    Omniglot, handwritten characters of 30 alphabets (the background set): 15,424 train, 3,856 test rows.
+    """Omniglot, handwritten characters of 30 alphabets (the background set): 15,424 train, 3,856 test rows.
 
     The drawings, 105 x 105 with 1 = ink and 0 = paper, are reduced to [1, size, size] by the mean over the area of each
     new pixel. The target is the character (964 classes), keys are alphabet numbers. Each character was drawn by 20
@@ -195,8 +185,7 @@ def omniglot(data_dir: Directory = None, progress: Progress | None = None, size:
 
 
 def pneumoniamnist(data_dir: Directory = None, progress: Progress | None = None, validation: bool = False) -> Dataset:
-    """
-    PneumoniaMNIST, chest X-rays, 28 x 28 grey pixels in [-1, 1]: 4,708 train, 624 test rows.
+    """PneumoniaMNIST, chest X-rays, 28 x 28 grey pixels in [-1, 1]: 4,708 train, 624 test rows.
 
     Class 1 is pneumonia, the more frequent one (74 % of train). ``validation`` adds the 524 validation rows to the
     training rows. Yang et al., "MedMNIST v2", Scientific Data 2023; CC BY 4.0.
@@ -206,8 +195,7 @@ def pneumoniamnist(data_dir: Directory = None, progress: Progress | None = None,
 
 
 def breastmnist(data_dir: Directory = None, progress: Progress | None = None, validation: bool = False) -> Dataset:
-    """
-    BreastMNIST, breast ultrasound, 28 x 28 grey pixels in [-1, 1]: 546 train, 156 test rows.
+    """BreastMNIST, breast ultrasound, 28 x 28 grey pixels in [-1, 1]: 546 train, 156 test rows.
 
     Class 1 is malignant (27 %); the file numbers the classes the other way round. ``validation`` adds the 78 validation
     rows to the training rows. Yang et al., "MedMNIST v2", Scientific Data 2023; CC BY 4.0.
@@ -217,8 +205,7 @@ def breastmnist(data_dir: Directory = None, progress: Progress | None = None, va
 
 
 def ham10000(data_dir: Directory = None, progress: Progress | None = None) -> Dataset:
-    """
-    HAM10000, one photograph per skin lesion, 3 x 28 x 28 pixels in [-1, 1]: 4,786 train, 1,198 test rows.
+    """HAM10000, one photograph per skin lesion, 3 x 28 x 28 pixels in [-1, 1]: 4,786 train, 1,198 test rows.
 
     Class 1 is melanoma (8.2 %). The split is the array ``is_test`` of the file. Tschandl et al., "The HAM10000 dataset,
     a large collection of multi-source dermatoscopic images of common pigmented skin lesions", Scientific Data 2018;
@@ -233,8 +220,7 @@ def ham10000(data_dir: Directory = None, progress: Progress | None = None) -> Da
 
 
 def a9a(data_dir: Directory = None, progress: Progress | None = None) -> Dataset:
-    """
-    a9a, UCI Adult as 123 binary features: 32,561 train, 16,281 test rows; class 1 is income above 50,000 (24 %).
+    """a9a, UCI Adult as 123 binary features: 32,561 train, 16,281 test rows; class 1 is income above 50,000 (24 %).
 
     Platt, "Fast Training of Support Vector Machines Using Sequential Minimal Optimization", 1998, from the LIBSVM
     collection; CC BY 4.0 (UCI Adult).
@@ -245,8 +231,7 @@ def a9a(data_dir: Directory = None, progress: Progress | None = None) -> Dataset
 
 
 def w8a(data_dir: Directory = None, progress: Progress | None = None) -> Dataset:
-    """
-    w8a, web pages as 300 binary key words: 49,749 rows, class 1 is 3.0 %.
+    """w8a, web pages as 300 binary key words: 49,749 rows, class 1 is 3.0 %.
 
     The test rows are those of ``w8a.t`` (14,951) if that file is in the data directory. If only ``w8a`` is there, it is
     split 80/20, stratified, always the same. Platt, "Fast Training of Support Vector Machines Using Sequential Minimal
@@ -265,8 +250,7 @@ def w8a(data_dir: Directory = None, progress: Progress | None = None) -> Dataset
 
 
 def adult(data_dir: Directory = None, progress: Progress | None = None) -> Dataset:
-    """
-    UCI Adult: 32,561 train, 16,281 test rows, 108 features; class 1 is income above 50,000 (24 %).
+    """UCI Adult: 32,561 train, 16,281 test rows, 108 features; class 1 is income above 50,000 (24 %).
 
     Six standardised numbers, and eight categories as 0/1 columns, by the training rows; "?" is a category of its own.
     Becker and Kohavi, "Adult", UCI 1996; CC BY 4.0.
@@ -278,8 +262,7 @@ def adult(data_dir: Directory = None, progress: Progress | None = None) -> Datas
 
 
 def bank(data_dir: Directory = None, progress: Progress | None = None) -> Dataset:
-    """
-    UCI Bank Marketing (``bank-additional-full``): 32,950 train, 8,238 test rows, 63 features.
+    """UCI Bank Marketing (``bank-additional-full``): 32,950 train, 8,238 test rows, 63 features.
 
     Class 1 is a deposit taken (11.3 %). Ten standardised numbers, and ten categories as 0/1 columns, by the training
     rows; stratified 80/20 split, always the same. It includes the duration of the call, which is known only once the
@@ -293,8 +276,7 @@ def bank(data_dir: Directory = None, progress: Progress | None = None) -> Datase
 
 
 def mammography(data_dir: Directory = None, progress: Progress | None = None) -> Dataset:
-    """
-    Mammography, microcalcifications from 6 standardised features: 8,946 train, 2,237 test rows.
+    """Mammography, microcalcifications from 6 standardised features: 8,946 train, 2,237 test rows.
 
     Class 1 is a calcification (2.3 %); stratified 80/20 split, always the same. Woods et al., "Comparative Evaluation
     of Pattern Recognition Techniques for Detection of Microcalcifications in Mammography", 1993; licence not stated.

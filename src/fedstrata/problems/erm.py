@@ -41,8 +41,7 @@ LOSSES: dict[str, Losses] = {
 
 
 def erm(model: nn.Module, loss: str | Losses = "cross_entropy", batchnorm: BatchNormRule = "refuse") -> Problem:
-    """
-    Build ordinary federated learning: min_x M_k[ mean loss of the model with weights x on client k's data ].
+    """Build ordinary federated learning: min_x M_k[ mean loss of the model with weights x on client k's data ].
 
     ``loss`` is "cross_entropy", "binary_cross_entropy", "squared", or a function ``(outputs, targets) -> one loss per
     sample``. ``batchnorm`` says what to do with BatchNorm layers: see :class:`fedstrata.flat.Flat`.

@@ -30,8 +30,7 @@ def quadratic(
     seed: int = 0,
     dtype: torch.dtype = torch.float64,
 ) -> Quadratic:
-    """
-    Build f_k(x) = mean over the client's samples of 1/2 sum_j h_j (x_j - b_j)^2, with different h, b everywhere.
+    """Build f_k(x) = mean over the client's samples of 1/2 sum_j h_j (x_j - b_j)^2, with different h, b everywhere.
 
     ``heterogeneity`` is the spread of the clients' minimisers, ``noise`` the spread of samples around them,
     ``condition`` the largest curvature h (the smallest is 1). The solution is that of the uniform mean over clients.

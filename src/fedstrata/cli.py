@@ -1,0 +1,393 @@
+"""The command line: run, compare, tune, list, show, plot, demo."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import json
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import click
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from fedstrata import __version__
+from fedstrata.algorithms.base import ALGORITHMS
+from fedstrata.callbacks import Callback, ShowProgress
+from fedstrata.compare import compare as compare_runs
+from fedstrata.compare import run_config, table
+from fedstrata.compare import tune as tune_runs
+from fedstrata.config import Config, parse, read
+from fedstrata.data.partition import PARTITIONS
+from fedstrata.data.sets import SETS
+from fedstrata.errors import FedstrataError, InputError, unknown
+from fedstrata.models import MODELS
+from fedstrata.plots import plot as draw
+from fedstrata.problems import PROBLEMS
+from fedstrata.rundir import Row, RunDirectory
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Federated learning for layered objectives. Start with: fedstrata demo",
+)
+out_console = Console()
+err_console = Console(stderr=True)
+
+ConfigFile = Annotated[Path, typer.Argument(help="The experiment, a TOML file.", show_default=False)]
+Set = Annotated[
+    list[str] | None, typer.Option("--set", help="Change a setting, e.g. --set algorithm.lr=0.1. May be repeated.")
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON for a script instead of a table for a person.")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="Show no progress.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Go on with what is in the directory already.")]
+Names = Annotated[str, typer.Option("--algorithms", help="Names separated by commas.")]
+
+
+def _version(show: bool) -> None:
+    if show:
+        print(f"fedstrata {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _main(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Federated learning for layered objectives."""
+
+
+@app.command()
+def run(
+    experiment: ConfigFile,
+    out: Annotated[
+        Path | None, typer.Option(help="The run directory; must be new. Without it nothing is kept.")
+    ] = None,
+    set_: Set = None,
+    resume: Resume = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Train one experiment.
+
+    With --out the run directory holds config.toml, metrics.jsonl, summary.json, model.safetensors, plot.png and
+    checkpoints; an interrupted run goes on with --resume.
+    """
+    config = read(experiment, set_)
+    if resume and out is None:
+        raise InputError("--resume needs --out: the run directory to go on with.")
+    result = run_config(config, out, resume, _progress(quiet))
+    if as_json:
+        print(json.dumps(result.summary))
+        return
+    _print_rows([_short(result.history[-1])], f"{result.summary['algorithm']} on {result.summary['data']}")
+    where = result.summary.get("measured_on")
+    if where:
+        out_console.print(f"Measured on: pooled {where['pooled']}; clients' {where['clients']}.", highlight=False)
+    if out is not None:
+        out_console.print(f"Written to {out} (picture: {out / 'plot.png'})", highlight=False, soft_wrap=True)
+
+
+@app.command()
+def compare(
+    experiment: ConfigFile,
+    algorithms: Names,
+    seeds: Annotated[int, typer.Option(min=1, help="How many seeds, counted from the experiment's own.")] = 1,
+    out: Annotated[Path | None, typer.Option(help="Where to keep the runs, compare.json and plot.png.")] = None,
+    set_: Set = None,
+    resume: Resume = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Run several algorithms on the same experiment, with several seeds: mean and spread, and a picture.
+
+    Each algorithm takes its options from [algorithms.NAME], and from [algorithm] where it has an option of that name.
+    """
+    config = read(experiment, set_)
+    _new_directory(out, resume)
+    _compare(config, _names(algorithms), seeds, out, as_json, quiet)
+
+
+@app.command()
+def tune(
+    experiment: ConfigFile,
+    algorithms: Names,
+    trials: Annotated[int | None, typer.Option(min=1, help="Trials for each algorithm [tune.trials].")] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="Seeds for the final runs on the test data.")] = 1,
+    out: Annotated[Path | None, typer.Option(help="Where to keep trials.jsonl, best.toml and the final runs.")] = None,
+    set_: Set = None,
+    resume: Resume = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Tune every algorithm with the same number of trials, then report the best settings on the test data.
+
+    Trials are judged on a validation split of the training data; the test data play no part in the choice.
+    """
+    config = read(experiment, set_)
+    if trials is not None:
+        config = config.model_copy(update={"tune": config.tune.model_copy(update={"trials": trials})})
+    names = _names(algorithms)
+    _new_directory(out, resume)
+    say = (lambda _: None) if quiet else _say
+    results = tune_runs(config, names, None if out is None else out / "trials", [], say)
+    best = {name: {**config.options_of(name), **rows[0]["options"]} for name, rows in results.items()}
+    chosen = config.model_copy(update={"algorithms": {**config.algorithms, **best}})
+    if out is not None:
+        import tomli_w
+
+        (out / "best.toml").write_text(tomli_w.dumps(chosen.to_toml()))
+    rows = _compare(chosen, names, seeds, None if out is None else out / "final", False, quiet, show=not as_json)
+    if as_json:
+        print(json.dumps({"trials": results, "best": best, "test": rows}))
+        return
+    for name, options in best.items():
+        shown = ", ".join(f"{k} = {v}" for k, v in options.items())
+        out_console.print(f"{name}: {shown}", highlight=False, soft_wrap=True)
+
+
+@app.command("list")
+def list_(
+    kind: Annotated[str, typer.Argument(help="algorithms, problems, datasets, models or partitions.")],
+    as_json: Json = False,
+) -> None:
+    """List what there is, with one line on each."""
+    kinds: dict[str, dict[str, Any]] = {
+        "algorithms": ALGORITHMS,
+        "problems": {n: p.build for n, p in PROBLEMS.items()},
+        "datasets": SETS,
+        "models": MODELS,
+        "partitions": PARTITIONS,
+    }
+    if kind not in kinds:
+        raise unknown("list", kind, kinds)
+    lines = {name: (inspect.getdoc(thing) or "").split("\n")[0] for name, thing in sorted(kinds[kind].items())}
+    if as_json:
+        print(json.dumps(lines))
+        return
+    grid = Table(box=None, show_header=False, pad_edge=False)
+    for name, line in lines.items():
+        grid.add_row(f"[bold]{name}[/bold]", line)
+    out_console.print(grid)
+
+
+@app.command()
+def show(
+    algorithm: Annotated[str, typer.Argument(help="The algorithm, by name.")],
+    as_json: Json = False,
+) -> None:
+    """Show an algorithm: its equations, its hyperparameters, what it sends."""
+    if algorithm not in ALGORITHMS:
+        raise unknown("algorithm", algorithm, ALGORITHMS)
+    kind = ALGORITHMS[algorithm]
+    text = inspect.getdoc(inspect.getmodule(kind)) or ""
+    params = {
+        f.name: {"default": f.default, "type": str(f.type), "doc": f.metadata.get("doc", "")}
+        for f in dataclasses.fields(kind)  # type: ignore[arg-type]
+    }
+    if as_json:
+        described = {"name": algorithm, "text": text, "hyperparameters": params, "up": kind.up, "down": kind.down}
+        print(json.dumps(described))
+        return
+    out_console.print(text, highlight=False, markup=False, soft_wrap=True)
+    grid = Table(title="Hyperparameters", title_justify="left", box=None, pad_edge=False)
+    for column in ("name", "default", "what it is"):
+        grid.add_column(column)
+    for name, about in params.items():
+        grid.add_row(f"[bold]{name}[/bold]", str(about["default"]), about["doc"])
+    out_console.print()
+    out_console.print(grid)
+
+
+@app.command()
+def plot(
+    runs: Annotated[list[Path], typer.Argument(help="Run directories; seeds of one algorithm become one line.")],
+    out: Annotated[Path, typer.Option(help="The picture to write (.png, .pdf, .svg).")] = Path("plot.png"),
+    measure: Annotated[list[str] | None, typer.Option(help="What to draw, e.g. accuracy. May be repeated.")] = None,
+    axis: Annotated[str, typer.Option(help="round, steps, samples, bytes_up, bytes_down or seconds.")] = "round",
+) -> None:
+    """Draw runs against rounds, steps, samples, bytes or seconds."""
+    groups: dict[str, list[list[Row]]] = {}
+    for path in runs:
+        rows = RunDirectory(path).rows()
+        if not rows:
+            raise InputError(f"There is no run with metrics in {path}.")
+        label = read(path / "config.toml").algorithm.name if _is_config(path / "config.toml") else path.name
+        groups.setdefault(label, []).append(rows)
+    draw(groups, out, measure, axis)
+    out_console.print(f"Picture written to {out}", highlight=False, soft_wrap=True)
+
+
+@app.command()
+def demo(
+    out: Annotated[Path, typer.Option(help="The picture to write.")] = Path("fedstrata-demo.png"),
+    seeds: Annotated[int, typer.Option(min=1, help="How many seeds.")] = 3,
+) -> None:
+    """See it work: four algorithms on rare positives among eight clients, on real data, in under a minute."""
+    config = parse(_DEMO, "demo")
+    out_console.print(
+        "Handwritten digits, 5 % positives (digits 0-4), eight clients with different mixes of digits.\n"
+        "A small neural network learns to rank positives above negatives; AUC 1.0 is perfect, 0.5 is chance.\n",
+        highlight=False,
+        soft_wrap=True,
+    )
+    _compare(config, list(_DEMO["algorithms"]), seeds, None, False, False, picture=out)
+
+
+_DEMO: dict[str, Any] = {
+    "data": {
+        "name": "digits",
+        "clients": 8,
+        "imbalance": 0.05,
+        "partition": {"name": "dirichlet", "alpha": 0.3, "min_samples": 10},
+    },
+    "model": {"name": "mlp", "hidden": [64]},
+    "train": {"rounds": 100, "batch_size": 16},
+    "evaluate": {"clients": "none"},
+    "algorithms": {
+        "fedavg": {"lr": 0.1},
+        "fedprox": {"lr": 0.1, "mu": 0.1},
+        "scaffold": {"lr": 0.1},
+        "fedadam": {"lr": 0.1, "server_lr": 0.03},
+    },
+}
+
+
+def _compare(
+    config: Config,
+    names: list[str],
+    seeds: int,
+    out: Path | None,
+    as_json: bool,
+    quiet: bool,
+    show: bool = True,
+    picture: Path | None = None,
+) -> list[Row]:
+    first = config.train.seed
+    runs = compare_runs(config, names, range(first, first + seeds), out, _progress(quiet, brief=True), _say)
+    rows = table(runs)
+    histories = {n: [r.history for r in group if r is not None] for n, group in runs.items()}
+    histories = {n: h for n, h in histories.items() if h}
+    if out is not None:
+        (out / "compare.json").write_text(json.dumps(rows, indent=2))
+        picture = out / "plot.png"
+    if picture is not None and histories:
+        draw(histories, picture)
+    if as_json:
+        print(json.dumps(rows))
+    elif show:
+        _print_rows([_spread(r) for r in rows], f"{config.data.name}, {seeds} seed{'s' * (seeds > 1)}: mean ± spread")
+        if picture is not None and histories:
+            out_console.print(f"Picture: {picture}", highlight=False, soft_wrap=True)
+    if not histories:
+        raise FedstrataError("Every run diverged. Try smaller learning rates.")
+    return rows
+
+
+def _short(row: Row) -> Row:
+    shown: Row = {"round": row["round"]}
+    for key in ("loss", "accuracy", "accuracy_mean", "accuracy_worst", "auc", "auc_mean"):
+        if key in row:
+            shown[key.replace("_", " ")] = f"{row[key]:.4f}"
+    return shown | {
+        "samples": f"{row['samples']:,}",
+        "sent up": _size(row["bytes_up"]),
+        "sent down": _size(row["bytes_down"]),
+        "seconds": f"{row['seconds']:.1f}",
+    }
+
+
+def _spread(row: Row) -> Row:
+    shown: Row = {"algorithm": row["algorithm"]}
+    if row["diverged"]:
+        shown["algorithm"] += f" ({row['diverged']} of {row['seeds']} diverged)"
+    for key in ("auc", "auc_mean", "accuracy", "accuracy_mean", "accuracy_worst", "loss"):
+        if key in row:
+            shown[key.replace("_", " ")] = f"{row[key]:.4f} ± {row[f'{key}_std']:.4f}"
+    if "bytes_up" in row:
+        shown |= {"sent up": _size(row["bytes_up"]), "seconds": f"{row['seconds']:.1f}"}
+    return shown
+
+
+def _size(count: float) -> str:
+    for unit in ("B", "kB", "MB"):
+        if count < 1000:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.3g} GB"
+
+
+def _print_rows(rows: list[Row], title: str) -> None:
+    grid = Table(title=title, title_justify="left")
+    columns = list(dict.fromkeys(k for r in rows for k in r))
+    for column in columns:
+        grid.add_column(column, justify="left" if column == "algorithm" else "right", no_wrap=True)
+    for row in rows:
+        grid.add_row(*(str(row.get(c, "")) for c in columns))
+    width = None if out_console.is_terminal else 200
+    out_console.print(grid, width=width)
+
+
+def _names(text: str) -> list[str]:
+    names = list(dict.fromkeys(n.strip() for n in text.split(",") if n.strip()))
+    if not names:
+        raise InputError("--algorithms needs at least one name, e.g. --algorithms fedavg,scaffold.")
+    for name in names:
+        if name not in ALGORITHMS:
+            raise unknown("algorithm", name, ALGORITHMS)
+    return names
+
+
+def _new_directory(out: Path | None, resume: bool) -> None:
+    if resume and out is None:
+        raise InputError("--resume needs --out: the directory to go on with.")
+    if out is not None and out.exists() and not out.is_dir():
+        raise InputError(f"{out} is a file. Nothing was overwritten.")
+    if out is not None and not resume and out.exists() and any(out.iterdir()):
+        raise InputError(
+            f"The directory {out} exists and is not empty. Nothing was overwritten: choose another or --resume."
+        )
+
+
+def _is_config(path: Path) -> bool:
+    return path.exists() and "[model]" in path.read_text()
+
+
+def _progress(quiet: bool, brief: bool = False) -> list[Callback]:
+    return [] if quiet else [ShowProgress(err_console, brief)]
+
+
+def _say(text: str) -> None:
+    err_console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+def main() -> None:
+    """Run the command line; exit 0 when all went well, 2 for bad input, 1 for failure, 130 when interrupted."""
+    warnings.showwarning = lambda message, *_, **__: _say(f"Warning: {message}")
+    sys.exit(_exit_code(lambda: app(standalone_mode=False)))
+
+
+def _exit_code(command: Callable[[], Any]) -> int:
+    try:
+        command()
+    except FedstrataError as error:
+        _say(f"Error: {error}")
+        return error.exit_code
+    except click.ClickException as error:
+        error.show()
+        return 2
+    except (click.Abort, KeyboardInterrupt):
+        _say("Interrupted. A run with --out goes on from its last checkpoint with --resume.")
+        return 130
+    except OSError as error:
+        _say(f"Error: {error}")
+        return 1
+    return 0

@@ -1,0 +1,244 @@
+"""Configuration: a TOML file, validated, and turned into data, problem and algorithm."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from fedstrata import models
+from fedstrata.algorithms import Algorithm, algorithm
+from fedstrata.algorithms.base import ALGORITHMS
+from fedstrata.data import Dataset, FederatedData, load
+from fedstrata.data.partition import partition
+from fedstrata.errors import InputError, unknown
+from fedstrata.metrics import Evaluation
+from fedstrata.problem import Problem
+from fedstrata.problems import PROBLEMS
+from fedstrata.rundir import read_toml
+
+
+class _Table(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class _Named(BaseModel):
+    """A thing by name, with its own options beside it."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+    name: str
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The options, without the name."""
+        return dict(self.model_extra or {})
+
+
+class DataTable(_Table):
+    """Which data, and how they are spread over clients."""
+
+    name: str = "digits"
+    folder: str | None = None
+    directory: str | None = None
+    options: dict[str, Any] = {}
+    clients: int = Field(10, ge=1)
+    partition: str | dict[str, Any] = "iid"
+    imbalance: float | None = Field(None, gt=0, lt=1)
+    subset: int | None = Field(None, ge=1)
+    holdout: float = Field(0.0, ge=0, lt=1)
+    support: float = Field(0.0, ge=0, lt=1)
+    seed: int | None = Field(None, ge=0)
+
+
+class TrainTable(_Table):
+    """How to train: the keyword arguments of ``fs.train``."""
+
+    rounds: int = Field(100, ge=1)
+    batch_size: int | None = Field(None, ge=1)
+    participation: int | float = 1.0
+    weighting: Literal["uniform", "samples"] = "uniform"
+    sampling: str = "uniform"
+    seed: int = Field(0, ge=0)
+    chunk: int | str = "auto"
+    threads: int | None = Field(None, ge=1)
+    device: str = "cpu"
+    eval_every: int | None = Field(None, ge=1)
+    checkpoint_every: int = Field(1, ge=1)
+    state_memory: int = Field(4 << 30, ge=1)
+
+
+class EvaluateTable(_Table):
+    """What to measure."""
+
+    clients: Literal["auto", "test", "train", "none"] = "auto"
+
+
+class TuneTable(_Table):
+    """How ``fedstrata tune`` searches: the same number of trials for every algorithm."""
+
+    trials: int = Field(8, ge=1)
+    measure: str | None = None
+    share: float = Field(0.2, gt=0, lt=1)
+    search: dict[str, dict[str, tuple[float, float]]] = {}
+
+
+class Config(_Table):
+    """One experiment."""
+
+    data: DataTable = DataTable()
+    model: _Named = _Named(name="mlp")
+    problem: _Named = _Named(name="erm")
+    algorithm: _Named = _Named(name="fedavg")
+    algorithms: dict[str, dict[str, Any]] = {}
+    train: TrainTable = TrainTable()
+    evaluate: EvaluateTable = EvaluateTable()
+    tune: TuneTable = TuneTable()
+
+    def to_toml(self) -> dict[str, Any]:
+        """Return the resolved configuration as TOML tables, enough to run again."""
+        return self.model_dump(exclude_none=True)
+
+    def options_of(self, name: str) -> dict[str, Any]:
+        """Return an algorithm's options: ``[algorithms.NAME]``, over what ``[algorithm]`` says that it has too."""
+        if name not in ALGORITHMS:
+            raise unknown("algorithm", name, ALGORITHMS)
+        mine = set(ALGORITHMS[name].__dataclass_fields__)  # type: ignore[attr-defined]
+        shared = {k: v for k, v in self.algorithm.options.items() if k in mine or name == self.algorithm.name}
+        return shared | self.algorithms.get(name, {})
+
+    def with_algorithm(self, name: str, **options: Any) -> Config:
+        """Return the same experiment with another algorithm."""
+        chosen = _Named(name=name, **(self.options_of(name) | options))
+        return self.model_copy(update={"algorithm": chosen})
+
+    def with_seed(self, seed: int) -> Config:
+        """Return the same experiment with another seed."""
+        return self.model_copy(update={"train": self.train.model_copy(update={"seed": seed})})
+
+
+class Experiment:
+    """What a configuration stands for: ``data``, ``problem``, ``algorithm``, ``evaluation``."""
+
+    def __init__(self, config: Config, data: FederatedData | None = None) -> None:
+        self.config = config
+        self.algorithm: Algorithm = build_algorithm(config)
+        self.evaluation = Evaluation(config.evaluate.clients)
+        kind = config.problem.name
+        if kind not in PROBLEMS:
+            raise unknown("problem", kind, PROBLEMS)
+        builder = PROBLEMS[kind]
+        _check_options(f"problem {kind}", config.problem.options, builder.options)
+        if builder.data is None:
+            self.data = build_data(config) if data is None else data
+            self.problem: Problem = builder.build(build_model(config, self.data), **config.problem.options)
+        else:
+            self.problem, self.data = builder.data(**{"seed": config.train.seed, **config.problem.options})
+
+
+def build_algorithm(config: Config) -> Algorithm:
+    """Build the algorithm that ``[algorithm]`` names."""
+    for name in config.algorithms:
+        if name not in ALGORITHMS:
+            raise unknown("algorithm", name, ALGORITHMS, "[algorithms]")
+    return algorithm(config.algorithm.name, **config.options_of(config.algorithm.name))
+
+
+_loaded: dict[tuple[str, str | None, str], Dataset] = {}
+
+
+def _load(table: DataTable) -> Dataset:
+    """Load a data set, or take it from the last time: comparisons load the same one again and again."""
+    key = (table.name, table.directory, repr(sorted(table.options.items())))
+    if key not in _loaded:
+        _loaded.clear()
+        _loaded[key] = load(table.name, table.directory, **table.options)
+    return _loaded[key]
+
+
+def build_data(config: Config) -> FederatedData:
+    """Load the data that ``[data]`` names and spread them over the clients."""
+    table = config.data
+    if table.folder is not None:
+        return FederatedData.from_folder(table.folder)
+    dataset = _load(table)
+    seed = config.train.seed if table.seed is None else table.seed
+    if table.subset is not None:
+        dataset = dataset.subset(table.subset, seed)
+    if table.imbalance is not None:
+        dataset = dataset.imbalance(table.imbalance, seed)
+    named = {"name": table.partition} if isinstance(table.partition, str) else dict(table.partition)
+    if "name" not in named:
+        raise InputError("The table data.partition must have a name, e.g. {name = 'dirichlet', alpha = 0.3}.")
+    split = partition(**named)
+    return dataset.split(split, clients=table.clients, seed=seed, holdout=table.holdout, support=table.support)
+
+
+def build_model(config: Config, data: FederatedData) -> torch.nn.Module:
+    """Build the model that ``[model]`` names, for the shape of the data."""
+    inputs, targets = data.train.arrays
+    outputs = data.classes or (1 if targets.dim() == 1 else targets.shape[1])
+    if config.problem.options.get("loss") == "binary_cross_entropy":
+        outputs = 1
+    return models.model(
+        config.model.name, tuple(inputs.shape[1:]), outputs, seed=config.train.seed, **config.model.options
+    )
+
+
+def read(path: str | Path, overrides: list[str] | None = None) -> Config:
+    """Read a configuration file and apply ``key=value`` overrides."""
+    raw = read_toml(Path(path))
+    for override in overrides or []:
+        _override(raw, override)
+    return parse(raw, str(path))
+
+
+def parse(raw: dict[str, Any], where: str) -> Config:
+    """Validate a configuration; the error names the key, what it got and what it wants."""
+    try:
+        return Config.model_validate(raw)
+    except ValidationError as error:
+        raise _explain(error, where) from None
+
+
+def _override(raw: dict[str, Any], text: str) -> None:
+    key, equals, value = text.partition("=")
+    path = key.strip().split(".")
+    if not equals or not all(path):
+        raise InputError(f"An override must look like key=value, e.g. algorithm.lr=0.1. Got {text!r}.")
+    try:
+        parsed = tomllib.loads(f"value = {value.strip()}")["value"]
+    except tomllib.TOMLDecodeError:
+        parsed = value.strip()
+    table = raw
+    for part in path[:-1]:
+        table = table.setdefault(part, {})
+        if not isinstance(table, dict):
+            raise InputError(f"The override {text!r} does not fit: {part} is not a table.")
+    table[path[-1]] = parsed
+
+
+def _explain(error: ValidationError, where: str) -> InputError:
+    first = error.errors()[0]
+    place = [str(p) for p in first["loc"] if not _is_branch(p)]
+    key = ".".join(place)
+    if first["type"] == "extra_forbidden":
+        table: Any = Config
+        for part in place[:-1]:
+            table = table.model_fields[part].annotation
+        return unknown("key", key, (".".join([*place[:-1], n]) for n in table.model_fields), where)
+    wants = first["msg"].removeprefix("Input should be ")
+    return InputError(f"The key {key} must be {wants}. Got {first['input']!r}. ({where})")
+
+
+def _is_branch(part: object) -> bool:
+    """Whether pydantic added this to a location to say which type of a union it tried."""
+    return isinstance(part, str) and (part in ("int", "float", "str") or part.startswith(("dict[", "tuple[", "list[")))
+
+
+def _check_options(what: str, options: dict[str, Any], known: tuple[str, ...]) -> None:
+    for option in options:
+        if option not in known:
+            raise unknown(f"option of the {what}", option, known)
