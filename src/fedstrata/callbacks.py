@@ -34,7 +34,7 @@ class Callback:
 
 
 class ShowProgress(Callback):
-    """A progress bar on a terminal; elsewhere a plain line for every evaluation, or with ``brief`` only for the last."""
+    """A progress bar on a terminal; elsewhere a line for every evaluation, or with ``brief`` only for the last."""
 
     def __init__(self, console: Console | None = None, brief: bool = False) -> None:
         self.console = console or Console(stderr=True)

@@ -37,7 +37,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Federated learning for layered objectives. Start with: fedstrata demo",
 )
-out_console = Console()
+out_console = Console(width=None if sys.stdout.isatty() else 140)
 err_console = Console(stderr=True)
 
 ConfigFile = Annotated[Path, typer.Argument(help="The experiment, a TOML file.", show_default=False)]
@@ -311,7 +311,7 @@ def _spread(row: Row) -> Row:
         shown["algorithm"] += f" ({row['diverged']} of {row['seeds']} diverged)"
     for key in ("auc", "auc_mean", "accuracy", "accuracy_mean", "accuracy_worst", "loss"):
         if key in row:
-            shown[key.replace("_", " ")] = f"{row[key]:.4f} ± {row[f'{key}_std']:.4f}"
+            shown[key.replace("_", " ")] = f"{row[key]:.3f} ± {row[f'{key}_std']:.3f}"
     if "bytes_up" in row:
         shown |= {"sent up": _size(row["bytes_up"]), "seconds": f"{row['seconds']:.1f}"}
     return shown
@@ -329,11 +329,10 @@ def _print_rows(rows: list[Row], title: str) -> None:
     grid = Table(title=title, title_justify="left")
     columns = list(dict.fromkeys(k for r in rows for k in r))
     for column in columns:
-        grid.add_column(column, justify="left" if column == "algorithm" else "right", no_wrap=True)
+        grid.add_column(column, justify="left" if column == "algorithm" else "right")
     for row in rows:
         grid.add_row(*(str(row.get(c, "")) for c in columns))
-    width = None if out_console.is_terminal else 200
-    out_console.print(grid, width=width)
+    out_console.print(grid)
 
 
 def _names(text: str) -> list[str]:

@@ -16,7 +16,7 @@ from fedstrata.checkpoint import write_atomically
 from fedstrata.config import Config, Experiment
 from fedstrata.errors import Diverged, FedstrataError, InputError, unknown
 from fedstrata.rundir import Row
-from fedstrata.train import Run, train
+from fedstrata.train import Run, describe, train
 
 HIGHER_IS_BETTER = ("accuracy", "auc")
 Say = Callable[[str], None]
@@ -43,7 +43,7 @@ def run_config(
         out=out,
         resume=resume,
         callbacks=callbacks,
-        config=config.to_toml(),
+        config=config.to_toml() | {"algorithm": describe(built.algorithm)},
     )
 
 

@@ -23,8 +23,8 @@ def logreg(shape: Shape, outputs: int) -> nn.Module:
 
 def mlp(shape: Shape, outputs: int, hidden: Sequence[int] = (200, 200)) -> nn.Module:
     """Multilayer perceptron with ReLU: ``hidden`` lists the widths of the layers between."""
-    if not hidden or any(not isinstance(h, int) or h < 1 for h in hidden):
-        raise invalid("hidden widths of the mlp", list(hidden), "a list of whole numbers of at least 1")
+    if not isinstance(hidden, list | tuple) or not hidden or any(not isinstance(h, int) or h < 1 for h in hidden):
+        raise invalid("hidden widths of the mlp", hidden, "a list of whole numbers of at least 1")
     layers: list[nn.Module] = [nn.Flatten()]
     width = math.prod(shape)
     for h in hidden:
@@ -124,7 +124,12 @@ def model(name: str, shape: Shape, outputs: int, *, seed: int = 0, **options: ob
             raise unknown(f"option of the model {name}", option, known)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return MODELS[name](shape, outputs, **options)
+        try:
+            return MODELS[name](shape, outputs, **options)
+        except (TypeError, RuntimeError, ValueError) as error:
+            if isinstance(error, InputError):
+                raise
+            raise InputError(f"The model {name} cannot be built with the options {options}: {error}") from None
 
 
 def _image(shape: Shape, name: str, least: int) -> tuple[int, int, int]:

@@ -1,7 +1,8 @@
 """Oracles: values and derivatives of a problem for C clients at once, on tensors [C, .].
 
-One client is plain autograd. Several are ``torch.func.vmap`` of the same function, traced once per shape into a graph
-of tensor operations, which takes away most of the dispatch cost of vmap and grad. Both give the same numbers.
+Several clients are ``torch.func.vmap`` of one client's function. For shapes that come again and again the function is
+traced once into a graph of tensor operations, which takes away most of the dispatch cost of vmap and grad; for the
+others, and for functions that cannot be traced, one client is plain autograd. All forms give the same numbers.
 """
 
 from __future__ import annotations
@@ -96,15 +97,25 @@ class Oracles:
 
     def _on(self, name: str, vectors: Tensors, arrays: Arrays, traced: bool) -> Tensors:
         one, many = self._forms[name]
-        if len(vectors[0]) == 1:
-            out = one(*(v[0] for v in vectors), tuple(a[0] for a in arrays))
-            return tuple(o.unsqueeze(0) for o in out)
-        if not traced:
-            ragged: Tensors = torch.func.vmap(many)(*vectors, arrays)
-            return ragged
-        vectors = tuple(v.contiguous() for v in vectors)
-        shape = (name, *((t.shape, t.dtype, t.device) for t in (*vectors, *arrays)))
-        graph = self._graphs.get(shape)
-        if graph is None:
-            graph = self._graphs[shape] = make_fx(torch.func.vmap(many))(*vectors, arrays).forward
-        return graph(*vectors, arrays)
+        single = len(vectors[0]) == 1
+        if single:
+            vectors, arrays = tuple(v[0] for v in vectors), tuple(a[0] for a in arrays)
+        plain = one if single else torch.func.vmap(many)
+        run = plain
+        if traced:
+            vectors = tuple(v.contiguous() for v in vectors)
+            shape = (name, single, *((t.shape, t.dtype, t.device) for t in (*vectors, *arrays)))
+            if shape not in self._graphs:
+                self._graphs[shape] = _trace(many if single else plain, (*vectors, arrays)) or plain
+            run = self._graphs[shape]
+        out = run(*vectors, arrays)
+        return tuple(o.unsqueeze(0) for o in out) if single else out
+
+
+def _trace(function: Callable[..., Tensors], arguments: tuple[Any, ...]) -> Callable[..., Tensors] | None:
+    """Return the function as a graph of tensor operations for these shapes; None when it cannot be traced."""
+    try:
+        graph: Callable[..., Tensors] = make_fx(function)(*arguments).forward
+    except (RuntimeError, NotImplementedError, TypeError):
+        return None
+    return graph

@@ -35,6 +35,7 @@ class RunDirectory:
             raise InputError(f"The run directory {self.path} is a file. Nothing was overwritten.")
         if settings.exists() and resume:
             _same_run(read_toml(settings), config, self.path)
+            write_atomically(settings, tomli_w.dumps(config).encode())
             return
         if self.path.exists() and any(self.path.iterdir()):
             how = "Choose another, or pass --resume (resume=True) to go on with the run there."

@@ -80,7 +80,9 @@ class Client:
             s = self._setting
             names = (s.seed, "batch", self.clock.round, self._exchange, level, stream)
             sampler = self._samplers[name] = s.sampling(names, self.ids, s.data.part(level).sizes[self.ids], size)
-        return self._gather(level, *sampler.positions(self.clock.step, self._active))
+        positions, lengths = sampler.positions(self.clock.step, self._active)
+        self.samples += positions.size if lengths is None else int(lengths.sum())
+        return self._gather(level, positions, lengths, positions.shape[1] == size)
 
     def all_data(self, level: int = 0) -> Batch:
         """Return each client's whole data for level ``level`` as one batch."""
@@ -88,16 +90,13 @@ class Client:
         ids = self.ids[: self._active]
         batch = self._everything.get(level)
         if batch is None or batch.clients != self._active:
-            everything = Everything((), ids, part.sizes[ids], 0)
-            samples = self.samples
-            batch = self._everything[level] = self._gather(level, *everything.positions(0, self._active))
-            self.samples = samples
+            everything = Everything((), ids, part.sizes[ids], 0).positions(0, self._active)
+            batch = self._everything[level] = self._gather(level, *everything, bool(np.ptp(part.sizes) == 0))
         self.samples += int(part.sizes[ids].sum())
         return batch
 
-    def _gather(self, level: int, positions: np.ndarray, lengths: np.ndarray | None) -> Batch:
-        self.samples += positions.size if lengths is None else int(lengths.sum())
-        traced = self._active == len(self.ids)
+    def _gather(self, level: int, positions: np.ndarray, lengths: np.ndarray | None, usual: bool) -> Batch:
+        traced = usual and self._active == len(self.ids)
         return self._setting.data.part(level).gather(self.ids[: self._active], positions, lengths, traced)
 
     @property

@@ -1,0 +1,58 @@
+"""Calibrate ``chunk="auto"``: time a client-step for several chunk sizes and models, beside what the rule picks.
+
+    python bench/chunk.py [--threads 1]
+
+Convolutional models should be fastest at 1. Dense models should be near their best (within ten percent) at the rule's C.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+import torch
+
+import fedstrata as fs
+from fedstrata.clients.chunk import choose_chunk
+from speed import rounds_of, timed
+
+CASES = (
+    ("logreg", {}, (1, 28, 28), 32),
+    ("logreg", {}, (123,), 32),
+    ("mlp", {"hidden": [64]}, (1, 8, 8), 16),
+    ("mlp", {"hidden": [200, 200]}, (1, 28, 28), 32),
+    ("lenet5", {}, (1, 28, 28), 32),
+    ("cnn4", {}, (3, 32, 32), 32),
+)
+CHUNKS = (1, 5, 10, 20, 50, 100, 200)
+CLIENTS = 200
+
+
+def main() -> None:
+    """Print a table: model, then milliseconds a client-step for each chunk."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--threads", type=int, default=1)
+    torch.set_num_threads(parser.parse_args().threads)
+    print(f"{'model':28}{'d':>8}{'rule':>6} | " + "".join(f"{c:>8}" for c in CHUNKS) + "   ms a client-step at chunk C")
+    for name, options, shape, batch_size in CASES:
+        model = fs.models.model(name, shape, 10, **options)
+        problem = fs.erm(model)
+        conv = problem.flat.layers() == "convolutional"
+        clients = 10 if conv else CLIENTS
+        pairs = [(torch.randn(60, *shape), torch.randint(0, 10, (60,))) for _ in range(clients)]
+        data = fs.FederatedData.from_arrays(pairs, classes=10)
+        rule = choose_chunk("auto", problem, data, batch_size, torch.device("cpu"))
+        cells = []
+        for chunk in CHUNKS:
+            if chunk > clients:
+                cells.append(f"{'':>8}")
+                continue
+            run = rounds_of(problem, data, fs.FedAvg(lr=0.01, steps=2 if conv else 5), batch_size=batch_size, chunk=chunk)
+            run(1)
+            steps = clients * (2 if conv else 5)
+            cells.append(f"{min(timed(lambda: run(1)) for _ in range(5)) / steps * 1e3:8.3f}")
+        label = f"{name} {'x'.join(map(str, shape))} batch {batch_size}"
+        print(f"{label:28}{problem.flat.size:>8}{min(rule, clients):>6} | " + "".join(cells), flush=True)
+
+
+if __name__ == "__main__":
+    main()

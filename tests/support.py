@@ -1,0 +1,136 @@
+"""What several tests share: clients without a training loop, small problems, and run histories without the clock."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+import fedstrata as fs
+from fedstrata.algorithms import Algorithm
+from fedstrata.clients.client import Client, Counts, Setting
+from fedstrata.clients.simulated import SimulatedClients
+from fedstrata.clients.state import ClientState
+from fedstrata.data.sampling import SAMPLINGS
+from fedstrata.oracles import Oracles
+
+
+def make_setting(
+    problem: fs.Problem,
+    data: fs.FederatedData,
+    *,
+    batch_size: int | None = None,
+    sampling: str = "uniform",
+    seed: int = 0,
+    rounds: int = 10,
+    memory_limit: int = 1 << 30,
+    oracles: Oracles | None = None,
+) -> Setting:
+    """Build what every client shares. Pass ``oracles`` to use the graphs that another setting traced."""
+    data = data.to(torch.device("cpu"), problem.x0.dtype)
+    return Setting(
+        oracles=Oracles(problem) if oracles is None else oracles,
+        data=data,
+        sampling=SAMPLINGS[sampling],
+        batch_size=batch_size,
+        seed=seed,
+        rounds=rounds,
+        state=ClientState(data.clients, memory_limit),
+        counts=Counts(),
+    )
+
+
+def make_clients(
+    setting: Setting, *, participation: int | float = 1.0, weighting: str = "uniform", chunk: int = 100
+) -> SimulatedClients:
+    """Build simulated clients that stand at the start of round 0."""
+    clients = SimulatedClients(setting, participation, weighting, chunk)  # type: ignore[arg-type]
+    clients.begin(0)
+    return clients
+
+
+def make_client(setting: Setting, ids: list[int], round: int = 0, exchange: int = 0) -> Client:
+    """Build the client side of one exchange."""
+    return Client(setting, np.array(ids), round, exchange)
+
+
+def sized_data(sizes: list[int], features: int = 3, classes: int = 2, seed: int = 0) -> fs.FederatedData:
+    """Build classification data (float64) whose clients have these numbers of samples; every class occurs."""
+    generator = np.random.default_rng(seed)
+    pairs = []
+    for k, size in enumerate(sizes):
+        inputs = generator.normal(size=(size, features)) + 0.5 * generator.normal(size=features)
+        pairs.append((inputs, (np.arange(size) + k) % classes))
+    return fs.FederatedData.from_arrays(pairs, classes=classes, name="sized")
+
+
+def softmax_problem(
+    features: int = 3, classes: int = 2, dtype: torch.dtype = torch.float64, seed: int = 0
+) -> fs.Problem:
+    """Build softmax regression from a random starting point."""
+    model = nn.Linear(features, classes).to(dtype)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for weights in model.parameters():
+            weights.copy_(0.3 * torch.randn(weights.shape, generator=generator, dtype=dtype))
+    return fs.erm(model)
+
+
+def smooth_example(dtype: torch.dtype = torch.float64, clients: int = 7) -> tuple[fs.Problem, fs.FederatedData]:
+    """Build a small smooth problem with clients of unequal sizes."""
+    return softmax_problem(features=4, classes=3, dtype=dtype), sized_data(
+        [5 + 3 * k for k in range(clients)], features=4, classes=3
+    )
+
+
+def example_for(kind: type[Algorithm], dtype: torch.dtype = torch.float64) -> tuple[fs.Problem, fs.FederatedData]:
+    """Build a small smooth problem of the class that an algorithm solves."""
+    problem, data = smooth_example(dtype)
+    if kind.solves(problem):
+        return problem, data
+    levels = min(kind.levels)
+    mix = torch.linspace(0.5, 1.5, len(problem.x0), dtype=dtype)
+
+    def level(u: torch.Tensor, batch: tuple[torch.Tensor, ...]) -> torch.Tensor:
+        return u * mix + 0.1 * torch.tanh(u) * batch[0].mean()
+
+    def outer(u: torch.Tensor, batch: tuple[torch.Tensor, ...]) -> torch.Tensor:
+        return problem.outer(u, batch)
+
+    def saddle(u: torch.Tensor, y: torch.Tensor, batch: tuple[torch.Tensor, ...]) -> torch.Tensor:
+        return problem.outer(u, batch) + y @ (u[:2] - batch[0].mean()) - 0.5 * y @ y
+
+    layered = fs.Problem(
+        saddle if kind.dual else outer,
+        problem.x0,
+        levels=(level,) * levels,
+        y0=torch.tensor([0.3, -0.2], dtype=dtype) if kind.dual else None,
+        name="layered",
+    )
+    assert kind.solves(layered)
+    return layered, data
+
+
+def without_seconds(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return rows of a history without what depends on the clock."""
+    return [{k: v for k, v in row.items() if k != "seconds"} for row in rows]
+
+
+def run_scaffold(out: str, rounds: int) -> fs.Run:
+    """Train a small run with client state in ``out``, going on with what is there: for processes that get killed."""
+    torch.set_num_threads(1)
+    problem, data = smooth_example()
+    return fs.train(
+        problem,
+        data,
+        fs.Scaffold(lr=0.2, steps=3),
+        rounds=rounds,
+        batch_size=4,
+        participation=3,
+        chunk=2,
+        eval_every=1,
+        out=out,
+        resume=True,
+    )

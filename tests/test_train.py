@@ -1,0 +1,675 @@
+"""Training: exact resume, damaged checkpoints, run directories that are never overwritten, and every bad argument."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+import fedstrata as fs
+from fedstrata.algorithms import ALGORITHMS
+from fedstrata.train import describe
+from support import sized_data, smooth_example, softmax_problem, without_seconds
+
+SCAFFOLD = fs.Scaffold(lr=0.2, steps=3)
+OPTIONS: dict[str, Any] = {"batch_size": 4, "participation": 3, "chunk": 2, "eval_every": 1, "seed": 5}
+
+
+def train(rounds: int, algorithm: fs.Algorithm = SCAFFOLD, **options: Any) -> fs.Run:
+    problem, data = smooth_example()
+    return fs.train(problem, data, algorithm, rounds=rounds, **{**OPTIONS, **options})
+
+
+@pytest.fixture(scope="module")
+def straight() -> fs.Run:
+    """Six rounds without a stop."""
+    return train(6)
+
+
+def assert_same(run: fs.Run, expected: fs.Run) -> None:
+    assert torch.equal(run.x, expected.x)
+    assert without_seconds(run.history) == without_seconds(expected.history)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+# --- resume ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stops", [(1,), (5,), (6,), (1, 2, 3, 4, 5)], ids=str)
+def test_resume_is_exact_with_client_state_and_partial_participation(
+    straight: fs.Run, tmp_path: Path, stops: tuple[int, ...]
+) -> None:
+    for rounds in stops:
+        train(rounds, out=tmp_path / "run", resume=True)
+    run = train(6, out=tmp_path / "run", resume=True)
+    assert_same(run, straight)
+    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    assert without_seconds([json.loads(line) for line in lines]) == without_seconds(straight.history)
+
+
+@pytest.mark.parametrize("checkpoint_every", [1, 2, 4])
+def test_rounds_after_the_last_checkpoint_are_run_again(
+    straight: fs.Run, tmp_path: Path, checkpoint_every: int
+) -> None:
+    class Stop(fs.Callback):
+        def on_round(self, round: int, state: fs.State) -> None:
+            if round == 6:
+                raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(6, out=tmp_path / "run", checkpoint_every=checkpoint_every, callbacks=[Stop()])
+    seen: list[int] = []
+
+    class Watch(fs.Callback):
+        def on_start(self, title: str, done: int, rounds: int, note: str) -> None:
+            seen.append(done)
+
+    run = train(6, out=tmp_path / "run", checkpoint_every=checkpoint_every, resume=True, callbacks=[Watch()])
+    assert seen == [5 - 5 % checkpoint_every]
+    assert_same(run, straight)
+
+
+def test_state_in_a_mapped_file_resumes_to_the_same_bits(straight: fs.Run, tmp_path: Path) -> None:
+    train(3, out=tmp_path / "run", state_memory=1)
+    assert_same(train(6, out=tmp_path / "run", state_memory=1, resume=True), straight)
+
+
+def test_compacting_the_client_rows_changes_nothing(tmp_path: Path) -> None:
+    """Over many rounds the rows written outgrow the rows that count, and are written anew."""
+    run = train(40, out=tmp_path / "run", eval_every=40)
+    segments = sorted((tmp_path / "run" / "checkpoint").glob("clients-*.safetensors"))
+    assert 0 < len(segments) < 20
+    resumed = train(44, out=tmp_path / "run", resume=True, eval_every=40)
+    assert torch.equal(resumed.x, train(44, eval_every=40).x)
+    assert not torch.equal(resumed.x, run.x)
+
+
+def test_a_finished_run_may_be_resumed_and_stays(straight: fs.Run, tmp_path: Path) -> None:
+    train(6, out=tmp_path / "run")
+    before = contents(tmp_path / "run")
+    assert_same(train(6, out=tmp_path / "run", resume=True), straight)
+    after = contents(tmp_path / "run")
+    assert before["model.safetensors"] == after["model.safetensors"]
+    assert before["metrics.jsonl"] == after["metrics.jsonl"]
+
+
+def test_resume_in_a_new_directory_starts(straight: fs.Run, tmp_path: Path) -> None:
+    assert_same(train(6, out=tmp_path / "new" / "run", resume=True), straight)
+
+
+def test_resume_in_a_directory_that_was_killed_at_birth_starts(straight: fs.Run, tmp_path: Path) -> None:
+    """A kill between creating the directory and its config.toml leaves nothing but a temporary file."""
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / ".config.toml.123.tmp").write_text("half")
+    assert_same(train(6, out=tmp_path / "run", resume=True), straight)
+
+
+def test_resume_before_the_first_checkpoint_starts_again(straight: fs.Run, tmp_path: Path) -> None:
+    class Stop(fs.Callback):
+        def on_round(self, round: int, state: fs.State) -> None:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(6, out=tmp_path / "run", callbacks=[Stop()])
+    assert_same(train(6, out=tmp_path / "run", resume=True), straight)
+
+
+def test_a_line_of_metrics_cut_off_by_a_kill_is_left_out(straight: fs.Run, tmp_path: Path) -> None:
+    train(4, out=tmp_path / "run")
+    with (tmp_path / "run" / "metrics.jsonl").open("a") as file:
+        file.write('{"round": 5, "steps": 1')
+    assert_same(train(6, out=tmp_path / "run", resume=True), straight)
+
+
+def test_config_tells_the_rounds_of_the_resumed_run(tmp_path: Path) -> None:
+    train(3, out=tmp_path / "run")
+    train(6, out=tmp_path / "run", resume=True)
+    assert tomllib.loads((tmp_path / "run" / "config.toml").read_text())["train"]["rounds"] == 6
+
+
+def test_resume_without_a_directory_is_refused() -> None:
+    with pytest.raises(fs.InputError, match="resume"):
+        train(2, resume=True)
+
+
+OTHER_SETTINGS: list[tuple[dict[str, Any], str]] = [
+    ({"seed": 6}, r"train\.seed was 5 there and is 6 now"),
+    ({"batch_size": 5}, r"train\.batch_size was 4 there and is 5 now"),
+    ({"participation": 4}, r"train\.participation was 3 there and is 4 now"),
+    ({"weighting": "samples"}, r"train\.weighting was 'uniform' there and is 'samples' now"),
+    ({"sampling": "epochs"}, r"train\.sampling was 'uniform' there and is 'epochs' now"),
+    ({"algorithm": fs.Scaffold(lr=0.3, steps=3)}, r"algorithm\.lr was 0\.2 there and is 0\.3 now"),
+    ({"algorithm": fs.FedAvg(lr=0.2, steps=3)}, r"algorithm\.name was 'scaffold' there and is 'fedavg' now|option"),
+]
+
+
+@pytest.mark.parametrize(("changes", "message"), OTHER_SETTINGS, ids=[str(next(iter(c))) for c, _ in OTHER_SETTINGS])
+def test_resume_with_other_settings_is_refused(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    train(2, out=tmp_path / "run")
+    before = contents(tmp_path / "run")
+    with pytest.raises(fs.InputError, match=message):
+        train(4, out=tmp_path / "run", resume=True, **changes)
+    assert contents(tmp_path / "run") == before
+
+
+def test_resume_with_other_data_is_refused(tmp_path: Path) -> None:
+    problem, _ = smooth_example()
+    train(2, out=tmp_path / "run")
+    other = sized_data([9, 9, 9, 9, 9, 9, 9], features=4, classes=3)
+    with pytest.raises(fs.InputError, match="data"):
+        fs.train(problem, other, SCAFFOLD, rounds=4, out=tmp_path / "run", resume=True, **OPTIONS)
+
+
+def test_resume_with_fewer_rounds_than_done_is_refused(tmp_path: Path) -> None:
+    train(4, out=tmp_path / "run")
+    before = contents(tmp_path / "run")
+    with pytest.raises(fs.InputError, match="rounds"):
+        train(2, out=tmp_path / "run", resume=True)
+    assert contents(tmp_path / "run") == before
+
+
+# --- damaged checkpoints --------------------------------------------------------------------------------------------
+
+
+def _truncate(path: Path) -> None:
+    content = path.read_bytes()
+    path.write_bytes(content[: len(content) // 2])
+
+
+def _flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[-3] ^= 0x40
+    path.write_bytes(bytes(content))
+
+
+def _empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def _other_json(path: Path) -> None:
+    path.write_text("{}")
+
+
+DAMAGES: list[tuple[str, Callable[[Path], None]]] = [
+    ("round-00000004.safetensors", _truncate),
+    ("round-00000004.safetensors", _flip),
+    ("round-00000004.safetensors", Path.unlink),
+    ("round-00000004.safetensors", _empty),
+    ("clients-00000004.safetensors", _truncate),
+    ("clients-00000004.safetensors", _flip),
+    ("clients-00000004.safetensors", Path.unlink),
+    ("round-00000004.json", _truncate),
+    ("round-00000004.json", _flip),
+    ("round-00000004.json", _empty),
+    ("round-00000004.json", _other_json),
+]
+
+
+@pytest.mark.parametrize(("name", "damage"), DAMAGES, ids=[f"{d.__name__} {n}" for n, d in DAMAGES])
+def test_a_damaged_checkpoint_falls_back_to_the_one_before(
+    straight: fs.Run, tmp_path: Path, name: str, damage: Callable[[Path], None]
+) -> None:
+    train(4, out=tmp_path / "run")
+    damage(tmp_path / "run" / "checkpoint" / name)
+    with pytest.warns(UserWarning, match=r"round-00000004\.json is damaged .*falling back"):
+        run = train(6, out=tmp_path / "run", resume=True)
+    assert_same(run, straight)
+    assert_same(train(6, out=tmp_path / "run", resume=True), straight)
+
+
+def test_a_damaged_digit_in_the_counts_is_noticed(straight: fs.Run, tmp_path: Path) -> None:
+    train(4, out=tmp_path / "run")
+    path = tmp_path / "run" / "checkpoint" / "round-00000004.json"
+    text = path.read_text()
+    steps = json.loads(text)["manifest"]["counts"]["steps"]
+    path.write_text(text.replace(f'"steps": {steps}', f'"steps": {steps + 1}'))
+    with pytest.warns(UserWarning, match="does not match its checksum"):
+        run = train(6, out=tmp_path / "run", resume=True)
+    assert_same(run, straight)
+
+
+def test_without_any_good_checkpoint_the_run_starts_again(straight: fs.Run, tmp_path: Path) -> None:
+    train(4, out=tmp_path / "run")
+    for path in (tmp_path / "run" / "checkpoint").glob("*.json"):
+        _empty(path)
+    with pytest.warns(UserWarning, match="is damaged") as caught:
+        run = train(6, out=tmp_path / "run", resume=True)
+    assert len(caught) == 2
+    assert_same(run, straight)
+
+
+def test_two_checkpoints_are_kept(tmp_path: Path) -> None:
+    train(6, fs.FedAvg(lr=0.1, steps=2), out=tmp_path / "run")
+    names = sorted(p.name for p in (tmp_path / "run" / "checkpoint").iterdir())
+    assert names == [f"round-0000000{r}.{kind}" for r in (5, 6) for kind in ("json", "safetensors")]
+
+
+# --- the run directory ------------------------------------------------------------------------------------------------
+
+
+def test_the_run_directory_holds_everything(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    run = train(3, out=folder)
+    assert {p.name for p in folder.iterdir()} == {
+        "config.toml",
+        "metrics.jsonl",
+        "summary.json",
+        "model.safetensors",
+        "checkpoint",
+        "plot.png",
+    }
+    config = tomllib.loads((folder / "config.toml").read_text())
+    assert config["train"]["rounds"] == 3
+    assert config["train"]["participation"] == 3
+    assert config["algorithm"] == describe(SCAFFOLD)
+    assert config["data"]["clients"] == 7
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert rows == run.history
+    assert {"round", "steps", "samples", "bytes_up", "bytes_down", "seconds", "loss", "accuracy"} <= set(rows[0])
+    assert rows[0]["steps"] == rows[0]["samples"] == rows[0]["bytes_up"] == 0
+    assert [r["steps"] for r in rows] == [0, 3, 6, 9]
+    assert [r["samples"] for r in rows] == [0, 36, 72, 108]  # 3 clients, 3 steps, batches of 4
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary == run.summary
+    assert summary["status"] == "finished"
+    assert summary["loss"] == rows[-1]["loss"]
+    assert summary["measured_on"] == {"pooled": "training data", "clients": "training data"}
+    assert len(summary["per_client"]["loss"]) == 7
+    assert np.mean(summary["per_client"]["loss"]) == pytest.approx(rows[-1]["loss_mean"])
+    assert (folder / "plot.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_saved_model_loads_into_the_module(tmp_path: Path) -> None:
+    model = nn.Linear(4, 3, dtype=torch.float64)
+    _, data = smooth_example()
+    run = fs.train(fs.erm(model), data, fs.FedAvg(), rounds=2, out=tmp_path / "run")
+    model.load_state_dict(load_file(tmp_path / "run" / "model.safetensors"))
+    assert torch.equal(torch.cat([p.detach().reshape(-1) for p in model.parameters()]), run.x)
+    trained = run.model()
+    inputs = torch.ones(2, 4, dtype=torch.float64)
+    assert torch.equal(trained(inputs), model(inputs))
+
+
+def test_a_problem_without_a_model_saves_its_state(tmp_path: Path) -> None:
+    q = fs.quadratic(clients=3, dimension=4, samples=2)
+    run = fs.train(q.problem, q.data, SCAFFOLD, rounds=2, out=tmp_path / "run")
+    saved = load_file(tmp_path / "run" / "model.safetensors")
+    assert set(saved) == {"x", "c"}
+    assert torch.equal(saved["x"], run.x)
+    with pytest.raises(fs.InputError, match="has no model"):
+        run.model()
+
+
+def test_an_existing_run_is_not_overwritten(tmp_path: Path) -> None:
+    train(2, out=tmp_path / "run")
+    before = contents(tmp_path / "run")
+    with pytest.raises(fs.InputError, match=r"exists and is not empty. Nothing was overwritten. .*resume=True"):
+        train(3, out=tmp_path / "run")
+    assert contents(tmp_path / "run") == before
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_a_directory_of_something_else_is_not_touched(tmp_path: Path, resume: bool) -> None:
+    (tmp_path / "thesis.tex").write_text("years of work")
+    with pytest.raises(fs.InputError, match="holds no fedstrata run"):
+        train(2, out=tmp_path, resume=resume)
+    assert contents(tmp_path) == {"thesis.tex": b"years of work"}
+
+
+def test_a_file_in_place_of_the_directory_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "run").write_text("a file")
+    with pytest.raises(fs.InputError, match="is a file"):
+        train(2, out=tmp_path / "run")
+    assert (tmp_path / "run").read_text() == "a file"
+
+
+def test_an_empty_directory_may_be_used(straight: fs.Run, tmp_path: Path) -> None:
+    assert_same(train(6, out=tmp_path), straight)
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [*(kind() for kind in ALGORITHMS.values()), fs.FedAvg(lr=fs.StepDecay(0.1, at=(0.5, 9)), steps=fs.Epochs(1.5))],
+    ids=lambda a: a.name,
+)
+def test_a_described_algorithm_can_be_built_again(algorithm: fs.Algorithm) -> None:
+    table = describe(algorithm)
+    table = json.loads(json.dumps(table))  # tuples become lists, as in a file
+    assert fs.algorithm(table.pop("name"), **table) == algorithm
+
+
+# --- divergence -------------------------------------------------------------------------------------------------------
+
+
+def exploding() -> tuple[fs.Problem, fs.FederatedData]:
+    """A quartic: gradient descent from 2 with rate 1 leaves every bound within a few rounds."""
+
+    def outer(x: torch.Tensor, batch: tuple[torch.Tensor, ...]) -> torch.Tensor:
+        return (x**4).sum() + 0 * batch[0].sum()
+
+    problem = fs.Problem(outer, torch.full((3,), 2.0, dtype=torch.float64), name="quartic")
+    return problem, fs.FederatedData.from_arrays([(np.zeros((2, 1)), np.zeros((2, 1)))] * 2)
+
+
+def test_divergence_names_the_round_and_keeps_the_last_good_checkpoint(tmp_path: Path) -> None:
+    problem, data = exploding()
+    algorithm = fs.FedAvg(lr=1.0, steps=1)
+    x, good = 2.0, 0
+    while np.isfinite(x):
+        with np.errstate(over="ignore"):
+            x = float(x - 4 * np.float64(x) ** 3)
+        good += 1
+    ended: list[object] = []
+
+    class Watch(fs.Callback):
+        def on_end(self, run: fs.Run | None) -> None:
+            ended.append(run)
+
+    with pytest.raises(fs.Diverged) as diverged:
+        fs.train(problem, data, algorithm, rounds=50, out=tmp_path / "run", callbacks=[Watch()])
+    assert f"fedavg diverged in round {good}: 3 of 3 entries of x are NaN or infinite" in str(diverged.value)
+    assert str(tmp_path / "run" / "checkpoint") in str(diverged.value)
+    assert ended == [None]
+    newest = max((tmp_path / "run" / "checkpoint").glob("*.json"))
+    assert newest.name == f"round-{good - 1:08d}.json"
+    assert torch.isfinite(load_file(newest.with_suffix(".safetensors"))["x"]).all()
+    for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines():
+        json.loads(line, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
+
+
+# --- callbacks and evaluation ---------------------------------------------------------------------------------------
+
+
+def test_callbacks_hear_everything_in_order() -> None:
+    heard: list[tuple[Any, ...]] = []
+
+    class Listen(fs.Callback):
+        def on_start(self, title: str, done: int, rounds: int, note: str) -> None:
+            heard.append(("start", title, done, rounds, note))
+
+        def on_round(self, round: int, state: fs.State) -> None:
+            heard.append(("round", round, float(state.x.sum())))
+
+        def on_evaluation(self, row: dict[str, Any]) -> None:
+            heard.append(("evaluation", row["round"]))
+
+        def on_end(self, run: fs.Run | None) -> None:
+            assert run is not None
+            heard.append(("end", float(run.x.sum())))
+
+    run = train(3, eval_every=2, callbacks=[Listen()])
+    assert [h[:2] for h in heard[:-1]] == [
+        ("start", "scaffold"),
+        ("evaluation", 0),
+        ("round", 1),
+        ("round", 2),
+        ("evaluation", 2),
+        ("round", 3),
+        ("evaluation", 3),
+    ]
+    assert heard[0][2:4] == (0, 3)
+    assert "7 clients" in heard[0][4]
+    assert "2 at a time" in heard[0][4]
+    assert heard[-1] == ("end", float(run.x.sum()))
+    assert heard[-3][2] == float(run.x.sum())
+
+
+def test_an_exception_in_a_callback_stops_the_run_and_ends_it() -> None:
+    ended: list[object] = []
+
+    class Fail(fs.Callback):
+        def on_round(self, round: int, state: fs.State) -> None:
+            raise RuntimeError("enough")
+
+        def on_end(self, run: fs.Run | None) -> None:
+            ended.append(run)
+
+    with pytest.raises(RuntimeError, match="enough"):
+        train(3, callbacks=[Fail()])
+    assert ended == [None]
+
+
+def test_a_custom_evaluation_is_what_is_recorded(tmp_path: Path) -> None:
+    def evaluate(
+        problem: fs.Problem, data: fs.FederatedData, x: torch.Tensor, y: torch.Tensor | None
+    ) -> dict[str, float]:
+        assert y is None
+        assert data.clients == 7
+        return {"norm": float(x.norm()), "nothing": float("nan"), "too much": float("inf")}
+
+    run = train(3, evaluate=evaluate, out=tmp_path / "run")
+    assert run.history[-1]["norm"] == float(run.x.norm())
+    assert {"nothing", "too much", "loss"}.isdisjoint(run.history[-1])
+    assert "measured_on" not in run.summary
+
+
+@pytest.mark.parametrize(
+    ("rounds", "eval_every", "expected"),
+    [(1, None, [0, 1]), (7, 3, [0, 3, 6, 7]), (40, None, list(range(0, 41, 2)))],
+)
+def test_when_evaluations_are_made(rounds: int, eval_every: int | None, expected: list[int]) -> None:
+    q = fs.quadratic(clients=2, dimension=2, samples=2)
+    run = fs.train(q.problem, q.data, fs.FedAvg(lr=0.01, steps=1), rounds=rounds, eval_every=eval_every)
+    assert [row["round"] for row in run.history] == expected
+
+
+def test_threads_are_set_for_the_run_only() -> None:
+    seen: list[int] = []
+
+    class Watch(fs.Callback):
+        def on_round(self, round: int, state: fs.State) -> None:
+            seen.append(torch.get_num_threads())
+
+    before = torch.get_num_threads()
+    train(1, threads=2, callbacks=[Watch()])
+    assert seen == [2]
+    assert torch.get_num_threads() == before
+
+
+def test_the_callers_problem_and_data_are_left_alone() -> None:
+    problem, data = smooth_example(torch.float32)
+    x0, inputs = problem.x0.clone(), data.train.arrays[0].clone()
+    weights = [p.clone() for p in problem.flat.module.parameters()]
+    run = fs.train(problem, data, SCAFFOLD, rounds=2, **OPTIONS)
+    assert run.x.dtype == torch.float32
+    assert torch.equal(problem.x0, x0)
+    assert torch.equal(data.train.arrays[0], inputs)
+    assert all(torch.equal(a, b) for a, b in zip(problem.flat.module.parameters(), weights, strict=True))
+
+
+# --- the same seed ----------------------------------------------------------------------------------------------------
+
+
+SCRIPT = """
+import sys
+sys.path.insert(0, sys.argv[2])
+from support import smooth_example
+import fedstrata as fs
+problem, data = smooth_example()
+fs.train(problem, data, fs.Scaffold(lr=0.2, steps=3), rounds=6, batch_size=4, participation=3, chunk=2, eval_every=1,
+         seed=5, threads=1, out=sys.argv[1])
+"""
+
+
+def test_another_process_with_the_same_seed_writes_the_same_metrics(straight: fs.Run, tmp_path: Path) -> None:
+    arguments = [sys.executable, "-c", SCRIPT, str(tmp_path / "run"), str(Path(__file__).parent)]
+    subprocess.run(arguments, check=True, env={**os.environ, "PYTHONHASHSEED": "7"}, timeout=100)
+    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    assert without_seconds([json.loads(line) for line in lines]) == without_seconds(straight.history)
+
+
+def test_another_seed_gives_another_run(straight: fs.Run) -> None:
+    assert not torch.equal(train(6, seed=6).x, straight.x)
+
+
+def test_the_global_random_state_neither_matters_nor_moves(straight: fs.Run) -> None:
+    problem, data = smooth_example()
+    torch.manual_seed(1)
+    np.random.seed(1)
+    before, numpy_before = torch.random.get_rng_state(), np.random.get_state()[1].copy()
+    assert_same(fs.train(problem, data, SCAFFOLD, rounds=6, **OPTIONS), straight)
+    assert torch.equal(torch.random.get_rng_state(), before)
+    assert np.array_equal(np.random.get_state()[1], numpy_before)
+
+
+# --- bad arguments ----------------------------------------------------------------------------------------------------
+
+
+BAD_OPTIONS: list[tuple[dict[str, Any], str]] = [
+    ({"rounds": 0}, r"The rounds must be a whole number of at least 1\. Got 0\."),
+    ({"rounds": 2.0}, r"The rounds must be a whole number of at least 1\. Got 2\.0\."),
+    ({"rounds": True}, r"The rounds must be a whole number of at least 1\. Got True\."),
+    ({"rounds": None}, r"The rounds must be a whole number of at least 1\. Got None\."),
+    ({"batch_size": 0}, r"The batch_size must be a whole number of at least 1\. Got 0\."),
+    ({"batch_size": 1.5}, r"The batch_size must be a whole number of at least 1\. Got 1\.5\."),
+    ({"threads": 0}, r"The threads must be a whole number of at least 1\. Got 0\."),
+    ({"eval_every": 0}, r"The eval_every must be a whole number of at least 1\. Got 0\."),
+    ({"checkpoint_every": 0}, r"The checkpoint_every must be a whole number of at least 1\. Got 0\."),
+    ({"checkpoint_every": None}, r"The checkpoint_every must be a whole number"),
+    ({"state_memory": -1}, r"The state_memory must be a whole number of at least 1\. Got -1\."),
+    ({"seed": -1}, r"The seed must be a whole number of at least 0\. Got -1\."),
+    ({"seed": 0.5}, r"The seed must be a whole number of at least 0\. Got 0\.5\."),
+    ({"seed": None}, r"The seed must be a whole number of at least 0\. Got None\."),
+    ({"participation": 0}, r"The participation must be a share in \(0, 1\] or a whole number from 1 to 7\. Got 0\."),
+    ({"participation": 8}, r"The participation must be .* from 1 to 7\. Got 8\."),
+    ({"participation": 0.0}, r"The participation must be .* Got 0\.0\."),
+    ({"participation": 1.5}, r"The participation must be .* Got 1\.5\."),
+    ({"participation": float("nan")}, r"The participation must be .* Got nan\."),
+    ({"participation": "half"}, r"The participation must be .* Got 'half'\."),
+    ({"participation": True}, r"The participation must be .* Got True\."),
+    ({"participation": None}, r"The participation must be .* Got None\."),
+    ({"weighting": "size"}, r"The weighting must be 'uniform' or 'samples'\. Got 'size'\."),
+    ({"weighting": None}, r"The weighting must be 'uniform' or 'samples'\. Got None\."),
+    ({"sampling": "epoch"}, r"Unknown sampling 'epoch'\. Did you mean 'epochs'\? Known: epochs, stratified, uniform\."),
+    ({"sampling": None}, r"Unknown sampling None\."),
+    ({"chunk": 0}, r"The chunk must be a whole number of at least 1, or 'auto'\. Got 0\."),
+    ({"chunk": "large"}, r"The chunk must be a whole number of at least 1, or 'auto'\. Got 'large'\."),
+    ({"chunk": 2.5}, r"The chunk must be a whole number of at least 1, or 'auto'\. Got 2\.5\."),
+    ({"chunk": None}, r"The chunk must be a whole number of at least 1, or 'auto'\. Got None\."),
+    ({"device": "abacus"}, r"The device 'abacus' cannot be used"),
+    ({"device": None}, r"The device None cannot be used"),
+    ({"algorithm": fs.FedAvg}, r"The algorithm must be an Algorithm, e\.g\. fs\.FedAvg\(lr=0\.1\)"),
+    ({"algorithm": "fedavg"}, r"The algorithm must be an Algorithm"),
+    ({"problem": nn.Linear(4, 3)}, r"The problem must be a fedstrata Problem, e\.g\. fs\.erm\(model\)\. Got 'Linear'"),
+    ({"data": [1, 2]}, r"The data must be FederatedData: call \.split\(\.\.\.\) on a data set first\. Got 'list'"),
+]
+
+
+def case_name(changes: dict[str, Any]) -> str:
+    return ", ".join(f"{k}={v}" if not isinstance(v, nn.Module) else k for k, v in changes.items())[:40]
+
+
+@pytest.mark.parametrize(("changes", "message"), BAD_OPTIONS, ids=[case_name(c) for c, _ in BAD_OPTIONS])
+def test_a_bad_argument_is_refused_before_anything_is_written(
+    tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    problem, data = smooth_example()
+    arguments = {"problem": problem, "data": data, "algorithm": SCAFFOLD, "rounds": 2, **changes}
+    with pytest.raises(fs.InputError, match=message):
+        fs.train(**arguments, out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
+def test_a_missing_accelerator_is_refused() -> None:
+    with pytest.raises(fs.InputError, match="The device 'cuda' cannot be used"):
+        train(1, device="cuda")
+
+
+def arrays(inputs: Any, targets: Any, **options: Any) -> fs.FederatedData:
+    return fs.FederatedData.from_arrays([(np.asarray(inputs), np.asarray(targets))], **options)
+
+
+ONES = np.ones((3, 4))
+BAD_DATA: list[tuple[str, fs.FederatedData, str, str]] = [
+    (
+        "label too large",
+        arrays(ONES, [0, 1, 3]),
+        "cross_entropy",
+        r"The labels of the data must be between 0 and 2: the model Linear has 3 outputs\. Got '0 to 3'",
+    ),
+    ("label below zero", arrays(ONES, [0, -1, 2]), "cross_entropy", r"between 0 and 2.*Got '-1 to 2'"),
+    (
+        "label too large in the test set",
+        arrays(ONES, [0, 1, 2], test=(ONES, np.array([0, 1, 7]))),
+        "cross_entropy",
+        r"between 0 and 2.*Got '0 to 7'",
+    ),
+    (
+        "label too large in a client's test set",
+        arrays(ONES, [0, 1, 2], test=(ONES, np.array([0, 1, 2])), client_tests=[(ONES, np.array([0, 1, 7]))]),
+        "cross_entropy",
+        r"between 0 and 2.*Got '0 to 7'",
+    ),
+    ("inputs too wide", arrays(np.ones((3, 5)), [0, 1, 2]), "cross_entropy", r"cannot take inputs of shape \(5,\)"),
+    ("float targets", arrays(ONES, [0.5, 1.0, 2.0]), "cross_entropy", r"cross_entropy wants whole class numbers"),
+    ("many targets", arrays(ONES, np.ones((3, 2), dtype=int)), "cross_entropy", r"wants whole class numbers"),
+    ("three logits", arrays(ONES, [0, 1, 1]), "binary_cross_entropy", r"must be one number per sample"),
+    ("one target, three outputs", arrays(ONES, [0.0, 1.0, 1.0]), "squared", r"must be as large as a target"),
+]
+
+
+@pytest.mark.parametrize(("data", "loss", "message"), [b[1:] for b in BAD_DATA], ids=[b[0] for b in BAD_DATA])
+def test_data_that_do_not_fit_the_model_are_refused(data: fs.FederatedData, loss: str, message: str) -> None:
+    problem = fs.erm(nn.Linear(4, 3, dtype=torch.float64), loss)
+    with pytest.raises(fs.InputError, match=message):
+        fs.train(problem, data, fs.FedAvg(), rounds=1)
+
+
+def test_binary_labels_are_checked() -> None:
+    problem = fs.erm(nn.Linear(4, 1, dtype=torch.float64), "binary_cross_entropy")
+    with pytest.raises(fs.InputError, match="between 0 and 1: the loss is binary_cross_entropy"):
+        fs.train(problem, arrays(ONES, [0, 1, 2]), fs.FedAvg(), rounds=1)
+
+
+def test_an_unknown_loss_is_refused() -> None:
+    with pytest.raises(fs.InputError, match=r"Unknown loss 'cross_entrpy'\. Did you mean 'cross_entropy'"):
+        fs.erm(nn.Linear(2, 2), "cross_entrpy")
+
+
+def test_batch_statistics_of_one_feature_vector_per_sample_can_be_trained() -> None:
+    """A BatchNorm1d layer has no statistics of one sample; the check of the model must not trip over that."""
+    _, data = smooth_example()
+    model = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, 3)).double()
+    run = fs.train(fs.erm(model, batchnorm="batch"), data, fs.FedAvg(lr=0.5), rounds=5, batch_size=8)
+    assert run.history[-1]["loss"] < run.history[0]["loss"]
+
+
+@pytest.mark.parametrize(
+    ("loss", "outputs", "targets"),
+    [("binary_cross_entropy", 1, [0, 1, 1]), ("squared", 1, [0.5, 1.0, 2.0]), ("squared", 2, np.eye(3)[:, :2])],
+)
+def test_other_losses_go_down(loss: str, outputs: int, targets: Any) -> None:
+    inputs = np.random.default_rng(0).normal(size=(3, 4))
+    problem = fs.erm(nn.Linear(4, outputs, dtype=torch.float64), loss)
+    run = fs.train(problem, arrays(inputs, targets), fs.FedAvg(lr=0.1), rounds=20)
+    assert run.history[-1]["loss"] < 0.5 * run.history[0]["loss"]
+
+
+def test_a_custom_loss_is_used() -> None:
+    def absolute(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return (outputs[:, 0] - targets).abs()
+
+    data = arrays([[1.0], [1.0]], [3.0, 5.0])
+    run = fs.train(fs.erm(nn.Linear(1, 1), absolute), data, fs.FedAvg(lr=0.1, steps=5), rounds=20)
+    assert run.history[-1]["loss"] == pytest.approx(1.0, abs=1e-5)  # every number between 3 and 5 is a median
+
+
+def test_a_one_client_run_works_alone(tmp_path: Path) -> None:
+    problem = softmax_problem()
+    run = fs.train(problem, sized_data([9]), fs.Scaffold(lr=0.3), rounds=3, out=tmp_path / "run")
+    assert run.history[-1]["loss"] < run.history[0]["loss"]
