@@ -2,12 +2,13 @@
 
     python bench/chunk.py [--threads 1]
 
-Convolutional models should be fastest at 1. Dense models should be near their best (within ten percent) at the rule's C.
+Convolutional models should be fastest at 1, dense models near their best (within ten percent) at the rule's C.
 """
 
 from __future__ import annotations
 
 import argparse
+from functools import partial
 
 import torch
 
@@ -34,22 +35,18 @@ def main() -> None:
     torch.set_num_threads(parser.parse_args().threads)
     print(f"{'model':28}{'d':>8}{'rule':>6} | " + "".join(f"{c:>8}" for c in CHUNKS) + "   ms a client-step at chunk C")
     for name, options, shape, batch_size in CASES:
-        model = fs.models.model(name, shape, 10, **options)
-        problem = fs.erm(model)
+        problem = fs.erm(fs.models.model(name, shape, 10, **options))
         conv = problem.flat.layers() == "convolutional"
-        clients = 10 if conv else CLIENTS
+        clients, steps = (10, 2) if conv else (CLIENTS, 5)
         pairs = [(torch.randn(60, *shape), torch.randint(0, 10, (60,))) for _ in range(clients)]
         data = fs.FederatedData.from_arrays(pairs, classes=10)
         rule = choose_chunk("auto", problem, data, batch_size, torch.device("cpu"))
         cells = []
-        for chunk in CHUNKS:
-            if chunk > clients:
-                cells.append(f"{'':>8}")
-                continue
-            run = rounds_of(problem, data, fs.FedAvg(lr=0.01, steps=2 if conv else 5), batch_size=batch_size, chunk=chunk)
+        for chunk in (c for c in CHUNKS if c <= clients):
+            run = rounds_of(problem, data, fs.FedAvg(lr=0.01, steps=steps), batch_size=batch_size, chunk=chunk)
             run(1)
-            steps = clients * (2 if conv else 5)
-            cells.append(f"{min(timed(lambda: run(1)) for _ in range(5)) / steps * 1e3:8.3f}")
+            best = min(timed(partial(run, 1)) for _ in range(5))
+            cells.append(f"{best / (clients * steps) * 1e3:8.3f}")
         label = f"{name} {'x'.join(map(str, shape))} batch {batch_size}"
         print(f"{label:28}{problem.flat.size:>8}{min(rule, clients):>6} | " + "".join(cells), flush=True)
 

@@ -92,11 +92,8 @@ def versus_bare(name: str, clients: int, rounds: int, repeats: int) -> float:
     ]
     mine, bare = (statistics.median(t) for t in zip(*pairs, strict=True))
     per_step = 1e3 / (rounds * clients * 10)
-    print(
-        f"{name:8} {clients} clients: bare {bare * per_step:.3f} ms, fedstrata {mine * per_step:.3f} ms a client-step, ",
-        end="",
-    )
-    print(f"{bare / mine:.2f} times as fast")
+    times = f"bare {bare * per_step:.3f} ms, fedstrata {mine * per_step:.3f} ms a client-step"
+    print(f"{name:8} {clients} clients: {times}, {bare / mine:.2f} times as fast")
     return bare / mine
 
 

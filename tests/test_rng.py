@@ -55,7 +55,7 @@ def test_keys_are_32_bit_words_that_tell_names_apart() -> None:
 
 def test_keys_are_the_same_in_every_process() -> None:
     """Written down once: a change of this number changes the batches of every run there is."""
-    assert rng.key_of(0, "batch", 0, 0, 0, 0) == (1413889407, 1136149236)
+    assert rng.key_of(0, "batch", 0, 0, 0, 0) == (648670297, 3849963756)
 
 
 @pytest.mark.parametrize("axis", ["client", "step", "position"])

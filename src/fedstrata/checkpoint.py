@@ -5,9 +5,9 @@ holds the rows that clients kept since the checkpoint before (so a checkpoint co
 clients hold). ``round-r.json`` is written last: counts, and the names and SHA-256 of every file it needs. A checkpoint
 exists once its JSON does; a kill at any moment leaves the one before.
 
-Waiting for the disk after every round would cost more than many a round, so a checkpoint is forced to the disk only when
-thirty seconds have passed since the last one that was; that one is kept too. So a kill loses at most the round under
-way, and a power failure at most half a minute.
+Waiting for the disk after every round would cost more than many a round, so a checkpoint is forced to the disk only
+when thirty seconds have passed since the last one that was; that one is kept too. So a kill loses at most the round
+under way, and a power failure at most half a minute.
 """
 
 from __future__ import annotations

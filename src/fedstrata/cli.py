@@ -18,7 +18,7 @@ from rich.table import Table
 
 from fedstrata import __version__
 from fedstrata.algorithms.base import ALGORITHMS
-from fedstrata.callbacks import Callback, ShowProgress
+from fedstrata.callbacks import Callback, ShowProgress, TensorBoard
 from fedstrata.compare import compare as compare_runs
 from fedstrata.compare import run_config, table
 from fedstrata.compare import tune as tune_runs
@@ -73,6 +73,7 @@ def run(
     ] = None,
     set_: Set = None,
     resume: Resume = False,
+    tensorboard: Annotated[Path | None, typer.Option(help="Also write TensorBoard event files to this folder.")] = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -84,7 +85,8 @@ def run(
     config = read(experiment, set_)
     if resume and out is None:
         raise InputError("--resume needs --out: the run directory to go on with.")
-    result = run_config(config, out, resume, _progress(quiet))
+    loggers: list[Callback] = [] if tensorboard is None else [TensorBoard(tensorboard)]
+    result = run_config(config, out, resume, [*_progress(quiet), *loggers])
     if as_json:
         print(json.dumps(result.summary))
         return
@@ -138,7 +140,8 @@ def tune(
     names = _names(algorithms)
     _new_directory(out, resume)
     say = (lambda _: None) if quiet else _say
-    results = tune_runs(config, names, None if out is None else out / "trials", [], say)
+    bars = _progress(quiet) if err_console.is_terminal else []
+    results = tune_runs(config, names, None if out is None else out / "trials", bars, say)
     best = {name: {**config.options_of(name), **rows[0]["options"]} for name, rows in results.items()}
     chosen = config.model_copy(update={"algorithms": {**config.algorithms, **best}})
     if out is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import tomllib
 from pathlib import Path
 from typing import Any, Literal
@@ -35,6 +36,24 @@ class _Named(BaseModel):
     def options(self) -> dict[str, Any]:
         """The options, without the name."""
         return dict(self.model_extra or {})
+
+
+class ModelTable(_Named):
+    """Which model, with its options."""
+
+    name: str = "mlp"
+
+
+class ProblemTable(_Named):
+    """Which problem, with its options."""
+
+    name: str = "erm"
+
+
+class AlgorithmTable(_Named):
+    """Which algorithm, with its hyperparameters."""
+
+    name: str = "fedavg"
 
 
 class DataTable(_Table):
@@ -89,9 +108,9 @@ class Config(_Table):
     """One experiment."""
 
     data: DataTable = DataTable()
-    model: _Named = _Named(name="mlp")
-    problem: _Named = _Named(name="erm")
-    algorithm: _Named = _Named(name="fedavg")
+    model: ModelTable = ModelTable()
+    problem: ProblemTable = ProblemTable()
+    algorithm: AlgorithmTable = AlgorithmTable()
     algorithms: dict[str, dict[str, Any]] = {}
     train: TrainTable = TrainTable()
     evaluate: EvaluateTable = EvaluateTable()
@@ -111,7 +130,7 @@ class Config(_Table):
 
     def with_algorithm(self, name: str, **options: Any) -> Config:
         """Return the same experiment with another algorithm."""
-        chosen = _Named(name=name, **(self.options_of(name) | options))
+        chosen = AlgorithmTable(name=name, **(self.options_of(name) | options))
         return self.model_copy(update={"algorithm": chosen})
 
     def with_seed(self, seed: int) -> Config:
@@ -154,7 +173,7 @@ def _load(table: DataTable) -> Dataset:
     key = (table.name, table.directory, repr(sorted(table.options.items())))
     if key not in _loaded:
         _loaded.clear()
-        _loaded[key] = load(table.name, table.directory, **table.options)
+        _loaded[key] = load(table.name, table.directory, lambda line: print(line, file=sys.stderr), **table.options)
     return _loaded[key]
 
 

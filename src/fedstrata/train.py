@@ -130,8 +130,8 @@ def train(
         with torch.no_grad(), _threads(threads):
             for callback in callbacks:
                 callback.on_start(algorithm.name, done, rounds, note)
-            if done == 0 and not history:
-                measure(0)
+            if not history:
+                measure(done)
             for number in range(done, rounds):
                 clients.begin(number)
                 state = algorithm.round(state, clients)

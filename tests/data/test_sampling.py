@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import chain
+
 import numpy as np
 import pytest
 import torch
@@ -103,21 +105,22 @@ def test_an_epoch_meets_every_sample_once_in_a_new_order(batch_size: int) -> Non
         rows = [step[0] for step in draw(ShuffledEpochs, batch_size, 3 * per_epoch, [place])]
         epochs = [rows[e * per_epoch : (e + 1) * per_epoch] for e in range(3)]
         for epoch in epochs:
-            assert sorted(sum(epoch, [])) == list(range(size))
+            assert sorted(chain(*epoch)) == list(range(size))
             assert [len(batch) for batch in epoch[:-1]] == [batch_size] * (per_epoch - 1)
             assert len(epoch[-1]) == size - (per_epoch - 1) * batch_size
-        assert sum(epochs[0], []) != sum(epochs[1], [])
-        assert sum(epochs[1], []) != sum(epochs[2], [])
+        if size > 5:  # the orders of few samples may repeat
+            assert len({tuple(chain(*epoch)) for epoch in epochs}) == 3
 
 
 @pytest.mark.parametrize("batch_size", [1, 3, 8, 20, 40])
-def test_stratified_batches_hold_the_classes_in_proportion(batch_size: int) -> None:
-    labels = np.repeat([0, 1, 2], [2, 8, 10])  # the client's rows stand in class order
+@pytest.mark.parametrize("sizes", [[5, 15], [2, 8, 10]], ids=str)
+def test_stratified_batches_hold_the_classes_in_proportion(sizes: list[int], batch_size: int) -> None:
+    labels = np.repeat(np.arange(len(sizes)), sizes)  # the client's rows stand in class order
     sampler = Stratified(NAMES, np.array([0]), np.array([20]), batch_size)
     for step in range(100):
-        counts = np.bincount(labels[sampler.positions(step, 1)[0][0]], minlength=3)
+        counts = np.bincount(labels[sampler.positions(step, 1)[0][0]], minlength=len(sizes))
         assert counts.sum() == batch_size
-        assert (np.abs(counts - batch_size * np.array([2, 8, 10]) / 20) <= 1).all()
+        assert (np.abs(counts - batch_size * np.array(sizes) / 20) <= 1).all()
 
 
 @pytest.mark.parametrize("batch_size", [3, 7])
@@ -139,7 +142,7 @@ def test_steps_per_epoch(batch_size: int | None, expected: list[int]) -> None:
 
 
 def test_an_unknown_sampling_is_refused() -> None:
-    with pytest.raises(fs.InputError, match="Unknown sampling 'stratifed'. Did you mean 'stratified'"):
+    with pytest.raises(fs.InputError, match=r"Unknown sampling 'stratifed'\. Did you mean 'stratified'"):
         sampling_module.sampling("stratifed")
 
 

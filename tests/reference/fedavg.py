@@ -25,9 +25,7 @@ gradient.
 import numpy as np
 
 
-def fedavg(
-    x, cohorts, gradient, steps, *, lr, weights, weight_decay=0.0, server_lr=1.0
-):
+def fedavg(x, cohorts, gradient, steps, *, lr, weights, weight_decay=0.0, server_lr=1.0):
     """Run one round per entry of ``cohorts`` and return ``{'x': server model}``.
 
     ``gradient(k, r, t, x)`` is client k's stochastic gradient in round r at local

@@ -73,9 +73,7 @@ def fedadam(
     v = np.full_like(x, tau**2) if v is None else np.array(v, dtype=np.float64)
 
     for r, cohort in enumerate(cohorts):
-        delta = _mean_of_client_changes(
-            x, r, cohort, gradient, steps, lr, weights, weight_decay
-        )
+        delta = _mean_of_client_changes(x, r, cohort, gradient, steps, lr, weights, weight_decay)
         # m_t = beta_1 m_{t-1} + (1 - beta_1) Delta_t
         m = beta1 * m + (1.0 - beta1) * delta
         # v_t = beta_2 v_{t-1} + (1 - beta_2) Delta_t^2  (FedAdam)
@@ -108,9 +106,7 @@ def fedyogi(
     v = np.full_like(x, tau**2) if v is None else np.array(v, dtype=np.float64)
 
     for r, cohort in enumerate(cohorts):
-        delta = _mean_of_client_changes(
-            x, r, cohort, gradient, steps, lr, weights, weight_decay
-        )
+        delta = _mean_of_client_changes(x, r, cohort, gradient, steps, lr, weights, weight_decay)
         # m_t = beta_1 m_{t-1} + (1 - beta_1) Delta_t
         m = beta1 * m + (1.0 - beta1) * delta
         # v_t = v_{t-1} - (1 - beta_2) Delta_t^2 sign(v_{t-1} - Delta_t^2)  (FedYogi)
@@ -142,9 +138,7 @@ def fedadagrad(
     v = np.full_like(x, tau**2) if v is None else np.array(v, dtype=np.float64)
 
     for r, cohort in enumerate(cohorts):
-        delta = _mean_of_client_changes(
-            x, r, cohort, gradient, steps, lr, weights, weight_decay
-        )
+        delta = _mean_of_client_changes(x, r, cohort, gradient, steps, lr, weights, weight_decay)
         # m_t = beta_1 m_{t-1} + (1 - beta_1) Delta_t
         m = beta1 * m + (1.0 - beta1) * delta
         # v_t = v_{t-1} + Delta_t^2  (FedAdagrad)

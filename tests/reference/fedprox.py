@@ -27,9 +27,7 @@ paper.
 import numpy as np
 
 
-def fedprox(
-    x, cohorts, gradient, steps, *, lr, weights, mu, weight_decay=0.0, server_lr=1.0
-):
+def fedprox(x, cohorts, gradient, steps, *, lr, weights, mu, weight_decay=0.0, server_lr=1.0):
     """Run one round per entry of ``cohorts`` and return ``{'x': server model}``."""
     x = np.array(x, dtype=np.float64)
 

@@ -67,12 +67,8 @@ def test_fedavg_with_one_step_is_centralised_sgd():
     p = np.array([WEIGHTS[k] for k in EVERYONE]) / sum(WEIGHTS.values())
     x = X0.copy()
     for r in range(5):
-        x = x - schedule(r, 0) * sum(
-            p[k] * noisy_gradient(k, r, 0, x) for k in EVERYONE
-        )
-    out = fedavg(
-        X0, [EVERYONE] * 5, noisy_gradient, one_step, lr=schedule, weights=WEIGHTS
-    )
+        x = x - schedule(r, 0) * sum(p[k] * noisy_gradient(k, r, 0, x) for k in EVERYONE)
+    out = fedavg(X0, [EVERYONE] * 5, noisy_gradient, one_step, lr=schedule, weights=WEIGHTS)
     close(out["x"], x)
 
 
@@ -110,10 +106,7 @@ def test_fedavg_schedule_is_read_by_round_and_step():
 
 def test_scaling_all_weights_changes_nothing():
     scaled = {k: 17.0 * w for k, w in WEIGHTS.items()}
-    runs = [
-        fedavg(X0, COHORTS, noisy_gradient, steps, lr=schedule, weights=w)["x"]
-        for w in (WEIGHTS, scaled)
-    ]
+    runs = [fedavg(X0, COHORTS, noisy_gradient, steps, lr=schedule, weights=w)["x"] for w in (WEIGHTS, scaled)]
     close(runs[0], runs[1])
 
 
@@ -146,10 +139,7 @@ def test_fedprox_with_many_steps_averages_the_proximal_points():
 
 def test_fedprox_first_step_ignores_mu():
     runs = [
-        fedprox(
-            X0, [EVERYONE], noisy_gradient, one_step, lr=schedule, weights=ONES, mu=mu
-        )["x"]
-        for mu in (0.0, 5.0)
+        fedprox(X0, [EVERYONE], noisy_gradient, one_step, lr=schedule, weights=ONES, mu=mu)["x"] for mu in (0.0, 5.0)
     ]
     close(runs[0], runs[1])
 
@@ -295,9 +285,7 @@ def test_scaffold_with_zero_variates_given_equals_the_default():
     common = {"lr": 0.1, "clients": N, "weights": WEIGHTS}
     given = {k: np.zeros(D) for k in EVERYONE}
     default = scaffold(X0, COHORTS, noisy_gradient, steps, **common)
-    explicit = scaffold(
-        X0, COHORTS, noisy_gradient, steps, c=np.zeros(D), c_k=given, **common
-    )
+    explicit = scaffold(X0, COHORTS, noisy_gradient, steps, c=np.zeros(D), c_k=given, **common)
     close(default["x"], explicit["x"])
     assert all(not value.any() for value in given.values())  # inputs are not changed
 
@@ -409,10 +397,7 @@ def test_adaptive_methods_with_huge_tau_are_fedavg(method):
 
 
 def test_fedadagrad_momentum_is_off_by_default():
-    runs = [
-        fedadagrad(X0, COHORTS, noisy_gradient, steps, **ADAPTIVE, **extra)
-        for extra in ({}, {"beta1": 0.0})
-    ]
+    runs = [fedadagrad(X0, COHORTS, noisy_gradient, steps, **ADAPTIVE, **extra) for extra in ({}, {"beta1": 0.0})]
     close(runs[0]["x"], runs[1]["x"])
 
 
@@ -450,9 +435,7 @@ def test_qfedavg_with_one_step_by_hand():
         f, g = exact_loss(k, X0) + 1e-10, exact_gradient(k, 0, 0, X0)
         numerator += f**2 * g
         denominator += 2 * f * (g @ g) + f**2 / rate
-    out = qfedavg(
-        X0, [EVERYONE], exact_gradient, one_step, lr=rate, q=q, loss=exact_loss
-    )
+    out = qfedavg(X0, [EVERYONE], exact_gradient, one_step, lr=rate, q=q, loss=exact_loss)
     close(out["x"], X0 - numerator / denominator)
 
 
@@ -465,9 +448,7 @@ def test_qfedavg_loss_is_taken_at_the_received_model():
 
     cohorts = [[1, 2], [3]]
     qfedavg(X0, cohorts, exact_gradient, steps, lr=0.1, q=1.0, loss=recording)
-    first = qfedavg(
-        X0, cohorts[:1], exact_gradient, steps, lr=0.1, q=1.0, loss=exact_loss
-    )
+    first = qfedavg(X0, cohorts[:1], exact_gradient, steps, lr=0.1, q=1.0, loss=exact_loss)
     assert [k for k, _ in seen] == [1, 2, 3]
     close(seen[0][1], X0)
     close(seen[1][1], X0)
@@ -475,9 +456,7 @@ def test_qfedavg_loss_is_taken_at_the_received_model():
 
 
 def test_qfedavg_with_a_zero_loss_is_finite():
-    out = qfedavg(
-        X0, [[0, 1]], exact_gradient, steps, lr=0.1, q=0.5, loss=lambda k, x: 0.0
-    )
+    out = qfedavg(X0, [[0, 1]], exact_gradient, steps, lr=0.1, q=0.5, loss=lambda k, x: 0.0)
     assert np.isfinite(out["x"]).all()
 
 

@@ -18,7 +18,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from sklearn.datasets import load_breast_cancer, load_digits
 
 from fedstrata.data import readers
 from fedstrata.data.dataset import Dataset
@@ -58,6 +57,8 @@ def digits() -> Dataset:
     Part of scikit-learn; stratified 80/20 split, always the same. Alpaydin and Kaynak, "Optical Recognition of
     Handwritten Digits", UCI 1998; CC BY 4.0.
     """
+    from sklearn.datasets import load_digits  # here, because it takes a second that most sets do not need
+
     bunch = load_digits()
     images = (bunch.images[:, None] / 16).astype(np.float32)
     train, test = _split(bunch.target)
@@ -71,6 +72,8 @@ def breast_cancer() -> Dataset:
     stratified 80/20 split, always the same. Wolberg et al., "Breast Cancer Wisconsin (Diagnostic)", UCI 1995;
     CC BY 4.0.
     """
+    from sklearn.datasets import load_breast_cancer
+
     bunch = load_breast_cancer()
     return _split_and_standardise("breast_cancer", bunch.data, 1 - bunch.target)
 

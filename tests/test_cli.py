@@ -1,0 +1,285 @@
+"""The command line, in process: what a person sees, and the exit codes a script relies on."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedstrata import cli
+
+QUICK = """
+[data]
+clients = 4
+holdout = 0.2
+partition = { name = "dirichlet", alpha = 1.0, min_samples = 10 }
+[model]
+name = "logreg"
+[algorithm]
+lr = 0.1
+steps = 2
+[train]
+rounds = 3
+batch_size = 8
+"""
+
+
+@pytest.fixture
+def experiment(tmp_path: Path) -> Path:
+    path = tmp_path / "experiment.toml"
+    path.write_text(QUICK)
+    return path
+
+
+@pytest.fixture
+def fedstrata(capsys, monkeypatch):
+    """Run a command; return (exit code, stdout, stderr)."""
+
+    def run(*words: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(cli, "out_console", cli.Console(width=140))
+        monkeypatch.setattr(cli, "err_console", cli.Console(stderr=True, width=140))
+        code = cli._exit_code(lambda: cli.app([str(w) for w in words], standalone_mode=False))
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return run
+
+
+def test_run_writes_a_directory_and_prints_a_table(fedstrata, experiment, tmp_path):
+    out = tmp_path / "run"
+    code, printed, progress = fedstrata("run", experiment, "--out", out)
+    assert code == 0
+    assert "fedavg on digits" in printed and "accuracy worst" in printed and str(out) in printed
+    assert "round 3/3" in progress and "at a time" in progress
+    found = {p.name for p in out.iterdir()}
+    assert found == {"checkpoint", "config.toml", "metrics.jsonl", "model.safetensors", "plot.png", "summary.json"}
+
+
+def test_config_of_a_run_runs_again_with_the_same_result(fedstrata, experiment, tmp_path):
+    fedstrata("run", experiment, "--out", tmp_path / "a", "--quiet", "--set", "algorithm.steps={epochs=1}")
+    code, _, err = fedstrata("run", tmp_path / "a" / "config.toml", "--out", tmp_path / "b", "--quiet")
+    assert code == 0, err
+    assert (tmp_path / "a/config.toml").read_text() == (tmp_path / "b/config.toml").read_text()
+    assert (tmp_path / "a/model.safetensors").read_bytes() == (tmp_path / "b/model.safetensors").read_bytes()
+
+
+def test_run_json_is_the_summary(fedstrata, experiment):
+    code, printed, _ = fedstrata("run", experiment, "--json", "--quiet")
+    summary = json.loads(printed)
+    assert code == 0 and summary["round"] == 3 and summary["status"] == "finished"
+    assert len(summary["per_client"]["accuracy"]) == 4
+
+
+def test_set_changes_settings(fedstrata, experiment):
+    changes = ["algorithm.name=scaffold", "train.rounds=2", "algorithm.lr={schedule='step', value=0.1, at=[1]}"]
+    words = [w for c in changes for w in ("--set", c)]
+    code, printed, _ = fedstrata("run", experiment, "--json", "--quiet", *words)
+    assert code == 0 and json.loads(printed)["algorithm"] == "scaffold" and json.loads(printed)["round"] == 2
+
+
+def test_resume_goes_on(fedstrata, experiment, tmp_path):
+    out = tmp_path / "run"
+    assert fedstrata("run", experiment, "--out", out, "--quiet")[0] == 0
+    code, _, err = fedstrata("run", experiment, "--out", out, "--quiet", "--resume", "--set", "train.rounds=5")
+    assert code == 0, err
+    assert [json.loads(r)["round"] for r in (out / "metrics.jsonl").read_text().splitlines()] == [0, 1, 2, 3, 4, 5]
+
+
+def test_compare_prints_mean_and_spread_and_does_not_run_twice(fedstrata, experiment, tmp_path):
+    out = tmp_path / "compare"
+    words = ("compare", experiment, "--algorithms", "fedavg,scaffold", "--seeds", 2, "--out", out)
+    code, printed, progress = fedstrata(*words)
+    assert code == 0 and "±" in printed and "scaffold" in printed and (out / "plot.png").stat().st_size > 1000
+    rows = json.loads((out / "compare.json").read_text())
+    assert [r["algorithm"] for r in rows] == ["fedavg", "scaffold"]
+    finals = [json.loads((out / f"fedavg-seed{s}/summary.json").read_text())["accuracy"] for s in (0, 1)]
+    assert rows[0]["accuracy"] == pytest.approx(np.mean(finals))
+    assert rows[0]["accuracy_std"] == pytest.approx(np.std(finals, ddof=1))
+    assert progress.count("round 3/3") == 4
+    code, _, err = fedstrata(*words)
+    assert code == 2 and "Nothing was overwritten" in err
+    code, _, progress = fedstrata(*words, "--resume")
+    assert code == 0 and "round 3/3" not in progress
+
+
+def test_compare_goes_on_when_one_diverges(fedstrata, tmp_path):
+    path = tmp_path / "q.toml"
+    path.write_text('[problem]\nname = "quadratic"\n[algorithms.fedavg]\nlr = 1e30\n[train]\nrounds = 20\n')
+    code, printed, err = fedstrata(
+        "compare", path, "--algorithms", "fedavg,scaffold", "--set", "algorithms.scaffold.lr=0.01"
+    )
+    assert code == 0
+    assert "diverged in round" in err and "1 of 1 diverged" in printed
+
+
+def test_tune_gives_every_algorithm_the_same_number_of_trials(fedstrata, experiment, tmp_path):
+    out = tmp_path / "tune"
+    words = ("tune", experiment, "--algorithms", "fedavg,fedprox", "--trials", 3, "--out", out, "--json", "--quiet")
+    code, printed, _ = fedstrata(*words)
+    assert code == 0
+    result = json.loads(printed)
+    assert {n: len(t) for n, t in result["trials"].items()} == {"fedavg": 3, "fedprox": 3}
+    for name, trials in result["trials"].items():
+        measured = [t["measures"]["accuracy"] for t in trials]
+        assert measured == sorted(measured, reverse=True)
+        assert result["best"][name]["lr"] == trials[0]["options"]["lr"]
+        final = json.loads((out / f"final/{name}-seed0/summary.json").read_text())
+        assert final["accuracy"] == next(r["accuracy"] for r in result["test"] if r["algorithm"] == name)
+    before = (out / "trials/trials.jsonl").read_text()
+    assert len(before.splitlines()) == 6
+    assert fedstrata(*words, "--resume")[0] == 0
+    assert (out / "trials/trials.jsonl").read_text() == before
+    code, _, _ = fedstrata("compare", out / "best.toml", "--algorithms", "fedavg", "--quiet")
+    assert code == 0
+
+
+@pytest.mark.parametrize("kind", ["algorithms", "problems", "datasets", "models", "partitions"])
+def test_list_has_a_line_on_each(fedstrata, kind):
+    code, printed, _ = fedstrata("list", kind, "--json")
+    lines = json.loads(printed)
+    assert code == 0 and len(lines) >= 2 and all(len(line) > 10 for line in lines.values())
+    assert all(name in fedstrata("list", kind)[1] for name in lines)
+
+
+def test_show_has_equations_and_hyperparameters(fedstrata):
+    code, printed, _ = fedstrata("show", "scaffold")
+    assert code == 0 and "c_k" in printed and "Sent: up 2d" in printed and "local learning rate" in printed
+    assert json.loads(fedstrata("show", "scaffold", "--json")[1])["hyperparameters"]["lr"]["default"] == 0.1
+
+
+def test_plot_draws_runs(fedstrata, experiment, tmp_path):
+    fedstrata("run", experiment, "--out", tmp_path / "a", "--quiet")
+    picture = tmp_path / "x.png"
+    code, _, _ = fedstrata("plot", tmp_path / "a", "--out", picture, "--measure", "accuracy", "--axis", "bytes_up")
+    assert code == 0 and picture.read_bytes()[:4] == b"\x89PNG"
+
+
+def test_demo_prints_a_table_and_writes_a_picture(fedstrata, tmp_path, monkeypatch):
+    monkeypatch.setitem(cli._DEMO, "train", {"rounds": 2, "batch_size": 16})
+    code, printed, _ = fedstrata("demo", "--out", tmp_path / "demo.png", "--seeds", 1)
+    assert code == 0 and "scaffold" in printed and "auc" in printed and (tmp_path / "demo.png").exists()
+
+
+BAD = {
+    "unknown algorithm": ("algorithm.name=fedavgg", "Did you mean 'fedavg'?"),
+    "unknown hyperparameter": ("algorithm.lrr=1", "Did you mean 'lr'?"),
+    "unknown key": ("train.round=3", "Did you mean 'train.rounds'?"),
+    "unknown table": ("trian.rounds=3", "Did you mean 'train'?"),
+    "unknown set": ("data.name=digit", "Did you mean 'digits'?"),
+    "unknown set option": ("data.options.size=3", "Unknown option 'size'"),
+    "unknown model": ("model.name=logregg", "Did you mean 'logreg'?"),
+    "unknown model option": ("model.width=3", "Unknown option of the model logreg 'width'"),
+    "unknown partition": ("data.partition=dirichle", "Did you mean 'dirichlet'?"),
+    "unknown partition option": ("data.partition.alfa=1", "Did you mean 'alpha'?"),
+    "unknown problem": ("problem.name=ermm", "Did you mean 'erm'?"),
+    "unknown problem option": ("problem.los=squared", "Did you mean 'loss'?"),
+    "unknown loss": ("problem.loss=cross_entropi", "Did you mean 'cross_entropy'?"),
+    "unknown sampling": ("train.sampling=epoch", "Did you mean 'epochs'?"),
+    "unknown weighting": ("train.weighting=size", "'uniform' or 'samples'"),
+    "unknown schedule": ("algorithm.lr={schedule='stp', value=1}", "Did you mean 'step'?"),
+    "incomplete schedule": ("algorithm.lr={schedule='step'}", "value"),
+    "wrong type": ("train.rounds='many'", "The key train.rounds must be a valid integer. Got 'many'."),
+    "a fraction of a round": ("train.rounds=2.5", "The key train.rounds must be a valid integer. Got 2.5."),
+    "wrong type of a rate": ("algorithm.lr=true", "The lr of fedavg must be a number above 0. Got True."),
+    "negative rate": ("algorithm.lr=-0.1", "The lr of fedavg must be a number above 0. Got -0.1."),
+    "no steps": ("algorithm.steps=0", "The steps of fedavg must be a whole number of at least 1"),
+    "wrong steps": ("algorithm.steps={epoch=1}", "{epochs = number}"),
+    "no rounds": ("train.rounds=0", "The key train.rounds must be greater than or equal to 1. Got 0."),
+    "no batch": ("train.batch_size=0", "train.batch_size"),
+    "negative seed": ("train.seed=-1", "train.seed"),
+    "participation of nobody": ("train.participation=0", "The participation must be a share in (0, 1]"),
+    "participation of too many": ("train.participation=9", "from 1 to 4. Got 9."),
+    "participation as a word": ("train.participation=all", "train.participation"),
+    "chunk": ("train.chunk=0", "The chunk must be a whole number of at least 1, or 'auto'. Got 0."),
+    "device": ("train.device=warp", "The device 'warp' cannot be used"),
+    "share": ("data.holdout=1.0", "data.holdout"),
+    "imbalance": ("data.imbalance=2", "data.imbalance"),
+    "labels outside the model's range": (
+        "problem.loss=binary_cross_entropy",
+        "The labels of the data must be between 0 and 1",
+    ),
+    "model that does not fit": ("model.name=lenet5", "wants images [channels, height, width] of at least 12x12"),
+    "model option of a wrong type": ("model={name='mlp', hidden=3}", "The hidden widths of the mlp must be"),
+    "a client with no data": (
+        "data.clients=2000",
+        "Partition 'dirichlet' cannot give 2000 clients at least 10 rows each",
+    ),
+    "an override without a value": ("train.rounds", "must look like key=value"),
+    "an override below a value": ("train.rounds.x=1", "rounds is not a table"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_settings_exit_with_2_and_say_what_is_wrong(fedstrata, experiment, tmp_path, case):
+    setting, message = BAD[case]
+    code, printed, err = fedstrata("run", experiment, "--out", tmp_path / "run", "--set", setting)
+    assert code == 2
+    assert message in err.replace("\n", " ")
+    assert printed == ""
+    assert not (tmp_path / "run").exists(), "nothing is left behind"
+
+
+def test_missing_data_file_says_which_and_where(fedstrata, experiment, tmp_path, monkeypatch):
+    monkeypatch.setenv("FEDSTRATA_OFFLINE", "1")
+    words = ("--set", "data.name=mnist", "--set", f"data.directory={tmp_path}")
+    code, _, err = fedstrata("run", experiment, *words)
+    assert code == 2 and "train-images-idx3-ubyte" in err and str(tmp_path) in err.replace("\n", "")
+
+
+def test_folder_with_an_empty_client_is_refused(fedstrata, experiment, tmp_path):
+    folder = tmp_path / "sites"
+    folder.mkdir()
+    np.savez(folder / "a.npz", inputs=np.ones((5, 2), np.float32), targets=np.zeros(5, np.int64))
+    np.savez(folder / "b.npz", inputs=np.ones((0, 2), np.float32), targets=np.zeros(0, np.int64))
+    code, _, err = fedstrata("run", experiment, "--set", f"data.folder={folder}")
+    assert code == 2 and "Client 1 has no data" in err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("run", "nowhere.toml"), "There is no file nowhere.toml"),
+        (("run",), "Missing argument"),
+        (("frobnicate",), "No such command"),
+        (("list", "algorithm"), "Did you mean 'algorithms'?"),
+        (("show", "fedavgg"), "Did you mean 'fedavg'?"),
+        (("plot", "nowhere"), "There is no run with metrics in nowhere"),
+    ],
+)
+def test_bad_commands_exit_with_2(fedstrata, words, message):
+    code, _, err = fedstrata(*words)
+    assert code == 2 and message in err
+
+
+def test_broken_toml_names_the_place(fedstrata, tmp_path):
+    path = tmp_path / "broken.toml"
+    path.write_text("[train\nrounds = 3")
+    code, _, err = fedstrata("run", path)
+    assert code == 2 and "not valid TOML" in err and "line 1" in err
+
+
+def test_divergence_exits_with_1_and_names_the_round(fedstrata, tmp_path):
+    path = tmp_path / "q.toml"
+    path.write_text('[problem]\nname = "quadratic"\n[algorithm]\nname = "fedavg"\nlr = 1e6\n[train]\nrounds = 50\n')
+    code, _, err = fedstrata("run", path, "--out", tmp_path / "run")
+    assert code == 1 and re.search(r"diverged in round \d+", err) and "last good checkpoint" in err.replace("\n", " ")
+
+
+@pytest.mark.parametrize("command", ["run", "compare", "tune", "list", "show", "plot", "demo"])
+def test_help_explains_itself(fedstrata, command):
+    code, printed, _ = fedstrata(command, "--help")
+    assert code == 0 and "Usage" in printed and len(printed.splitlines()) > 8
+
+
+def test_the_installed_command_exits_with_its_code(experiment, tmp_path):
+    command = [sys.executable, "-m", "fedstrata", "run", str(experiment), "--set", "algorithm.name=nothing"]
+    done = subprocess.run(
+        command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=False
+    )
+    assert done.returncode == 2 and "Unknown algorithm 'nothing'" in done.stderr and done.stdout == ""

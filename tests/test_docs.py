@@ -1,0 +1,68 @@
+"""What the documents show must run."""
+
+from __future__ import annotations
+
+import re
+import sys
+import tomllib
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+
+import fedstrata as fs
+from fedstrata.algorithms import ALGORITHMS
+from fedstrata.config import Experiment, read
+
+ROOT = Path(__file__).parents[1]
+
+
+def blocks(path: str) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", (ROOT / path).read_text(), flags=re.S)
+
+
+def test_the_example_of_the_readme_learns():
+    names: dict = {}
+    exec(blocks("README.md")[0], names)
+    assert names["run"].summary["auc"] > 0.8
+    assert isinstance(names["model"], torch.nn.Module)
+
+
+def test_the_problem_of_ones_own_trains():
+    names: dict = {}
+    exec(blocks("docs/design.md")[0], names)
+    assert names["run"].history[-1]["loss"] < names["run"].history[0]["loss"]
+
+
+def test_the_skeleton_of_an_algorithm_is_one():
+    module = sys.modules["fedmom"] = ModuleType("fedmom")
+    try:
+        exec(blocks("docs/add-an-algorithm.md")[0], vars(module))
+        built = fs.algorithm("fedmom", lr=0.01, steps=5)
+        q = fs.quadratic(clients=4)
+        run = fs.train(q.problem, q.data, built, rounds=60)
+        assert (run.x - q.solution).norm() < 0.2 < (q.problem.x0 - q.solution).norm()
+        d = len(q.problem.x0)
+        assert run.summary["bytes_up"] == run.summary["bytes_down"] == 60 * 4 * d * 8
+    finally:
+        ALGORITHMS.pop("fedmom", None)
+        del sys.modules["fedmom"]
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.toml")), ids=lambda p: p.stem)
+def test_examples_are_valid(path):
+    config = read(path)
+    assert tomllib.loads(path.read_text())["algorithm"]["name"] == config.algorithm.name
+    if config.data.name == "digits":
+        assert Experiment(config).data.clients == config.data.clients
+
+
+def test_every_public_name_has_a_docstring():
+    bare = [n for n in fs.__all__ if not (getattr(fs, n).__doc__ or "").strip()]
+    assert bare == []
+
+
+def test_every_algorithm_is_in_the_readme():
+    text = (ROOT / "README.md").read_text()
+    assert [n for n in ALGORITHMS if f"`{n}`" not in text] == []

@@ -1,0 +1,290 @@
+"""A module as a pure function of a flat vector, and back."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import fedstrata as fs
+from fedstrata.flat import Flat
+from fedstrata.models import MODELS, model
+
+
+class Tied(nn.Module):
+    """Two layers that share one weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(3, 3)
+        self.second = nn.Linear(3, 3)
+        self.second.weight = self.first.weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(torch.tanh(self.first(x)))
+
+
+def frozen() -> nn.Module:
+    net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+    net[0].weight.requires_grad_(False)
+    net.register_buffer("constant", torch.ones(2))
+    return net
+
+
+def normed(norm: nn.Module) -> nn.Module:
+    return nn.Sequential(nn.Conv2d(1, 12, 3), norm, nn.ReLU(), nn.Flatten(), nn.Linear(12 * 16, 2))
+
+
+SHAPE = (1, 12, 12)
+CASES: dict[str, tuple[nn.Module, tuple[int, ...]]] = {
+    **{name: (model(name, SHAPE, 3, seed=1), SHAPE) for name in MODELS},
+    "tied": (Tied(), (3,)),
+    "frozen": (frozen(), (3,)),
+    "group norm": (normed(nn.GroupNorm(4, 12)), (1, 6, 6)),
+}
+
+
+def some_inputs(shape: tuple[int, ...], rows: int = 5) -> torch.Tensor:
+    return torch.randn(rows, *shape, generator=torch.Generator().manual_seed(0))
+
+
+def other_point(flat: Flat) -> torch.Tensor:
+    return flat.initial + 0.1 * torch.randn(flat.size, generator=torch.Generator().manual_seed(1))
+
+
+def assert_close(ours: torch.Tensor, theirs: torch.Tensor) -> None:
+    torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_function_is_the_module(name: str) -> None:
+    module, shape = CASES[name]
+    flat = Flat(module)
+    assert flat.size == len(flat.initial) == sum(p.numel() for p in module.parameters() if p.requires_grad)
+    inputs = some_inputs(shape)
+    assert_close(flat(flat.initial, inputs), module(inputs))
+    x = other_point(flat)
+    assert not torch.allclose(flat(x, inputs), module(inputs))
+    assert_close(flat(x, inputs), flat.to_module(x)(inputs))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_vector_survives_the_way_through_a_state_dict(name: str) -> None:
+    module, shape = CASES[name]
+    flat = Flat(module)
+    x = other_point(flat)
+    assert torch.equal(flat.to_vector(flat.state_dict(x)), x)
+    theirs = copy.deepcopy(module)
+    theirs.load_state_dict(flat.state_dict(x))
+    assert_close(theirs(some_inputs(shape)), flat(x, some_inputs(shape)))
+    assert torch.equal(flat.to_vector(module.state_dict()), flat.initial)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_gradients_are_those_of_the_module(name: str) -> None:
+    module, shape = CASES[name]
+    flat = Flat(module)
+    leaf = flat.initial.clone().requires_grad_()
+    (ours,) = torch.autograd.grad(flat(leaf, some_inputs(shape)).square().sum(), leaf)
+    own = copy.deepcopy(module)
+    own(some_inputs(shape)).square().sum().backward()
+    theirs = torch.cat([p.grad.reshape(-1) for p in own.parameters() if p.requires_grad])
+    torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
+
+
+def test_views_are_views() -> None:
+    flat = Flat(nn.Linear(3, 2))
+    x = flat.initial.clone()
+    views = flat.views(x)
+    assert {n: tuple(v.shape) for n, v in views.items()} == {"weight": (2, 3), "bias": (2,)}
+    x[0], x[-1] = 7.0, 9.0
+    assert views["weight"][0, 0] == 7.0
+    assert views["bias"][1] == 9.0
+    assert all(v.untyped_storage().data_ptr() == x.untyped_storage().data_ptr() for v in views.values())
+
+
+def test_a_state_dict_is_a_copy() -> None:
+    flat = Flat(nn.Linear(3, 2))
+    x = flat.initial.clone()
+    state = flat.state_dict(x)
+    x.zero_()
+    assert state["weight"].abs().sum() > 0
+
+
+def test_the_module_that_was_passed_stays_as_it_was() -> None:
+    module = nn.Linear(3, 2)
+    before = copy.deepcopy(module.state_dict())
+    flat = Flat(module)
+    flat(other_point(flat), torch.ones(1, 3))
+    flat.to_module(other_point(flat))
+    assert all(torch.equal(v, before[k]) for k, v in module.state_dict().items())
+    with torch.no_grad():
+        module.weight.zero_()
+    assert flat.initial.abs().sum() > 0.1
+
+
+def test_tied_weights_are_one_part_of_the_vector() -> None:
+    flat = Flat(Tied())
+    assert flat.size == 9 + 3 + 3
+    trained = flat.to_module(other_point(flat))
+    assert trained.first.weight is trained.second.weight
+    assert torch.equal(
+        trained.first.weight.detach().reshape(-1), flat.views(other_point(flat))["first.weight"].reshape(-1)
+    )
+
+
+def test_frozen_weights_stay_out_of_the_vector() -> None:
+    module = frozen()
+    flat = Flat(module)
+    assert flat.size == 4 + 8 + 2
+    trained = flat.to_module(other_point(flat))
+    assert torch.equal(trained[0].weight, module[0].weight)
+    assert not torch.equal(trained[0].bias, module[0].bias)
+
+
+def test_a_state_dict_with_missing_names_is_refused() -> None:
+    with pytest.raises(fs.InputError, match=r"The state_dict lacks bias\."):
+        Flat(nn.Linear(3, 2)).to_vector({"weight": torch.zeros(2, 3)})
+
+
+def test_models_that_cannot_be_trained_are_refused() -> None:
+    with pytest.raises(fs.InputError, match="ReLU has no trainable parameters"):
+        Flat(nn.ReLU())
+    mixed = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2).double())
+    with pytest.raises(fs.InputError, match="dtype of the model's parameters must be one and the same"):
+        Flat(mixed)
+
+
+# --- what is not a pure function ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("norm", [nn.BatchNorm2d(12), nn.InstanceNorm2d(12, track_running_stats=True)])
+def test_running_statistics_are_refused_with_a_way_out(norm: nn.Module) -> None:
+    with pytest.raises(fs.InputError, match=r"The layer '1' .*batchnorm='group'.*batchnorm='batch'"):
+        Flat(normed(norm))
+    assert Flat(normed(nn.BatchNorm2d(12, track_running_stats=False))).size > 0
+
+
+def test_group_norm_takes_the_place_of_batch_norm() -> None:
+    module = normed(nn.BatchNorm2d(12, eps=1e-3))
+    with torch.no_grad():
+        module[1].weight.uniform_(0.5, 2.0)
+        module[1].bias.uniform_(-1.0, 1.0)
+    flat = Flat(module, batchnorm="group")
+    norm = flat.module[1]
+    assert isinstance(norm, nn.GroupNorm)
+    assert (norm.num_groups, norm.num_channels, norm.eps) == (4, 12, 1e-3)
+    assert torch.equal(norm.weight, module[1].weight)
+    assert torch.equal(norm.bias, module[1].bias)
+    assert isinstance(module[1], nn.BatchNorm2d)
+    inputs = some_inputs((1, 6, 6))
+    assert_close(flat(flat.initial, inputs)[:1], flat(flat.initial, inputs[:1]))  # rows do not see each other
+
+
+def test_group_norm_in_place_of_the_whole_model_and_deep_inside() -> None:
+    assert isinstance(Flat(nn.BatchNorm1d(6), batchnorm="group").module, nn.GroupNorm)
+    deep = Flat(model("resnet20", (3, 8, 8), 2, norm="batch", width=4), batchnorm="group")
+    kinds = [type(m) for m in deep.module.modules()]
+    assert nn.BatchNorm2d not in kinds
+    assert kinds.count(nn.GroupNorm) == 19
+    assert deep.initial.dtype == torch.float32
+    double = Flat(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)).double(), batchnorm="group")
+    assert double.initial.dtype == torch.float64
+
+
+def test_batch_statistics_are_always_the_batchs_own() -> None:
+    module = normed(nn.BatchNorm2d(12)).train()
+    flat = Flat(module, batchnorm="batch")
+    inputs = some_inputs((1, 6, 6))
+    first = flat(flat.initial, inputs)
+    assert torch.equal(flat(flat.initial, inputs), first)
+    assert_close(first, copy.deepcopy(module)(inputs))
+    trained = flat.to_module(flat.initial)
+    assert_close(trained(inputs), first)
+    assert_close(trained.eval()(inputs), first)
+
+
+def test_an_unknown_rule_is_refused() -> None:
+    with pytest.raises(fs.InputError, match="batchnorm must be 'refuse', 'group' or 'batch'"):
+        Flat(nn.Linear(2, 2), batchnorm="instance")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [nn.Dropout(0.3), nn.Dropout2d(0.5), nn.Dropout(1), nn.AlphaDropout(0.2), nn.LSTM(2, 2, num_layers=2, dropout=0.4)],
+    ids=["Dropout", "Dropout2d", "Dropout of a whole number", "AlphaDropout", "LSTM"],
+)
+def test_dropout_is_refused(layer: nn.Module) -> None:
+    with pytest.raises(fs.InputError, match=r"The layer '1' .* draws random numbers"):
+        Flat(nn.Sequential(nn.Linear(2, 2), layer))
+
+
+def test_dropout_of_zero_is_allowed() -> None:
+    assert Flat(nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.0))).size == 6
+
+
+# --- models by name -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("module", "kind"),
+    [
+        (nn.Linear(2, 2), "dense"),
+        (nn.Sequential(nn.Flatten(), nn.Linear(2, 2)), "dense"),
+        (nn.Sequential(nn.Conv1d(1, 1, 2), nn.Linear(2, 2)), "convolutional"),
+        (nn.Sequential(nn.Conv1d(1, 1, 2), nn.GRU(2, 2)), "recurrent"),
+    ],
+)
+def test_the_kind_of_layers(module: nn.Module, kind: str) -> None:
+    assert Flat(module).layers() == kind
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_models_start_from_their_seed_and_leave_torch_alone(name: str) -> None:
+    torch.manual_seed(3)
+    before = torch.random.get_rng_state()
+    one, same, other = (Flat(model(name, SHAPE, 3, seed=s)).initial for s in (1, 1, 2))
+    assert torch.equal(torch.random.get_rng_state(), before)
+    assert torch.equal(one, same)
+    assert torch.equal(one, other) == (name == "logreg")  # which starts at zero
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "size"),
+    [
+        ("logreg", (784,), 784 * 10 + 10),
+        ("mlp", (784,), 785 * 200 + 201 * 200 + 201 * 10),
+        ("lenet5", (1, 28, 28), 61_706),
+        ("lenet5", (3, 32, 32), 62_006),
+        ("cnn4", (1, 28, 28), 320 + 18_496 + 64 * 49 * 128 + 128 + 1290),
+        ("resnet20", (3, 32, 32), 269_722),
+    ],
+)
+def test_models_have_their_published_sizes(name: str, shape: tuple[int, ...], size: int) -> None:
+    flat = Flat(model(name, shape, 10))
+    assert flat.size == size
+    assert flat(flat.initial, torch.zeros(2, *shape)).shape == (2, 10)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "options", "message"),
+    [
+        ("lenet", (1, 28, 28), {}, r"Unknown model 'lenet'\. Did you mean 'lenet5'"),
+        ("mlp", (4,), {"width": 3}, r"Unknown option of the model mlp 'width'\. Known: hidden"),
+        ("mlp", (4,), {"hidden": ()}, "hidden widths of the mlp must be"),
+        ("mlp", (4,), {"hidden": (3, 0)}, "hidden widths of the mlp must be"),
+        (
+            "lenet5",
+            (784,),
+            {},
+            r"The model lenet5 wants images \[channels, height, width\] of at least 12x12\. Got \(784,\)",
+        ),
+        ("cnn4", (1, 3, 3), {}, "The model cnn4 wants images"),
+        ("resnet20", (1, 8, 8), {"norm": "layer"}, "norm of resnet20 must be 'group' or 'batch'"),
+    ],
+)
+def test_a_bad_model_is_refused(name: str, shape: tuple[int, ...], options: dict[str, object], message: str) -> None:
+    with pytest.raises(fs.InputError, match=message):
+        model(name, shape, 10, **options)
