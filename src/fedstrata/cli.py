@@ -93,7 +93,8 @@ def run(
     _print_rows([_short(result.history[-1])], f"{result.summary['algorithm']} on {result.summary['data']}")
     where = result.summary.get("measured_on")
     if where:
-        out_console.print(f"Measured on: pooled {where['pooled']}; clients' {where['clients']}.", highlight=False)
+        clients = "" if where["clients"] == "nothing" else f"; per client on its {where['clients']}"
+        out_console.print(f"Measured on the pooled {where['pooled']}{clients}.", highlight=False)
     if out is not None:
         out_console.print(f"Written to {out} (picture: {out / 'plot.png'})", highlight=False, soft_wrap=True)
 

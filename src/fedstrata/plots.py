@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -61,15 +62,16 @@ def plot(
         raise InputError("The runs have no measure in common, so there is nothing to draw.")
     figure, axes = plt.subplots(1, len(shown), figsize=(4.6 * len(shown), 3.6), squeeze=False, layout="constrained")
     for panel, name in zip(axes[0], shown, strict=True):
-        for label, group in runs.items():
+        for style, (label, group) in zip(cycle(("-", "--", "-.", ":")), runs.items(), strict=False):
             grid, mean, spread = _mean_and_spread(group, name, axis)
-            (line,) = panel.plot(grid, mean, label=label, linewidth=1.6)
+            (line,) = panel.plot(grid, mean, style, label=label, linewidth=1.6)
             if len(group) > 1:
                 panel.fill_between(grid, mean - spread, mean + spread, color=line.get_color(), alpha=0.18, linewidth=0)
         panel.set_xlabel(AXES[axis])
         panel.set_ylabel(LABELS.get(name, name.replace("_", " ")))
         panel.grid(alpha=0.25)
-        if name == "loss" and all(r[name] > 0 for g in runs.values() for run in g for r in run if name in r):
+        values = [r[name] for g in runs.values() for run in g for r in run if name in r]
+        if name == "loss" and 0 < 20 * min(values) < max(values):
             panel.set_yscale("log")
     if len(runs) > 1:
         axes[0][0].legend(frameon=False, fontsize="small")

@@ -144,7 +144,7 @@ def train(
                     spent = time.perf_counter() - started
                     checkpoint = Checkpoint(number + 1, dict(state), dataclasses.asdict(setting.counts), spent)
                     directory.checkpoints.save(checkpoint, setting.state)
-            summary = _summary(problem, data, algorithm, evaluation, state, history, settings, clients.chunk)
+            summary = _summary(problem, data, algorithm, evaluation, state, history, settings, together)
         run = Run(state.x, state.get("y"), history, summary, problem)
         if directory is not None:
             _finish(directory, run, state)
