@@ -52,8 +52,8 @@ def rounds_of(problem: fs.Problem, data: fs.FederatedData, algorithm: fs.Algorit
         "chunk": "auto",
         "weighting": "uniform",
     }
-    settings |= {"participation": 1.0, "state_memory": 4 << 30, **options}
-    _, clients = _clients(problem, data, algorithm, settings)
+    settings |= {"participation": 1.0, "batch_size": None, "state_memory": 4 << 30, **options}
+    _, clients = _clients(problem, data, settings, None)
     state = algorithm.init(problem)
     done = 0
 

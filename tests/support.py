@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -78,6 +79,7 @@ def softmax_problem(
     return fs.erm(model)
 
 
+@cache
 def smooth_example(dtype: torch.dtype = torch.float64, clients: int = 7) -> tuple[fs.Problem, fs.FederatedData]:
     """Build a small smooth problem with clients of unequal sizes."""
     return softmax_problem(features=4, classes=3, dtype=dtype), sized_data(
@@ -85,6 +87,7 @@ def smooth_example(dtype: torch.dtype = torch.float64, clients: int = 7) -> tupl
     )
 
 
+@cache
 def example_for(kind: type[Algorithm], dtype: torch.dtype = torch.float64) -> tuple[fs.Problem, fs.FederatedData]:
     """Build a small smooth problem of the class that an algorithm solves."""
     problem, data = smooth_example(dtype)
@@ -111,6 +114,32 @@ def example_for(kind: type[Algorithm], dtype: torch.dtype = torch.float64) -> tu
     )
     assert kind.solves(layered)
     return layered, data
+
+
+_SHARED: dict[int, Oracles] = {}
+
+
+def play(
+    algorithm: Algorithm,
+    problem: fs.Problem,
+    data: fs.FederatedData,
+    rounds: int,
+    *,
+    participation: int | float = 1.0,
+    weighting: str = "uniform",
+    chunk: int = 100,
+    **options: Any,
+) -> tuple[fs.State, Setting]:
+    """Run rounds without a training loop around them; graphs traced for a problem are used by all its runs."""
+    oracles = _SHARED.setdefault(id(problem), Oracles(problem))
+    setting = make_setting(problem, data, rounds=rounds, oracles=oracles, **options)
+    clients = make_clients(setting, participation=participation, weighting=weighting, chunk=chunk)
+    state = algorithm.init(problem)
+    with torch.no_grad():
+        for r in range(rounds):
+            clients.begin(r)
+            state = algorithm.round(state, clients)
+    return state, setting
 
 
 def without_seconds(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -157,7 +157,7 @@ def test_models_that_cannot_be_trained_are_refused() -> None:
         Flat(mixed)
 
 
-# --- what is not a pure function ----------------------------------------------------------------------------------------
+# --- what is not a pure function -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("norm", [nn.BatchNorm2d(12), nn.InstanceNorm2d(12, track_running_stats=True)])
@@ -225,7 +225,7 @@ def test_dropout_of_zero_is_allowed() -> None:
     assert Flat(nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.0))).size == 6
 
 
-# --- models by name -----------------------------------------------------------------------------------------------------
+# --- models by name --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

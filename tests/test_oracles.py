@@ -172,7 +172,7 @@ def test_a_problem_without_dual_has_one_gradient() -> None:
         torch.testing.assert_close(gradient, batch.parts[0][0].mean((1, 2))[:, None].expand(clients, 2))
 
 
-# --- the problem itself -------------------------------------------------------------------------------------------------
+# --- the problem itself ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 import fedstrata as fs
+from fedstrata import checkpoint
 from fedstrata.algorithms import ALGORITHMS
 from fedstrata.train import describe
 from support import sized_data, smooth_example, softmax_problem, without_seconds
@@ -29,6 +30,13 @@ OPTIONS: dict[str, Any] = {"batch_size": 4, "participation": 3, "chunk": 2, "eva
 def train(rounds: int, algorithm: fs.Algorithm = SCAFFOLD, **options: Any) -> fs.Run:
     problem, data = smooth_example()
     return fs.train(problem, data, algorithm, rounds=rounds, **{**OPTIONS, **options})
+
+
+@pytest.fixture(autouse=True)
+def _draw_nothing(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drawing the curve costs more than these runs; one test looks at it."""
+    if "everything" not in request.node.name:
+        monkeypatch.setattr("fedstrata.plots.plot", lambda *_, **__: None)
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +54,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
 
 
-# --- resume ---------------------------------------------------------------------------------------------------------
+# --- resume ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("stops", [(1,), (5,), (6,), (1, 2, 3, 4, 5)], ids=str)
@@ -182,7 +190,7 @@ def test_resume_with_fewer_rounds_than_done_is_refused(tmp_path: Path) -> None:
     assert contents(tmp_path / "run") == before
 
 
-# --- damaged checkpoints --------------------------------------------------------------------------------------------
+# --- damaged checkpoints ---------------------------------------------------------------------------------------------
 
 
 def _truncate(path: Path) -> None:
@@ -242,23 +250,45 @@ def test_a_damaged_digit_in_the_counts_is_noticed(straight: fs.Run, tmp_path: Pa
     assert_same(run, straight)
 
 
+def checkpoints(folder: Path) -> list[int]:
+    """The rounds that have a checkpoint."""
+    return sorted(int(p.stem.removeprefix("round-")) for p in (folder / "checkpoint").glob("round-*.json"))
+
+
 def test_without_any_good_checkpoint_the_run_starts_again(straight: fs.Run, tmp_path: Path) -> None:
     train(4, out=tmp_path / "run")
+    rounds = checkpoints(tmp_path / "run")
     for path in (tmp_path / "run" / "checkpoint").glob("*.json"):
         _empty(path)
+    with pytest.warns(UserWarning, match="is damaged") as caught:
+        run = train(6, out=tmp_path / "run", resume=True)
+    assert len(caught) == len(rounds) >= 2
+    assert_same(run, straight)
+
+
+def test_the_last_checkpoint_that_reached_the_disk_is_the_last_resort(straight: fs.Run, tmp_path: Path) -> None:
+    """A power failure may take all that was not forced to the disk; the first checkpoint always is."""
+    train(5, out=tmp_path / "run")
+    for name in ("round-00000005.safetensors", "round-00000004.safetensors"):
+        _empty(tmp_path / "run" / "checkpoint" / name)
     with pytest.warns(UserWarning, match="is damaged") as caught:
         run = train(6, out=tmp_path / "run", resume=True)
     assert len(caught) == 2
     assert_same(run, straight)
 
 
-def test_two_checkpoints_are_kept(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("seconds", "kept"), [(0.0, [5, 6]), (1e9, [1, 5, 6])], ids=["each forced", "first forced"])
+def test_two_checkpoints_and_the_last_durable_one_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float, kept: list[int]
+) -> None:
+    monkeypatch.setattr(checkpoint, "DURABLE_SECONDS", seconds)
     train(6, fs.FedAvg(lr=0.1, steps=2), out=tmp_path / "run")
+    assert checkpoints(tmp_path / "run") == kept
     names = sorted(p.name for p in (tmp_path / "run" / "checkpoint").iterdir())
-    assert names == [f"round-0000000{r}.{kind}" for r in (5, 6) for kind in ("json", "safetensors")]
+    assert names == [f"round-0000000{r}.{kind}" for r in kept for kind in ("json", "safetensors")]
 
 
-# --- the run directory ------------------------------------------------------------------------------------------------
+# --- the run directory -----------------------------------------------------------------------------------------------
 
 
 def test_the_run_directory_holds_everything(tmp_path: Path) -> None:
@@ -352,7 +382,7 @@ def test_a_described_algorithm_can_be_built_again(algorithm: fs.Algorithm) -> No
     assert fs.algorithm(table.pop("name"), **table) == algorithm
 
 
-# --- divergence -------------------------------------------------------------------------------------------------------
+# --- divergence ------------------------------------------------------------------------------------------------------
 
 
 def exploding() -> tuple[fs.Problem, fs.FederatedData]:
@@ -391,7 +421,7 @@ def test_divergence_names_the_round_and_keeps_the_last_good_checkpoint(tmp_path:
         json.loads(line, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
 
 
-# --- callbacks and evaluation ---------------------------------------------------------------------------------------
+# --- callbacks and evaluation ----------------------------------------------------------------------------------------
 
 
 def test_callbacks_hear_everything_in_order() -> None:
@@ -491,7 +521,7 @@ def test_the_callers_problem_and_data_are_left_alone() -> None:
     assert all(torch.equal(a, b) for a, b in zip(problem.flat.module.parameters(), weights, strict=True))
 
 
-# --- the same seed ----------------------------------------------------------------------------------------------------
+# --- the same seed ---------------------------------------------------------------------------------------------------
 
 
 SCRIPT = """
@@ -526,7 +556,7 @@ def test_the_global_random_state_neither_matters_nor_moves(straight: fs.Run) -> 
     assert np.array_equal(np.random.get_state()[1], numpy_before)
 
 
-# --- bad arguments ----------------------------------------------------------------------------------------------------
+# --- bad arguments ---------------------------------------------------------------------------------------------------
 
 
 BAD_OPTIONS: list[tuple[dict[str, Any], str]] = [

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fedstrata import __version__
-from fedstrata.algorithms.base import ALGORITHMS
+from fedstrata.algorithms.base import ALGORITHMS, kind_of
 from fedstrata.callbacks import Callback, ShowProgress, TensorBoard
 from fedstrata.compare import compare as compare_runs
 from fedstrata.compare import run_config, table
@@ -194,7 +194,7 @@ def show(
     kind = ALGORITHMS[algorithm]
     text = inspect.getdoc(inspect.getmodule(kind)) or ""
     params = {
-        f.name: {"default": f.default, "type": str(f.type), "doc": f.metadata.get("doc", "")}
+        f.name: {"default": f.default, "type": kind_of(f), "doc": f.metadata.get("doc", "")}
         for f in dataclasses.fields(kind)  # type: ignore[arg-type]
     }
     if as_json:

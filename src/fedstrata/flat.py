@@ -36,8 +36,9 @@ class Flat:
         self.shapes = tuple(p.shape for _, p in trainable)
         self.sizes = [p.numel() for _, p in trainable]
         self.size = sum(self.sizes)
-        named = [p for _, p in self.module.named_parameters(remove_duplicate=False)]
-        self._tied = len({id(p) for p in named}) < len(named)
+        owner = {id(p): n for n, p in trainable}
+        every = self.module.named_parameters(remove_duplicate=False)
+        self._aliases = {n: owner[id(p)] for n, p in every if owner.get(id(p), n) != n}
         self.initial = torch.cat([p.detach().reshape(-1) for _, p in trainable])
 
     def views(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -47,13 +48,16 @@ class Flat:
 
     def __call__(self, x: torch.Tensor, *inputs: torch.Tensor) -> torch.Tensor:
         """Run the module with the weights in ``x`` (a vector of ``size`` entries)."""
-        out: torch.Tensor = torch.func.functional_call(self.module, self.views(x), inputs, tie_weights=self._tied)
+        out: torch.Tensor = torch.func.functional_call(
+            self.module, self.views(x), inputs, tie_weights=bool(self._aliases)
+        )
         return out
 
     def state_dict(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
         """Return the module's state_dict with the weights in ``x``."""
         state = self.module.state_dict()
         state.update({n: v.detach().clone() for n, v in self.views(x).items()})
+        state.update({alias: state[n] for alias, n in self._aliases.items()})
         return state
 
     def to_module(self, x: torch.Tensor) -> nn.Module:
@@ -84,7 +88,7 @@ def _without_state(module: nn.Module, batchnorm: BatchNormRule) -> nn.Module:
         raise invalid("batchnorm", batchnorm, "'refuse', 'group' or 'batch'")
     for name, part in list(module.named_modules()):
         dropout = part.p if isinstance(part, nn.modules.dropout._DropoutNd) else getattr(part, "dropout", 0.0)
-        if isinstance(dropout, float) and dropout > 0:
+        if isinstance(dropout, int | float) and dropout > 0:
             raise InputError(
                 f"The layer {name!r} ({type(part).__name__}, dropout {dropout}) draws random numbers, so the model "
                 "is not a pure function of its weights. Remove it or set it to 0."

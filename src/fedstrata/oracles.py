@@ -32,7 +32,7 @@ def _gradient(fn: Function, derivatives: int) -> tuple[Callable[..., Tensors], C
         leaves = [a.detach().requires_grad_() for a in args[:derivatives]]
         with torch.enable_grad():
             value = fn(*leaves, *args[derivatives:])
-        return torch.autograd.grad(value, leaves, materialize_grads=True)
+        return _backward(value, leaves, None)
 
     many: Callable[..., Tensors] = torch.func.grad(fn, argnums=tuple(range(derivatives)))
     return one, many
@@ -43,13 +43,19 @@ def _pullback(fn: Function, derivatives: int) -> tuple[Callable[..., Tensors], C
         leaf = u.detach().requires_grad_()
         with torch.enable_grad():
             value = fn(leaf, batch)
-        return torch.autograd.grad(value, (leaf,), (cotangent,), materialize_grads=True)
+        return _backward(value, [leaf], cotangent)
 
     def many(u: torch.Tensor, cotangent: torch.Tensor, batch: Arrays) -> Tensors:
         out: Tensors = torch.func.vjp(lambda z: fn(z, batch), u)[1](cotangent)
         return out
 
     return one, many
+
+
+def _backward(value: torch.Tensor, leaves: list[torch.Tensor], cotangent: torch.Tensor | None) -> Tensors:
+    if not value.requires_grad:
+        return tuple(torch.zeros_like(leaf) for leaf in leaves)
+    return torch.autograd.grad(value, leaves, cotangent, materialize_grads=True)
 
 
 class Oracles:

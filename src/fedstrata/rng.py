@@ -70,7 +70,7 @@ def permutations(key: Key, clients: np.ndarray, steps: np.ndarray, sizes: np.nda
     """Return a random permutation of range(size) for each (client, step), padded: shape [clients, largest size]."""
     largest = int(sizes.max())
     bits = words(key, clients, steps, 2 * largest)
-    order_by = ((bits[:, :largest] << np.uint64(31)) ^ bits[:, largest:]).astype(np.int64)
+    order_by = ((bits[:, 0::2] << np.uint64(31)) ^ bits[:, 1::2]).astype(np.int64)
     order_by[np.arange(largest) >= sizes[:, None]] = np.iinfo(np.int64).max
     return np.argsort(order_by, axis=1, kind="stable")
 

@@ -35,15 +35,18 @@ class RunDirectory:
             raise InputError(f"The run directory {self.path} is a file. Nothing was overwritten.")
         if settings.exists() and resume:
             _same_run(read_toml(settings), config, self.path)
-            write_atomically(settings, tomli_w.dumps(config).encode())
             return
-        if self.path.exists() and any(self.path.iterdir()):
+        if self.path.exists() and any(p.suffix != ".tmp" for p in self.path.iterdir()):
             how = "Choose another, or pass --resume (resume=True) to go on with the run there."
             if not settings.exists():
                 how = "It holds no fedstrata run. Choose another."
             raise InputError(f"The run directory {self.path} exists and is not empty. Nothing was overwritten. {how}")
         self.path.mkdir(parents=True, exist_ok=True)
-        write_atomically(settings, tomli_w.dumps(config).encode())
+        self.write_config(config)
+
+    def write_config(self, config: dict[str, Any]) -> None:
+        """Write config.toml."""
+        write_atomically(self.path / "config.toml", tomli_w.dumps(config).encode())
 
     def rows(self) -> list[Row]:
         """Return the rows of metrics.jsonl; a line cut off by a kill is left out."""

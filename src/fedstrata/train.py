@@ -93,20 +93,26 @@ def train(
     callbacks:         listeners: progress, loggers.
     config:            what to write to config.toml; by default what this function knows.
     """
-    settings = {k: v for k, v in locals().items() if k in _SETTINGS and v is not None}
+    settings = {k: v for k, v in locals().items() if k in _SETTINGS}
     _check_settings(problem, data, algorithm, settings)
-    setting, clients = _clients(problem, data, algorithm, settings)
+    setting, clients = _clients(problem, data, settings, out)
     problem, data = setting.oracles.problem, setting.data
     evaluation: Evaluate = Evaluation() if evaluate is None else evaluate
     directory = None if out is None else RunDirectory(out)
+    if resume and directory is None:
+        raise InputError("resume=True needs out: the run directory to go on with.")
     state = algorithm.init(problem)
     history: list[Row] = []
     done, seconds = 0, 0.0
     if directory is not None:
-        directory.open(_config(problem, data, algorithm, settings) if config is None else config, resume)
+        config = _config(problem, data, algorithm, settings) if config is None else config
+        directory.open(config, resume)
         saved = _resume(directory, setting, algorithm, state, torch.device(device)) if resume else None
         if saved is not None:
             done, seconds, state = saved.round, saved.seconds, State(**saved.state)
+            if done > rounds:
+                raise invalid("rounds", rounds, f"at least {done}, which the run in {out} has done already")
+            directory.write_config(config)
             history = [r for r in directory.rows() if r["round"] <= done]
             directory.truncate(history)
     every = max(1, rounds // 20) if eval_every is None else eval_every
@@ -173,7 +179,9 @@ def _check_settings(problem: Problem, data: FederatedData, algorithm: Algorithm,
     if not isinstance(algorithm, Algorithm):
         raise invalid("algorithm", repr(algorithm), "an Algorithm, e.g. fs.FedAvg(lr=0.1)")
     for name in ("rounds", "batch_size", "threads", "eval_every", "checkpoint_every", "state_memory"):
-        value = settings.get(name, 1)
+        value = settings[name]
+        if value is None and name in ("batch_size", "threads", "eval_every"):
+            continue
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise invalid(name, value, "a whole number of at least 1")
     seed = settings["seed"]
@@ -185,22 +193,22 @@ def _check_settings(problem: Problem, data: FederatedData, algorithm: Algorithm,
 
 
 def _clients(
-    problem: Problem, data: FederatedData, algorithm: Algorithm, settings: dict[str, Any]
+    problem: Problem, data: FederatedData, settings: dict[str, Any], out: str | Path | None
 ) -> tuple[Setting, SimulatedClients]:
     try:
         device = torch.device(settings["device"])
         problem = problem.to(device)
-    except (RuntimeError, AssertionError) as error:
+    except (RuntimeError, AssertionError, TypeError) as error:
         raise InputError(f"The device {settings['device']!r} cannot be used: {error}") from None
     data = data.to(device, problem.x0.dtype)
     setting = Setting(
         oracles=Oracles(problem),
         data=data,
         sampling=sampling_named(settings["sampling"]),
-        batch_size=settings.get("batch_size"),
+        batch_size=settings["batch_size"],
         seed=settings["seed"],
         rounds=settings["rounds"],
-        state=ClientState(data.clients, settings["state_memory"]),
+        state=ClientState(data.clients, settings["state_memory"], None if out is None else Path(out)),
         counts=Counts(),
     )
     chunk = choose_chunk(settings["chunk"], problem, data, setting.batch_size, device)
@@ -232,7 +240,7 @@ def _check_finite(state: State, algorithm: Algorithm, round: int, directory: Run
 def _config(problem: Problem, data: FederatedData, algorithm: Algorithm, settings: dict[str, Any]) -> dict[str, Any]:
     digest = blake2b(data.sizes.tobytes(), digest_size=8).hexdigest()
     return {
-        "train": settings,
+        "train": {k: v for k, v in settings.items() if v is not None},
         "algorithm": describe(algorithm),
         "problem": {"name": problem.name, "size": len(problem.x0)},
         "data": {"name": data.name, "clients": data.clients, "sizes_digest": digest},

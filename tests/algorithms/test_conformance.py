@@ -13,7 +13,7 @@ import torch
 
 import fedstrata as fs
 from fedstrata.algorithms import ALGORITHMS
-from support import example_for, make_clients, make_setting, without_seconds
+from support import example_for, play, without_seconds
 
 NAMES = sorted(ALGORITHMS)
 OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Pow: operator.pow}
@@ -40,15 +40,9 @@ def participation_of(name: str, share: int | float) -> int | float:
 
 def rounds_of(name: str, dtype: torch.dtype, chunk: int, sampling: str) -> dict[str, torch.Tensor]:
     """Three rounds with chunks of at most ``chunk`` clients: the server's vectors."""
-    algorithm = ALGORITHMS[name]()
-    problem, data = example_for(type(algorithm), dtype)
-    setting = make_setting(problem, data, batch_size=4, sampling=sampling, rounds=3)
-    clients = make_clients(setting, participation=participation_of(name, 5), chunk=chunk)
-    state = algorithm.init(setting.oracles.problem)
-    with torch.no_grad():
-        for r in range(3):
-            clients.begin(r)
-            state = algorithm.round(state, clients)
+    problem, data = example_for(ALGORITHMS[name], dtype)
+    options = {"participation": participation_of(name, 5), "batch_size": 4, "sampling": sampling}
+    state, _ = play(ALGORITHMS[name](), problem, data, 3, chunk=chunk, **options)
     return dict(state)
 
 
@@ -72,7 +66,7 @@ def test_counted_bytes_are_the_formula(name: str, share: int | float, dtype: tor
     kind = ALGORITHMS[name]
     problem, data = example_for(kind, dtype)
     participation = participation_of(name, share)
-    run = fs.train(problem, data, kind(), rounds=2, batch_size=4, participation=participation, chunk=2)
+    _, setting = play(kind(), problem, data, 2, batch_size=4, participation=participation, chunk=2)
     sizes = {
         "d": len(problem.x0),
         "p": 0 if problem.y0 is None else len(problem.y0),
@@ -80,12 +74,13 @@ def test_counted_bytes_are_the_formula(name: str, share: int | float, dtype: tor
     }
     cohort = data.clients if participation == 1.0 else share
     messages = 2 * cohort * problem.x0.element_size()
-    assert run.history[-1]["bytes_up"] == messages * numbers_sent(kind.up, **sizes)
-    assert run.history[-1]["bytes_down"] == messages * numbers_sent(kind.down, **sizes)
+    assert setting.counts.bytes_up == messages * numbers_sent(kind.up, **sizes)
+    assert setting.counts.bytes_down == messages * numbers_sent(kind.down, **sizes)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_resumed_run_ends_with_the_same_bits(name: str, tmp_path: Path) -> None:
+def test_a_resumed_run_ends_with_the_same_bits(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedstrata.plots.plot", lambda *_, **__: None)  # drawing costs more than these runs
     kind = ALGORITHMS[name]
     problem, data = example_for(kind)
     options = {

@@ -38,7 +38,7 @@ TOLERANCE = 1e-9
 Vector = np.ndarray
 
 
-# --- two worlds: the library's problem, and the same thing in NumPy -----------------------------------------------
+# --- two worlds: the library's problem, and the same thing in NumPy --------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -191,7 +191,7 @@ CASES = {
 }
 
 
-# --- the methods: how each side is called ---------------------------------------------------------------------------
+# --- the methods: how each side is called ----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -370,7 +370,7 @@ def test_cases_are_what_they_claim(world: str) -> None:
     np.testing.assert_allclose(w.gradient(0, rows, x.detach().numpy()), autograd.numpy(), atol=1e-12)
 
 
-# --- the comparison has power: a slightly wrong reference is told apart ---------------------------------------------
+# --- the comparison has power: a slightly wrong reference is told apart ----------------------------------------------
 
 
 def _own(method: str, name: str, value: Any) -> tuple[str, Method, Case]:
@@ -415,7 +415,7 @@ def test_the_seed_names_the_batches(method: str) -> None:
     assert distance(ours, theirs) > 1e4 * TOLERANCE
 
 
-# --- weighted SCAFFOLD has no paper; it has a fixed point ---------------------------------------------------------
+# --- weighted SCAFFOLD has no paper; it has a fixed point ------------------------------------------------------------
 
 
 @pytest.mark.parametrize("participation", [1.0, 2])
@@ -460,7 +460,7 @@ def test_weighted_scaffold_keeps_c_the_weighted_mean_of_the_variates() -> None:
     assert state.c.abs().max() > 0.1
 
 
-# --- schedules, alone -----------------------------------------------------------------------------------------------
+# --- schedules, alone ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

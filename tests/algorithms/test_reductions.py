@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import fedstrata as fs
-from support import smooth_example
+from support import play, smooth_example
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "minibatches": {"batch_size": 4},
@@ -19,8 +19,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 
 def solve(algorithm: fs.Algorithm, rounds: int = 3, **options: Any) -> torch.Tensor:
-    problem, data = smooth_example()
-    return fs.train(problem, data, algorithm, rounds=rounds, chunk=3, eval_every=rounds, **options).x
+    return play(algorithm, *smooth_example(), rounds, chunk=4, **options)[0].x
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
@@ -79,7 +78,7 @@ def test_one_step_of_all_clients_is_gradient_descent_on_the_pooled_data() -> Non
 @pytest.mark.parametrize("participation", [1.0, 5])
 def test_scaffold_finds_the_minimiser_that_fedavg_misses(option: str, participation: int | float) -> None:
     q = fs.quadratic(clients=10, dimension=5, condition=4, heterogeneity=3.0)
-    options: dict[str, Any] = {"rounds": 300, "participation": participation, "eval_every": 300}
+    options: dict[str, Any] = {"rounds": 200, "participation": participation, "eval_every": 200}
     ours = fs.train(q.problem, q.data, fs.Scaffold(lr=0.05, steps=5, option=option), **options)
     plain = fs.train(q.problem, q.data, fs.FedAvg(lr=0.05, steps=5), **options)
     assert (ours.x - q.solution).abs().max() < 1e-10

@@ -28,7 +28,7 @@ def numbers(part: Part, client: int) -> list[int]:
     return sorted(int(v) for v in part.of_client(client)[0].ravel())
 
 
-# --- from arrays ------------------------------------------------------------------------------------------------------
+# --- from arrays -----------------------------------------------------------------------------------------------------
 
 
 def test_from_arrays_keeps_every_sample_with_its_client() -> None:
@@ -122,7 +122,7 @@ def test_client_tests_that_are_all_empty_are_no_test_data() -> None:
     assert data.classes == 3
 
 
-# --- from data sets -----------------------------------------------------------------------------------------------------
+# --- from data sets --------------------------------------------------------------------------------------------------
 
 
 def test_from_datasets_stacks_samples() -> None:
@@ -153,7 +153,7 @@ def test_bad_datasets_are_refused(sets: list[Any], message: str) -> None:
         fs.FederatedData.from_datasets(sets)
 
 
-# --- from a folder ------------------------------------------------------------------------------------------------------
+# --- from a folder ---------------------------------------------------------------------------------------------------
 
 
 def test_from_folder_reads_clients_in_the_order_of_their_names(tmp_path: Path) -> None:
@@ -230,7 +230,7 @@ def test_a_folder_without_clients_says_what_to_put_there(tmp_path: Path, kind: s
         fs.FederatedData.from_folder(folder)
 
 
-# --- validation, moving -----------------------------------------------------------------------------------------------
+# --- validation, moving ----------------------------------------------------------------------------------------------
 
 
 def test_validation_cuts_a_share_off_each_client_and_forgets_the_test_data() -> None:
@@ -278,7 +278,7 @@ def test_moving_keeps_shared_arrays_shared() -> None:
     assert data.train.arrays[0].dtype == torch.float32
 
 
-# --- a data set: split, imbalance, subset -----------------------------------------------------------------------------
+# --- a data set: split, imbalance, subset ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("holdout", [0.0, 0.25])

@@ -120,7 +120,8 @@ def test_stratified_batches_hold_the_classes_in_proportion(sizes: list[int], bat
     for step in range(100):
         counts = np.bincount(labels[sampler.positions(step, 1)[0][0]], minlength=len(sizes))
         assert counts.sum() == batch_size
-        assert (np.abs(counts - batch_size * np.array(sizes) / 20) <= 1).all()
+        ends = np.array([1, *[2] * (len(sizes) - 2), 1])  # a class in between has two ends to be off at
+        assert (np.abs(counts - batch_size * np.array(sizes) / 20) < ends).all()
 
 
 @pytest.mark.parametrize("batch_size", [3, 7])
@@ -146,7 +147,7 @@ def test_an_unknown_sampling_is_refused() -> None:
         sampling_module.sampling("stratifed")
 
 
-# --- batches as clients draw them -----------------------------------------------------------------------------------
+# --- batches as clients draw them ------------------------------------------------------------------------------------
 
 
 def test_ragged_batches_hold_each_clients_own_samples() -> None:

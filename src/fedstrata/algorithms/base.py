@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -11,10 +12,10 @@ from typing import Any, ClassVar, dataclass_transform
 
 import torch
 
-from fedstrata.clients.base import Clients
+from fedstrata.clients.base import Clients, cohort_size
 from fedstrata.errors import InputError, invalid, unknown
 from fedstrata.problem import Problem
-from fedstrata.schedules import Epochs, Schedule, schedule
+from fedstrata.schedules import Epochs, Rate, Schedule, Steps, schedule
 
 
 class State(Mapping[str, torch.Tensor]):
@@ -91,7 +92,7 @@ class Algorithm(ABC):
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):  # type: ignore[arg-type]
-            _check(f"{field.name} of {self.name}", getattr(self, field.name), str(field.type), field.metadata)
+            _check(f"{field.name} of {self.name}", getattr(self, field.name), kind_of(field), field.metadata)
 
     def init(self, problem: Problem) -> State:
         """Return the server's state before the first round; an algorithm with more than x and y adds to it."""
@@ -115,11 +116,19 @@ class Algorithm(ABC):
                 f"{self.name} does not solve the problem {problem.name!r} ({problem.kind}). "
                 f"Algorithms that do: {', '.join(fitting) or 'none'}."
             )
-        if self.full_participation and participation not in (1.0, clients):
+        if self.full_participation and cohort_size(participation, clients) < clients:
             raise invalid(f"participation of {self.name}", participation, "1.0 (every client in every round)")
 
 
 ALGORITHMS: dict[str, type[Algorithm]] = {}
+
+
+def kind_of(field: dataclasses.Field[Any]) -> str:
+    """Return a hyperparameter's type by name: Rate, Steps, float, int, bool, str, or something else."""
+    if isinstance(field.type, str):
+        return field.type
+    names: dict[Any, str] = {Rate: "Rate", Steps: "Steps", float: "float", int: "int", bool: "bool", str: "str"}
+    return names.get(field.type, str(field.type))
 
 
 def _check(what: str, value: object, kind: str, limits: Mapping[str, Any]) -> None:
@@ -132,12 +141,15 @@ def _check(what: str, value: object, kind: str, limits: Mapping[str, Any]) -> No
             raise invalid(what, value, "a whole number of at least 1, or epochs")
         return
     if kind == "str":
-        if value not in limits["choices"]:
-            raise invalid(what, value, " or ".join(map(repr, limits["choices"])))
+        choices = limits.get("choices")
+        if not isinstance(value, str) or (choices and value not in choices):
+            raise invalid(what, value, " or ".join(map(repr, choices)) if choices else "text")
         return
     if kind == "bool":
         if not isinstance(value, bool):
             raise invalid(what, value, "true or false")
+        return
+    if kind not in ("Rate", "float", "int"):
         return
     bounds = [
         f"{word} {limits[key]:g}"
@@ -148,7 +160,7 @@ def _check(what: str, value: object, kind: str, limits: Mapping[str, Any]) -> No
     good = isinstance(value, int if kind == "int" else int | float) and not isinstance(value, bool)
     if good and isinstance(value, int | float):
         good = (
-            value == value
+            math.isfinite(value)
             and (limits.get("above") is None or value > limits["above"])
             and (limits.get("least") is None or value >= limits["least"])
             and (limits.get("below") is None or value < limits["below"])
@@ -165,7 +177,7 @@ def algorithm(name: str, **options: Any) -> Algorithm:
     if name not in ALGORITHMS:
         raise unknown("algorithm", name, ALGORITHMS)
     kind = ALGORITHMS[name]
-    fields = {f.name: str(f.type) for f in dataclasses.fields(kind)}  # type: ignore[arg-type]
+    fields = {f.name: kind_of(f) for f in dataclasses.fields(kind)}  # type: ignore[arg-type]
     built: dict[str, Any] = {}
     for option, value in options.items():
         if option not in fields:

@@ -65,4 +65,4 @@ class Scaffold(Algorithm):
     def step(self, client: Client, x: torch.Tensor, drift: torch.Tensor, lr: float) -> torch.Tensor:
         """Take one corrected SGD step (line 10)."""
         g = decayed(client.grads(x, client.draw()), x, self.weight_decay)
-        return x.sub(g.add_(drift), alpha=lr)
+        return x.sub(g + drift, alpha=lr)

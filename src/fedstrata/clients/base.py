@@ -31,7 +31,7 @@ class Clients(ABC):
         self._setting = setting
         self._weighting = check_weighting(weighting)
         self.sampled = cohort_size(participation, setting.data.clients)
-        self._round = 0
+        self._round = self._start = 0
         self._exchange = [0]
         self._choices = [0]
         self.cohort: np.ndarray = np.arange(setting.data.clients)
@@ -56,7 +56,7 @@ class Clients(ABC):
 
     def begin(self, round: int) -> None:
         """Start a round: name its cohort, and count its exchanges from zero."""
-        self._round = round
+        self._round, self._start = round, self._setting.counts.steps
         self._exchange, self._choices = [0], [0]
         if self.sampled < self.total:
             self.cohort = rng.choose(rng.key_of(self._setting.seed, "cohort", round), self.total, self.sampled)
@@ -68,15 +68,20 @@ class Clients(ABC):
         replacement, client k with probability ``probabilities[k]``; a client drawn twice counts twice.
         """
         number = len(self.cohort) if number is None else number
-        if not number >= 1:
-            raise invalid("number of clients to choose", number, "at least 1")
+        most = self.total if probabilities is None else None
+        if number < 1 or (most is not None and number > most):
+            raise invalid("number of clients to choose", number, "at least 1" + (f", at most {most}" if most else ""))
         key = rng.key_of(self._setting.seed, "choice", self._round, self._choices[0])
         self._choices[0] += 1
         other = copy.copy(self)
         if probabilities is None:
-            other.cohort = rng.choose(key, self.total, min(number, self.total))
+            other.cohort = rng.choose(key, self.total, number)
         else:
-            other.cohort = rng.choose_weighted(key, np.asarray(probabilities, dtype=np.float64), number)
+            weights = np.asarray(probabilities, dtype=np.float64)
+            if weights.shape != (self.total,) or not (np.isfinite(weights) & (weights >= 0)).all() or not weights.any():
+                wants = f"{self.total} numbers of at least 0, not all 0"
+                raise invalid("probabilities", weights.tolist(), wants)
+            other.cohort = rng.choose_weighted(key, weights, number)
         return other
 
     def rate(self, rate: Rate) -> float:
@@ -86,7 +91,7 @@ class Clients(ABC):
     @property
     def clock(self) -> Clock:
         """The time at the start of this round."""
-        return Clock(self._round, self._setting.rounds, 0, self._setting.counts.steps)
+        return Clock(self._round, self._setting.rounds, 0, self._start)
 
     # --- the verbs ----------------------------------------------------------------------------------------------
 
@@ -119,6 +124,7 @@ class Clients(ABC):
                 total = part if total is None else [torch.maximum(t, p) for t, p in zip(total, part, strict=True)]
             else:
                 w = weights[torch.from_numpy(places)]
+                leaves = [leaf if leaf.is_floating_point() else leaf.double() for leaf in leaves]
                 part = [torch.tensordot(w.to(leaf), leaf, dims=1) for leaf in leaves]
                 total = part if total is None else [t.add_(p) for t, p in zip(total, part, strict=True)]
         assert total is not None and shape is not None

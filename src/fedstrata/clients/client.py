@@ -14,7 +14,7 @@ from fedstrata.clients.state import ClientState
 from fedstrata.data.batch import Batch
 from fedstrata.data.federated import FederatedData
 from fedstrata.data.sampling import Everything, Sampling, steps_per_epoch
-from fedstrata.errors import InputError, invalid
+from fedstrata.errors import InputError
 from fedstrata.oracles import Oracles, Tensors
 from fedstrata.schedules import Clock, Epochs, Rate, Steps, rate_at
 
@@ -150,7 +150,8 @@ class Client:
         if not isinstance(steps, Epochs):
             return np.full(self._active, steps, dtype=np.int64)
         sizes = self._setting.data.train.sizes[self.ids[: self._active]]
-        return np.ceil(steps.epochs * steps_per_epoch(sizes, self._setting.batch_size)).astype(np.int64)
+        exact = steps.epochs * steps_per_epoch(sizes, self._setting.batch_size)
+        return np.ceil(exact.round(9)).astype(np.int64)
 
     def repeat(self, steps: Steps, step: Callable[..., Any], *state: Any) -> Any:
         """Take local steps: ``state = step(client, *state)``, as often as ``steps`` says for each client.
@@ -168,8 +169,8 @@ class Client:
         for last in np.unique(counts):
             active = int((counts >= last).sum())
             if active < self._active:
-                finished.append(tuple(tree_map(lambda s: s[active:], s) for s in state[:changed]))  # noqa: B023
-                state = tuple(tree_map(lambda s: s[:active], s) for s in state)  # noqa: B023
+                finished.append(_rows(state[:changed], slice(active, None)))
+                state = _rows(state, slice(active))
                 self._active = active
             while self.clock.step - first < last:
                 out = step(self, *state)
@@ -181,10 +182,7 @@ class Client:
         self._active = width
         result = state[:changed]
         for rest in reversed(finished):
-            result = tuple(
-                tree_map(lambda a, b: torch.cat([a, b]), mine, theirs)
-                for mine, theirs in zip(result, rest, strict=True)
-            )
+            result = tree_map(lambda a, b: torch.cat([a, b]) if isinstance(a, torch.Tensor) else a, result, rest)
         return result[0] if single else result
 
     def _advance(self, steps: int) -> None:
@@ -192,9 +190,7 @@ class Client:
         self.clock = Clock(self.clock.round, self.clock.rounds, step, self._start + step)
 
 
-def check_steps(steps: Steps, where: str) -> None:
-    """Refuse anything but a positive whole number of steps or :class:`Epochs`."""
-    if isinstance(steps, Epochs):
-        return
-    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
-        raise invalid(f"steps of {where}", steps, "a whole number of at least 1, or epochs")
+def _rows(state: tuple[Any, ...], rows: slice) -> tuple[Any, ...]:
+    """Return some clients' rows of every tensor; plain numbers stay as they are."""
+    out: tuple[Any, ...] = tree_map(lambda s: s[rows] if isinstance(s, torch.Tensor) else s, state)
+    return out

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,15 +24,14 @@ class _Table:
 class ClientState:
     """Named rows per client. Grows with clients that took part, never with those that did not.
 
-    Once a name's rows would pass ``memory_limit`` bytes they move to a memory-mapped file in ``folder`` (a temporary
-    one by default), so state may be larger than memory.
+    Once a name's rows would pass ``memory_limit`` bytes they move to a memory-mapped file in ``folder`` (the system's
+    temporary folder by default), so state may be larger than memory.
     """
 
     def __init__(self, clients: int, memory_limit: int, folder: Path | None = None) -> None:
         self.clients = clients
         self.memory_limit = memory_limit
         self._folder = folder
-        self._temporary: tempfile.TemporaryDirectory[str] | None = None
         self._tables: dict[str, _Table] = {}
 
     def keep(self, clients: np.ndarray, values: dict[str, torch.Tensor]) -> None:
@@ -41,7 +41,7 @@ class ClientState:
             if table is None:
                 empty = value.new_empty(0, *value.shape[1:])
                 table = self._tables[name] = _Table(np.full(self.clients, -1, dtype=np.int64), empty)
-            fresh = clients[table.slot[clients] < 0]
+            fresh = np.unique(clients[table.slot[clients] < 0])
             if len(fresh):
                 self._grow(name, table, table.used + len(fresh))
                 table.slot[fresh] = np.arange(table.used, table.used + len(fresh))
@@ -97,13 +97,15 @@ class ClientState:
             rows = table.rows.new_empty(capacity, *row)
             rows[: table.used] = table.rows[: table.used]
         else:
-            rows = self._mapped(f"{name}-{capacity}", (capacity, *row), table.rows.dtype)
+            rows = self._mapped(name, (capacity, *row), table.rows.dtype)
             rows[: table.used] = table.rows[: table.used].cpu()
         table.rows = rows
 
     def _mapped(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        if self._temporary is None:
-            self._temporary = tempfile.TemporaryDirectory(prefix="fedstrata-state-", dir=self._folder)
-        path = Path(self._temporary.name) / f"{name}.bin"
-        count = int(np.prod(shape))
-        return torch.from_file(str(path), shared=True, size=count, dtype=dtype).view(shape)
+        """Return a tensor in a memory-mapped file whose name is gone at once, so that even a kill leaves nothing."""
+        handle, path = tempfile.mkstemp(prefix=f"fedstrata-{name}-", dir=self._folder)
+        os.close(handle)
+        try:
+            return torch.from_file(path, shared=True, size=int(np.prod(shape)), dtype=dtype).view(shape)
+        finally:
+            Path(path).unlink()

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from fedstrata.data import intake
 from fedstrata.data.batch import Batch
 from fedstrata.errors import InputError, MissingData, invalid
 
@@ -157,26 +157,36 @@ class FederatedData:
         classes: int | None = None,
         name: str = "arrays",
     ) -> FederatedData:
-        """Build from one ``(inputs, targets)`` pair of arrays or tensors per client."""
+        """Build from one ``(inputs, targets)`` pair of arrays or tensors per client.
+
+        ``test`` is a pooled test set, ``client_tests`` one for each client (an empty pair where it has none).
+        """
         if len(clients) == 0:
             raise InputError("The data have no clients.")
-        train = _joined(clients, "client")
-        tests = None if client_tests is None else _joined(client_tests, "test data of client", may_be_empty=True)
-        pooled = tuple(_tensor(a) for a in test) if test is not None else None
-        if pooled is None and tests is not None:
-            pooled = tests.arrays
-        targets = train.arrays[1]
+        pairs = [intake.pair(*clients[0], "client 0")]
+        pairs += [intake.pair(*c, f"client {k}", pairs[0]) for k, c in enumerate(clients[1:], start=1)]
+        train = Part.of(*intake.joined(pairs))
+        pooled = None if test is None else intake.pair(*test, "the test set", pairs[0])
+        tests = None
+        if client_tests is not None:
+            if len(client_tests) != len(clients):
+                raise invalid("number of clients' test sets", len(client_tests), f"{len(clients)}, one per client")
+            own = [intake.pair(*c, f"the test data of client {k}", pairs[0]) for k, c in enumerate(client_tests)]
+            if any(len(x) for x, _ in own):
+                tests = Part.of(*intake.joined(own), may_be_empty=True)
+                pooled = (tests.arrays[0], tests.arrays[1]) if pooled is None else pooled
         if classes is None:
-            every = [targets, *([pooled[1]] if pooled is not None else [])]
-            labels = not targets.is_floating_point() and targets.dim() == 1
+            every = [p.arrays[1] for p in (train, tests) if p is not None] + ([] if pooled is None else [pooled[1]])
+            labels = not any(t.is_floating_point() or t.dim() > 1 for t in every)
             classes = max(int(t.max()) for t in every) + 1 if labels else 0
         return FederatedData(train, test=pooled, client_test=tests, classes=classes, name=name)
 
     @staticmethod
     def from_datasets(clients: Sequence[Any], *, test: Any = None, name: str = "datasets") -> FederatedData:
         """Build from one map-style torch data set of ``(input, target)`` samples per client."""
-        pairs = [_stack(d, f"client {k}") for k, d in enumerate(clients)]
-        return FederatedData.from_arrays(pairs, test=None if test is None else _stack(test, "test data"), name=name)
+        pairs = [intake.stacked(d, f"client {k}") for k, d in enumerate(clients)]
+        pooled = None if test is None else intake.stacked(test, "test data")
+        return FederatedData.from_arrays(pairs, test=pooled, name=name)
 
     @staticmethod
     def from_folder(folder: str | Path) -> FederatedData:
@@ -189,14 +199,17 @@ class FederatedData:
         files = sorted(p for p in path.glob("*.npz") if p.name != "test.npz")
         if not files:
             raise MissingData(f"No client files in {path}. Put one .npz per client there, with inputs and targets.")
-        loaded = [_read_npz(f) for f in files]
-        tests = [{k[5:]: v for k, v in arrays.items() if k.startswith("test_")} for arrays in loaded]
-        has_tests = any(tests)
+        arrays = [intake.read_npz(f) for f in files]
+        pairs = [intake.named(a, f) for a, f in zip(arrays, files, strict=True)]
+        tests = [
+            intake.named(a, f, "test_") if any(k.startswith("test_") for k in a) else (p[0][:0], p[1][:0])
+            for a, f, p in zip(arrays, files, pairs, strict=True)
+        ]
         pooled = path / "test.npz"
         return FederatedData.from_arrays(
-            [_pair(a, f) for a, f in zip(loaded, files, strict=True)],
-            client_tests=[_pair(t, f) for t, f in zip(tests, files, strict=True)] if has_tests else None,
-            test=_pair(_read_npz(pooled), pooled) if pooled.exists() else None,
+            pairs,
+            client_tests=tests,
+            test=intake.named(intake.read_npz(pooled), pooled) if pooled.exists() else None,
             name=path.name,
         )
 
@@ -218,54 +231,3 @@ def _hold_out(
         kept.append(shuffled[count:])
         held.append(shuffled[:count])
     return kept, held
-
-
-def _tensor(array: Any) -> torch.Tensor:
-    tensor = torch.as_tensor(array)
-    if tensor.dtype == torch.bool:
-        tensor = tensor.long()
-    return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
-
-
-def _joined(pairs: Sequence[tuple[Any, Any]], what: str, may_be_empty: bool = False) -> Part:
-    arrays = [(_tensor(x), _tensor(y)) for x, y in pairs]
-    for k, (x, y) in enumerate(arrays):
-        if len(x) != len(y):
-            raise invalid(f"number of targets of {what} {k}", len(y), f"{len(x)}, as many as inputs")
-        if x.shape[1:] != arrays[0][0].shape[1:] and len(x):
-            wanted = tuple(arrays[0][0].shape[1:])
-            raise invalid(f"shape of an input of {what} {k}", tuple(x.shape[1:]), f"{wanted}, as for client 0")
-        if x.is_floating_point() and not bool(torch.isfinite(x).all()):
-            raise InputError(f"The inputs of {what} {k} hold NaN or infinity.")
-    sizes = [len(x) for x, _ in arrays]
-    starts = np.concatenate([[0], np.cumsum(sizes)])
-    owned = [np.arange(a, b) for a, b in pairwise(starts)]
-    filled = [a for a, n in zip(arrays, sizes, strict=True) if n] or arrays
-    return Part.of((torch.cat([x for x, _ in filled]), torch.cat([y for _, y in filled])), owned, may_be_empty)
-
-
-def _stack(dataset: Any, what: str) -> tuple[torch.Tensor, torch.Tensor]:
-    try:
-        samples = [dataset[i] for i in range(len(dataset))]
-        inputs = torch.stack([torch.as_tensor(s[0]) for s in samples])
-        return inputs, torch.stack([torch.as_tensor(s[1]) for s in samples])
-    except (TypeError, IndexError, KeyError, RuntimeError) as error:
-        if hasattr(dataset, "__len__") and len(dataset) == 0:
-            raise InputError(f"The data set of {what} is empty.") from None
-        raise InputError(f"The data set of {what} must have a length and (input, target) samples: {error}") from None
-
-
-def _read_npz(path: Path) -> dict[str, np.ndarray]:
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            return {k: file[k] for k in file.files}
-    except (OSError, ValueError, EOFError) as error:
-        raise InputError(f"The file {path} is not a readable .npz without pickled objects: {error}") from None
-
-
-def _pair(arrays: dict[str, np.ndarray], path: Path) -> tuple[np.ndarray, np.ndarray]:
-    inputs = arrays.get("inputs", arrays.get("x"))
-    targets = arrays.get("targets", arrays.get("y"))
-    if inputs is None or targets is None:
-        raise InputError(f"The file {path} must hold inputs and targets (or x and y). It holds: {', '.join(arrays)}.")
-    return inputs, targets

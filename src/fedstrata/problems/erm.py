@@ -63,19 +63,18 @@ def erm(model: nn.Module, loss: str | Losses = "cross_entropy", batchnorm: Batch
 
 def check_model(flat: Flat, data: FederatedData, loss: str) -> None:
     """Refuse data that the model cannot take in, or labels that it has no output for."""
-    inputs, targets = (a[:1] for a in data.train.arrays)
-    if not inputs.is_floating_point():
-        inputs = inputs.long()
+    inputs, targets = (torch.cat([a[:1], a[:1]]) for a in data.train.arrays)
+    inputs = inputs.to(flat.initial.dtype) if inputs.is_floating_point() else inputs.long()
     model = type(flat.module).__name__
     try:
         with torch.no_grad():
-            outputs = flat(
-                flat.initial.to(inputs.device), inputs.to(flat.initial) if inputs.is_floating_point() else inputs
-            )
-    except RuntimeError as error:
+            outputs = flat(flat.initial, inputs.to(flat.initial.device))
+    except (RuntimeError, ValueError, IndexError) as error:
         shape = tuple(inputs.shape[1:])
         raise InputError(f"The model {model} cannot take inputs of shape {shape} ({data.name}): {error}") from None
-    found = [data.train.arrays[1], *([data.test[1]] if data.test is not None else [])]
+    found = [data.train.arrays[1]]
+    found += [data.client_test.arrays[1]] if data.client_test is not None else []
+    found += [data.test[1]] if data.test is not None else []
     if loss == "cross_entropy":
         if outputs.dim() != 2:
             raise invalid(f"output of the model {model}", tuple(outputs.shape), "[samples, classes] for cross-entropy")
@@ -83,7 +82,7 @@ def check_model(flat: Flat, data: FederatedData, loss: str) -> None:
             raise InputError(f"cross_entropy wants whole class numbers as targets, which {data.name} does not have.")
         _check_labels(found, outputs.shape[1], f"the model {model} has {outputs.shape[1]} outputs")
     elif loss == "binary_cross_entropy":
-        if outputs.numel() != 1:
+        if outputs.numel() != 2:
             raise invalid(f"output of the model {model}", tuple(outputs.shape), "one number per sample")
         _check_labels(found, 2, "the loss is binary_cross_entropy")
     elif loss == "squared" and outputs.numel() != targets.numel():

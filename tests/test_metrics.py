@@ -1,0 +1,219 @@
+"""What is measured: AUC against scikit-learn, means and worst over clients, and the objective of layered problems."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics import roc_auc_score
+from torch import nn
+
+import fedstrata as fs
+from fedstrata import metrics
+from fedstrata.metrics import Evaluation, auc, objective
+
+
+@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("decimals", [0, 1, 8], ids=["many ties", "some ties", "no ties"])
+def test_auc_is_that_of_scikit_learn(seed: int, decimals: int) -> None:
+    generator = np.random.default_rng(seed)
+    targets = (generator.random(60) < generator.uniform(0.05, 0.95)).astype(np.int64)
+    targets[:2] = 0, 1
+    scores = np.round(generator.normal(size=60) + targets, decimals)
+    assert auc(scores, targets) == pytest.approx(roc_auc_score(targets, scores), abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("scores", "targets", "expected"),
+    [
+        ([0, 1], [0, 1], 1.0),
+        ([1, 0], [0, 1], 0.0),
+        ([1, 1], [0, 1], 0.5),
+        ([1, 2, 2, 3], [0, 0, 1, 1], 0.875),
+        ([5, 5, 5, 5, 5], [0, 1, 0, 1, 1], 0.5),
+    ],
+)
+def test_auc_by_hand(scores: list[float], targets: list[int], expected: float) -> None:
+    assert auc(np.array(scores, dtype=float), np.array(targets)) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("targets", [[0, 0], [1, 1], []], ids=["no positive", "no negative", "nothing"])
+def test_auc_of_one_class_is_undefined(targets: list[int]) -> None:
+    assert np.isnan(auc(np.arange(len(targets), dtype=float), np.array(targets, dtype=np.int64)))
+
+
+# --- over clients: a model whose output is its input times a weight, so that every number can be done by hand -------
+
+
+def one_logit(weight: float = 1.0) -> fs.Problem:
+    model = nn.Linear(1, 1, bias=False, dtype=torch.float64)
+    with torch.no_grad():
+        model.weight.fill_(weight)
+    return fs.erm(model, "binary_cross_entropy")
+
+
+def logistic(logits: list[float], targets: list[int]) -> np.ndarray:
+    signs = 2 * np.array(targets) - 1
+    return np.log1p(np.exp(-signs * np.array(logits)))
+
+
+CLIENTS: list[tuple[list[float], list[int]]] = [
+    ([2.0, -1.0, 0.5], [1, 0, 0]),
+    ([-1.0, -2.0], [1, 1]),
+    ([3.0, 1.0, -1.0, 2.0], [1, 0, 1, 0]),
+]
+
+
+def pairs(clients: list[tuple[list[float], list[int]]]) -> list[tuple[np.ndarray, np.ndarray]]:
+    return [(np.array(x, dtype=float).reshape(-1, 1), np.array(t, dtype=np.int64)) for x, t in clients]
+
+
+def test_measures_over_clients_by_hand() -> None:
+    problem = one_logit()
+    data = fs.FederatedData.from_arrays(pairs(CLIENTS))
+    measured = Evaluation()(problem, data, problem.x0, None)
+    losses = [logistic(*c).mean() for c in CLIENTS]
+    accuracies = [2 / 3, 0.0, 1 / 4]
+    together = ([x for c in CLIENTS for x in c[0]], [t for c in CLIENTS for t in c[1]])
+    expected = {
+        "loss": logistic(*together).mean(),
+        "accuracy": 3 / 9,
+        "auc": roc_auc_score(together[1], together[0]),
+        "loss_mean": np.mean(losses),
+        "loss_worst": max(losses),
+        "accuracy_mean": np.mean(accuracies),
+        "accuracy_worst": 0.0,
+        "accuracy_spread": np.std(accuracies),
+        "auc_mean": np.mean([1.0, 0.5]),  # the second client has one class only
+    }
+    assert measured == {k: pytest.approx(v, abs=1e-12) for k, v in expected.items()}
+
+
+def test_clients_without_test_data_are_left_out() -> None:
+    problem = one_logit()
+    tests = [CLIENTS[0], ([], []), CLIENTS[1]]
+    data = fs.FederatedData.from_arrays(pairs(CLIENTS), client_tests=pairs(tests))
+    found = Evaluation().per_client(problem, data, problem.x0)
+    first, third = logistic(*CLIENTS[0]).mean(), logistic(*CLIENTS[1]).mean()
+    np.testing.assert_allclose(found["loss"], [first, np.nan, third])
+    np.testing.assert_allclose(found["accuracy"], [2 / 3, np.nan, 0])
+    np.testing.assert_allclose(found["auc"], [1, np.nan, np.nan])
+    measured = Evaluation()(problem, data, problem.x0, None)
+    assert measured["loss_mean"] == pytest.approx((first + third) / 2)
+    assert measured["loss_worst"] == pytest.approx(max(first, third))
+    assert measured["accuracy_worst"] == 0
+    assert measured["auc_mean"] == 1
+
+
+def test_which_data_are_measured() -> None:
+    problem = one_logit()
+    train, own, pooled = CLIENTS[:1], CLIENTS[1:2], CLIENTS[2]
+    both: dict[str, Any] = {"client_tests": pairs(own), "test": pairs([pooled])[0]}
+    data = fs.FederatedData.from_arrays(pairs(train), **both)
+
+    def losses(data: fs.FederatedData, clients: Any) -> tuple[float, float | None]:
+        measured = Evaluation(clients)(problem, data, problem.x0, None)
+        return measured["loss"], measured.get("loss_mean")
+
+    of = {
+        name: pytest.approx(logistic(*c).mean())
+        for name, c in (("train", train[0]), ("own", own[0]), ("pooled", pooled))
+    }
+    assert losses(data, "auto") == (of["pooled"], of["own"])
+    assert losses(data, "test") == (of["pooled"], of["own"])
+    assert losses(data, "train") == (of["pooled"], of["train"])
+    assert losses(data, "none") == (of["pooled"], None)
+    assert metrics.measured_on(data, Evaluation()) == {"pooled": "test data", "clients": "held-out test data"}
+    assert metrics.measured_on(data, Evaluation("train")) == {"pooled": "test data", "clients": "training data"}
+    assert metrics.measured_on(data, Evaluation("none")) == {"pooled": "test data", "clients": "nothing"}
+    bare = fs.FederatedData.from_arrays(pairs(train))
+    assert losses(bare, "auto") == (of["train"], of["train"])
+    with pytest.raises(fs.InputError, match="no held-out test data"):
+        losses(bare, "test")
+    with pytest.raises(fs.InputError, match="clients of the evaluation must be"):
+        Evaluation("all")  # type: ignore[arg-type]
+
+
+def test_several_classes_have_accuracy_and_no_auc() -> None:
+    problem = fs.erm(nn.Linear(3, 3, bias=False, dtype=torch.float64))
+    data = fs.FederatedData.from_arrays([(np.eye(3), np.array([0, 1, 2])), (np.eye(3), np.array([0, 0, 0]))])
+    measured = Evaluation()(problem, data, torch.eye(3, dtype=torch.float64).reshape(-1), None)
+    assert (measured["accuracy"], measured["accuracy_worst"]) == (pytest.approx(4 / 6), pytest.approx(1 / 3))
+    assert "auc" not in measured
+
+
+def test_two_logits_score_by_their_difference() -> None:
+    outputs = torch.tensor([[1.0, 3.0], [5.0, 4.0]])
+    assert metrics.scores(outputs).tolist() == [2.0, -1.0]
+    assert metrics.scores(outputs[:, :1]).tolist() == [1.0, 5.0]
+    assert metrics.correct(outputs, torch.tensor([1, 1])).tolist() == [1.0, 0.0]
+    assert metrics.correct(torch.tensor([0.1, -0.1]), torch.tensor([1, 1])).tolist() == [1.0, 0.0]
+
+
+def test_many_rows_are_predicted_in_pieces() -> None:
+    problem = one_logit(2.0)
+    inputs = torch.arange(2500, dtype=torch.float64)[:, None]
+    outputs, targets = metrics.predict(problem, problem.x0, (inputs, torch.zeros(2500)))
+    assert torch.equal(outputs, 2 * inputs)
+    assert len(targets) == 2500
+
+
+def test_regression_has_a_loss_only() -> None:
+    problem = fs.erm(nn.Linear(1, 1, bias=False, dtype=torch.float64), "squared")
+    data = fs.FederatedData.from_arrays([(np.array([[1.0], [2.0]]), np.array([0.0, 0.0]))])
+    measured = Evaluation()(problem, data, torch.ones(1, dtype=torch.float64), None)
+    assert measured == {name: pytest.approx(2.5) for name in ("loss", "loss_mean", "loss_worst")}
+
+
+# --- the objective ---------------------------------------------------------------------------------------------------
+
+
+VALUES = [[1.0, 3.0], [5.0], [0.0, 0.0, 6.0]]
+
+
+def layered(inner_mean: str) -> tuple[fs.Problem, fs.FederatedData]:
+    """g1 = mean(a) u, g2 = u + mean(a), f = y u^2 mean(a): everything a number."""
+    data = fs.FederatedData.from_arrays([(np.array(v)[:, None], np.zeros((len(v), 1))) for v in VALUES])
+    problem = fs.Problem(
+        lambda u, y, batch: (y * u**2).sum() * batch[0].mean(),
+        torch.tensor([2.0], dtype=torch.float64),
+        levels=(lambda u, batch: u * batch[0].mean(), lambda u, batch: u + batch[0].mean()),
+        y0=torch.tensor([0.5], dtype=torch.float64),
+        inner_mean=inner_mean,  # type: ignore[arg-type]
+    )
+    return problem, data
+
+
+def test_the_objective_with_the_clients_own_inner_values() -> None:
+    problem, data = layered("local")
+    means = [2.0, 5.0, 2.0]
+    expected = np.mean([0.5 * (2 * a + a) ** 2 * a for a in means])
+    assert objective(problem, data, problem.x0, problem.y0) == pytest.approx(expected)
+
+
+def test_the_objective_with_the_mean_of_the_inner_values() -> None:
+    problem, data = layered("global")
+    means = [2.0, 5.0, 2.0]
+    inner = np.mean([2 * a for a in means])
+    inner = np.mean([inner + a for a in means])
+    expected = np.mean([0.5 * inner**2 * a for a in means])
+    assert objective(problem, data, problem.x0, problem.y0) == pytest.approx(expected)
+
+
+def test_the_objective_of_levels_uses_the_support_set() -> None:
+    problem, data = layered("local")
+    query = fs.FederatedData.from_arrays([([[1.0]], [[0.0]])] * 3).train
+    divided = fs.FederatedData(query, support=data.train)
+    expected = np.mean([0.5 * (2 * a + a) ** 2 for a in (2.0, 5.0, 2.0)])
+    moved = divided.to(torch.device("cpu"), torch.float64)
+    assert objective(problem, moved, problem.x0, problem.y0) == pytest.approx(expected)
+
+
+def test_a_problem_without_a_model_is_measured_by_its_objective() -> None:
+    q = fs.quadratic(clients=3, dimension=2, samples=4)
+    h, b = (a.reshape(3, 4, 2).numpy() for a in q.data.train.arrays)
+    expected = np.mean(0.5 * (h * (q.problem.x0.numpy() - b) ** 2).sum(2))
+    assert Evaluation()(q.problem, q.data, q.problem.x0, None) == {"loss": pytest.approx(expected)}
+    assert Evaluation().per_client(q.problem, q.data, q.problem.x0) == {}
