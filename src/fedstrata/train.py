@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -95,69 +96,27 @@ def train(
     """
     settings = {k: v for k, v in locals().items() if k in _SETTINGS}
     _check_settings(problem, data, algorithm, settings)
-    setting, clients = _clients(problem, data, settings, out)
-    problem, data = setting.oracles.problem, setting.data
-    evaluation: Evaluate = Evaluation() if evaluate is None else evaluate
-    directory = None if out is None else RunDirectory(out)
-    if resume and directory is None:
+    if resume and out is None:
         raise InputError("resume=True needs out: the run directory to go on with.")
-    state = algorithm.init(problem)
-    history: list[Row] = []
-    done, seconds = 0, 0.0
-    if directory is not None:
-        config = _config(problem, data, algorithm, settings) if config is None else config
-        directory.open(config, resume)
-        saved = _resume(directory, setting, algorithm, state, torch.device(device)) if resume else None
-        if saved is not None:
-            done, seconds, state = saved.round, saved.seconds, State(**saved.state)
-            if done > rounds:
-                raise invalid("rounds", rounds, f"at least {done}, which the run in {out} has done already")
-            directory.write_config(config)
-            history = [r for r in directory.rows() if r["round"] <= done]
-            directory.truncate(history)
-    every = max(1, rounds // 20) if eval_every is None else eval_every
-    together = min(clients.chunk, clients.sampled)
-    note = f"{clients.sampled} of {data.clients} clients a round, {together} at a time (chunk = {chunk})"
-    run: Run | None = None
-    started = time.perf_counter() - seconds
-
-    def measure(round: int) -> None:
-        measures = evaluation(problem, data, state.x, state.get("y"))
-        row: Row = {"round": round, **dataclasses.asdict(setting.counts)}
-        row["seconds"] = round_seconds(time.perf_counter() - started)
-        row |= {k: float(v) for k, v in measures.items() if v == v and abs(v) != float("inf")}
-        history.append(row)
-        if directory is not None:
-            directory.append(row)
-        for callback in callbacks:
-            callback.on_evaluation(row)
-
-    try:
-        with torch.no_grad(), _threads(threads):
-            for callback in callbacks:
-                callback.on_start(algorithm.name, done, rounds, note)
-            if not history:
-                measure(done)
-            for number in range(done, rounds):
-                clients.begin(number)
-                state = algorithm.round(state, clients)
-                _check_finite(state, algorithm, number + 1, directory)
-                for callback in callbacks:
-                    callback.on_round(number + 1, state)
-                if (number + 1) % every == 0 or number + 1 == rounds:
-                    measure(number + 1)
-                if directory is not None and ((number + 1) % checkpoint_every == 0 or number + 1 == rounds):
-                    spent = time.perf_counter() - started
-                    checkpoint = Checkpoint(number + 1, dict(state), dataclasses.asdict(setting.counts), spent)
-                    directory.checkpoints.save(checkpoint, setting.state)
-            summary = _summary(problem, data, algorithm, evaluation, state, history, settings, together)
-        run = Run(state.x, state.get("y"), history, summary, problem)
-        if directory is not None:
-            _finish(directory, run, state)
-    finally:
-        for callback in callbacks:
-            callback.on_end(run)
-    return run
+    setting, clients = _clients(problem, data, settings, out)
+    training = _Training(
+        problem=setting.oracles.problem,
+        data=setting.data,
+        algorithm=algorithm,
+        settings=settings,
+        setting=setting,
+        clients=clients,
+        evaluation=Evaluation() if evaluate is None else evaluate,
+        directory=None if out is None else RunDirectory(out),
+        callbacks=callbacks,
+        state=algorithm.init(setting.oracles.problem),
+    )
+    if training.directory is not None:
+        training.open(
+            training.directory, _config(problem, data, algorithm, settings) if config is None else config, resume
+        )
+    with torch.no_grad(), _threads(threads):
+        return training.run()
 
 
 _SETTINGS = (
@@ -166,9 +125,125 @@ _SETTINGS = (
 )
 
 
-def round_seconds(seconds: float) -> float:
-    """Return seconds to the millisecond."""
-    return round(seconds, 3)
+@dataclass
+class _Training:
+    """One run under way."""
+
+    problem: Problem
+    data: FederatedData
+    algorithm: Algorithm
+    settings: dict[str, Any]
+    setting: Setting
+    clients: SimulatedClients
+    evaluation: Evaluate
+    directory: RunDirectory | None
+    callbacks: Sequence[Callback]
+    state: State
+    history: list[Row] = field(default_factory=list)
+    done: int = 0
+    started: float = field(default_factory=time.perf_counter)
+
+    def open(self, directory: RunDirectory, config: dict[str, Any], resume: bool) -> None:
+        """Start a run directory, or take up the run that is in it where its last checkpoint left it."""
+        directory.open(config, resume)
+        saved, damaged = directory.checkpoints.latest() if resume else (None, [])
+        for warning in damaged:
+            warnings.warn(warning, stacklevel=4)
+        if saved is None:
+            if directory.rows():
+                directory.truncate([])
+            return
+        rounds = self.settings["rounds"]
+        if saved.round > rounds:
+            raise invalid(
+                "rounds", rounds, f"at least {saved.round}, which the run in {directory.path} has done already"
+            )
+        if {k: v.shape for k, v in saved.state.items()} != {k: v.shape for k, v in self.state.items()}:
+            folder = directory.checkpoints.folder
+            raise InputError(f"The checkpoint in {folder} is not one of {self.algorithm.name} on this problem.")
+        self.state = State(**{k: v.to(self.problem.x0.device) for k, v in saved.state.items()})
+        for rows in saved.rows:
+            self.setting.state.load(rows)
+        for name, value in saved.counts.items():
+            setattr(self.setting.counts, name, value)
+        self.done = saved.round
+        self.started -= saved.seconds
+        self.history = [r for r in directory.rows() if r["round"] <= self.done]
+        directory.write_config(config)
+        directory.truncate(self.history)
+
+    def run(self) -> Run:
+        """Do the rounds that are left."""
+        rounds, every = self.settings["rounds"], self.settings["eval_every"] or max(1, self.settings["rounds"] // 20)
+        result: Run | None = None
+        try:
+            for callback in self.callbacks:
+                callback.on_start(self.algorithm.name, self.done, rounds, self._note())
+            if not self.history:
+                self.measure()
+            while self.done < rounds:
+                self.round()
+                if self.done % every == 0 or self.done == rounds:
+                    self.measure()
+                if self.done % self.settings["checkpoint_every"] == 0 or self.done == rounds:
+                    self.save()
+            result = Run(self.state.x, self.state.get("y"), self.history, self.summary(), self.problem)
+            if self.directory is not None:
+                _finish(self.directory, result, self.state)
+        finally:
+            for callback in self.callbacks:
+                callback.on_end(result)
+        return result
+
+    def round(self) -> None:
+        """Do one round."""
+        self.clients.begin(self.done)
+        state = self.algorithm.round(self.state, self.clients)
+        self.done += 1
+        _check_finite(state, self.algorithm, self.done, self.directory)
+        self.state = state
+        for callback in self.callbacks:
+            callback.on_round(self.done, state)
+
+    def measure(self) -> None:
+        """Evaluate, and write the row down."""
+        measures = self.evaluation(self.problem, self.data, self.state.x, self.state.get("y"))
+        row: Row = {"round": self.done, **dataclasses.asdict(self.setting.counts), "seconds": round(self.seconds(), 3)}
+        row |= {k: float(v) for k, v in measures.items() if math.isfinite(v)}
+        self.history.append(row)
+        if self.directory is not None:
+            self.directory.append(row)
+        for callback in self.callbacks:
+            callback.on_evaluation(row)
+
+    def save(self) -> None:
+        """Write a checkpoint; after the round's row, which a resumed run cuts back to the checkpoint."""
+        if self.directory is not None:
+            counts = dataclasses.asdict(self.setting.counts)
+            checkpoint = Checkpoint(self.done, dict(self.state), counts, self.seconds())
+            self.directory.checkpoints.save(checkpoint, self.setting.state)
+
+    def seconds(self) -> float:
+        """Return how long the run has taken, interruptions not counted."""
+        return time.perf_counter() - self.started
+
+    def summary(self) -> Row:
+        """Return the last row, and what a reader needs to understand it."""
+        summary: Row = {"status": "finished", "algorithm": self.algorithm.name, "problem": self.problem.name}
+        summary |= {"data": self.data.name, "clients": self.data.clients, "seed": self.settings["seed"]}
+        summary |= {"chunk": self._together(), **self.history[-1]}
+        if isinstance(self.evaluation, Evaluation):
+            summary["measured_on"] = measured_on(self.data, self.evaluation)
+            per_client = self.evaluation.per_client(self.problem, self.data, self.state.x)
+            summary["per_client"] = {k: [None if v != v else float(v) for v in vs] for k, vs in per_client.items()}
+        return summary
+
+    def _together(self) -> int:
+        return min(self.clients.chunk, self.clients.sampled)
+
+    def _note(self) -> str:
+        who = f"{self.clients.sampled} of {self.data.clients} clients a round"
+        return f"{who}, {self._together()} at a time (chunk = {self.settings['chunk']})"
 
 
 def _check_settings(problem: Problem, data: FederatedData, algorithm: Algorithm, settings: dict[str, Any]) -> None:
@@ -250,54 +325,13 @@ def _config(problem: Problem, data: FederatedData, algorithm: Algorithm, setting
 def describe(algorithm: Algorithm) -> dict[str, Any]:
     """Return an algorithm as the table of a configuration file that builds it again."""
     table: dict[str, Any] = {"name": algorithm.name}
-    for field in dataclasses.fields(algorithm):  # type: ignore[arg-type]
-        value = getattr(algorithm, field.name)
+    for option in dataclasses.fields(algorithm):  # type: ignore[arg-type]
+        value = getattr(algorithm, option.name)
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
             named = {"schedule": value.name} if hasattr(value, "name") else {}
             value = {**named, **dataclasses.asdict(value)}
-        table[field.name] = value
+        table[option.name] = value
     return table
-
-
-def _resume(
-    directory: RunDirectory, setting: Setting, algorithm: Algorithm, state: State, device: torch.device
-) -> Checkpoint | None:
-    saved, damaged = directory.checkpoints.latest()
-    for warning in damaged:
-        warnings.warn(warning, stacklevel=3)
-    if saved is None:
-        if directory.rows():
-            directory.truncate([])
-        return None
-    if {k: v.shape for k, v in saved.state.items()} != {k: v.shape for k, v in state.items()}:
-        raise InputError(
-            f"The checkpoint in {directory.checkpoints.folder} is not one of {algorithm.name} on this problem."
-        )
-    saved.state = {k: v.to(device) for k, v in saved.state.items()}
-    for rows in saved.rows:
-        setting.state.load(rows)
-    for name, value in saved.counts.items():
-        setattr(setting.counts, name, value)
-    return saved
-
-
-def _summary(
-    problem: Problem,
-    data: FederatedData,
-    algorithm: Algorithm,
-    evaluation: Evaluate,
-    state: State,
-    history: list[Row],
-    settings: dict[str, Any],
-    chunk: int,
-) -> Row:
-    summary: Row = {"status": "finished", "algorithm": algorithm.name, "problem": problem.name, "data": data.name}
-    summary |= {"clients": data.clients, "seed": settings["seed"], "chunk": chunk, **history[-1]}
-    if isinstance(evaluation, Evaluation):
-        summary["measured_on"] = measured_on(data, evaluation)
-        per_client = evaluation.per_client(problem, data, state.x)
-        summary["per_client"] = {k: [None if v != v else float(v) for v in vs] for k, vs in per_client.items()}
-    return summary
 
 
 def _finish(directory: RunDirectory, run: Run, state: State) -> None:

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import torch
 
+from fedstrata.algorithms.adaptive import adaptive_state, adaptive_step
 from fedstrata.algorithms.base import Algorithm, State, param
 from fedstrata.algorithms.descent import RATES, local_sgd
 from fedstrata.clients import Client, Clients
@@ -46,16 +47,13 @@ class FedYogi(Algorithm):
 
     def init(self, problem: Problem) -> State:
         """Start with m = 0 and v = tau^2."""
-        x = problem.x0
-        return State(x=x.clone(), m=torch.zeros_like(x), v=torch.full_like(x, self.tau**2))
+        return adaptive_state(problem, self.tau)
 
     def round(self, s: State, clients: Clients) -> State:
         """Take one Yogi step along the clients' mean change."""
         delta = clients.mean(self.local, s.x) - s.x
-        m = self.beta1 * s.m + (1 - self.beta1) * delta
         v = s.v - (1 - self.beta2) * delta**2 * torch.sign(s.v - delta**2)
-        x = s.x + clients.rate(self.server_lr) * m / (torch.sqrt(v) + self.tau)
-        return s.replace(x=x, m=m, v=v)
+        return adaptive_step(s, delta, v, self.beta1, clients.rate(self.server_lr), self.tau)
 
     def local(self, client: Client, x: torch.Tensor) -> torch.Tensor:
         """Take local steps from the server's model."""

@@ -62,8 +62,8 @@ class Stratified(_Independent):
     """Each batch holds the client's classes in their own proportions, two classes to within one sample.
 
     The client's rows stand in class order; sample j of B is drawn from the j-th of B equal stretches of them. A class
-    is off by less than one sample at each end that it shares with another. Every row is equally likely to be drawn, so the
-    gradient stays unbiased without weights.
+    is off by less than one sample at each end that it shares with another. Every row is equally likely to be drawn, so
+    the gradient stays unbiased without weights.
     """
 
     def draw(self, steps: np.ndarray, active: int) -> np.ndarray:
