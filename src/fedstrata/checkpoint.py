@@ -51,6 +51,12 @@ def write_atomically(path: Path, content: bytes, durable: bool = True) -> None:
             file.flush()
             os.fsync(file.fileno())
     temporary.replace(path)
+    if durable:
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
 
 
 class Checkpoints:

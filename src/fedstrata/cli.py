@@ -30,6 +30,7 @@ from fedstrata.models import MODELS
 from fedstrata.plots import plot as draw
 from fedstrata.problems import PROBLEMS
 from fedstrata.rundir import Row, RunDirectory
+from fedstrata.tables import as_table, mean_and_spread, one_run
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -90,7 +91,8 @@ def run(
     if as_json:
         print(json.dumps(result.summary))
         return
-    _print_rows([_short(result.history[-1])], f"{result.summary['algorithm']} on {result.summary['data']}")
+    title = f"{result.summary['algorithm']} on {result.summary['data']}"
+    out_console.print(as_table([one_run(result.history[-1])], title))
     where = result.summary.get("measured_on")
     if where:
         clients = "" if where["clients"] == "nothing" else f"; per client on its {where['clients']}"
@@ -288,55 +290,13 @@ def _compare(
     if as_json:
         print(json.dumps(rows))
     elif show:
-        _print_rows([_spread(r) for r in rows], f"{config.data.name}, {seeds} seed{'s' * (seeds > 1)}: mean ± spread")
+        title = f"{config.data.name}, {seeds} seed{'s' * (seeds > 1)}: mean ± spread"
+        out_console.print(as_table([mean_and_spread(r) for r in rows], title))
         if picture is not None and histories:
             out_console.print(f"Picture: {picture}", highlight=False, soft_wrap=True)
     if not histories:
         raise FedstrataError("Every run diverged. Try smaller learning rates.")
     return rows
-
-
-def _short(row: Row) -> Row:
-    shown: Row = {"round": row["round"]}
-    for key in ("loss", "accuracy", "accuracy_mean", "accuracy_worst", "auc", "auc_mean"):
-        if key in row:
-            shown[key.replace("_", " ")] = f"{row[key]:.4f}"
-    return shown | {
-        "samples": f"{row['samples']:,}",
-        "sent up": _size(row["bytes_up"]),
-        "sent down": _size(row["bytes_down"]),
-        "seconds": f"{row['seconds']:.1f}",
-    }
-
-
-def _spread(row: Row) -> Row:
-    shown: Row = {"algorithm": row["algorithm"]}
-    if row["diverged"]:
-        shown["algorithm"] += f" ({row['diverged']} of {row['seeds']} diverged)"
-    for key in ("auc", "auc_mean", "accuracy", "accuracy_mean", "accuracy_worst", "loss"):
-        if key in row:
-            shown[key.replace("_", " ")] = f"{row[key]:.3f} ± {row[f'{key}_std']:.3f}"
-    if "bytes_up" in row:
-        shown |= {"sent up": _size(row["bytes_up"]), "seconds": f"{row['seconds']:.1f}"}
-    return shown
-
-
-def _size(count: float) -> str:
-    for unit in ("B", "kB", "MB"):
-        if count < 1000:
-            return f"{count:.3g} {unit}"
-        count /= 1000
-    return f"{count:.3g} GB"
-
-
-def _print_rows(rows: list[Row], title: str) -> None:
-    grid = Table(title=title, title_justify="left")
-    columns = list(dict.fromkeys(k for r in rows for k in r))
-    for column in columns:
-        grid.add_column(column, justify="left" if column == "algorithm" else "right")
-    for row in rows:
-        grid.add_row(*(str(row.get(c, "")) for c in columns))
-    out_console.print(grid)
 
 
 def _names(text: str) -> list[str]:

@@ -89,6 +89,7 @@ def train(
     evaluate:          ``(problem, data, x, y) -> {name: number}``; an :class:`Evaluation` by default.
     eval_every:        rounds between evaluations, twenty over the run by default; the first and the last always count.
     out:               the run directory; it must be new, unless ``resume`` goes on with the run that is there.
+    resume:            go on from the last checkpoint; ``rounds`` may grow (a schedule in shares of training follows).
     checkpoint_every:  rounds between checkpoints.
     state_memory:      bytes of client state (per kept name) above which it lives in a memory-mapped file.
     callbacks:         listeners: progress, loggers.
@@ -313,12 +314,14 @@ def _check_finite(state: State, algorithm: Algorithm, round: int, directory: Run
 
 
 def _config(problem: Problem, data: FederatedData, algorithm: Algorithm, settings: dict[str, Any]) -> dict[str, Any]:
-    digest = blake2b(data.sizes.tobytes(), digest_size=8).hexdigest()
+    digest = blake2b(data.sizes.tobytes(), digest_size=8)
+    for array in (data.train.rows, *data.train.arrays):
+        digest.update(array.cpu().contiguous().numpy().data)
     return {
         "train": {k: v for k, v in settings.items() if v is not None},
         "algorithm": describe(algorithm),
         "problem": {"name": problem.name, "size": len(problem.x0)},
-        "data": {"name": data.name, "clients": data.clients, "sizes_digest": digest},
+        "data": {"name": data.name, "clients": data.clients, "digest": digest.hexdigest()},
     }
 
 
