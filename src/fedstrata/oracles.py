@@ -11,34 +11,40 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.fx.experimental.proxy_tensor import make_fx
 
 from fedstrata.data.batch import Batch
 from fedstrata.problem import Arrays, Problem
+from fedstrata.trace import trace
 
 Tensors = tuple[torch.Tensor, ...]
 Function = Callable[..., torch.Tensor]
+Form = Callable[..., Tensors]
 
 
-def _value(fn: Function, derivatives: int) -> tuple[Callable[..., Tensors], Callable[..., Tensors]]:
+def _flat(function: Form, vectors: int) -> Form:
+    """Return the function with its batch spread out into arguments, which spares a traced graph from unpacking it."""
+    return lambda *args: function(*args[:vectors], args[vectors:])
+
+
+def _value(fn: Function) -> tuple[Form, Form]:
     def one(*args: Any) -> Tensors:
         return (fn(*args),)
 
     return one, one
 
 
-def _gradient(fn: Function, derivatives: int) -> tuple[Callable[..., Tensors], Callable[..., Tensors]]:
+def _gradient(fn: Function, derivatives: int) -> tuple[Form, Form]:
     def one(*args: Any) -> Tensors:
         leaves = [a.detach().requires_grad_() for a in args[:derivatives]]
         with torch.enable_grad():
             value = fn(*leaves, *args[derivatives:])
         return _backward(value, leaves, None)
 
-    many: Callable[..., Tensors] = torch.func.grad(fn, argnums=tuple(range(derivatives)))
+    many: Form = torch.func.grad(fn, argnums=tuple(range(derivatives)))
     return one, many
 
 
-def _pullback(fn: Function, derivatives: int) -> tuple[Callable[..., Tensors], Callable[..., Tensors]]:
+def _pullback(fn: Function) -> tuple[Form, Form]:
     def one(u: torch.Tensor, cotangent: torch.Tensor, batch: Arrays) -> Tensors:
         leaf = u.detach().requires_grad_()
         with torch.enable_grad():
@@ -64,14 +70,16 @@ class Oracles:
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
         duals = 2 if problem.dual else 1
-        self._forms = {
-            "outer": _value(problem.outer, 0),
-            "outer_grads": _gradient(problem.outer, duals),
-        }
+        forms = {"outer": _value(problem.outer), "outer_grads": _gradient(problem.outer, duals)}
         for k, level in enumerate(problem.levels, start=1):
-            self._forms[f"level_{k}"] = _value(level, 0)
-            self._forms[f"level_vjp_{k}"] = _pullback(level, 1)
-        self._graphs: dict[tuple[object, ...], Callable[..., Tensors]] = {}
+            forms[f"level_{k}"] = _value(level)
+            forms[f"level_vjp_{k}"] = _pullback(level)
+        vectors = {"outer": duals, "outer_grads": duals} | {f"level_{k}": 1 for k in range(1, len(problem.levels) + 1)}
+        self._forms: dict[str, tuple[Form, Form, Form]] = {}
+        for name, (one, many) in forms.items():
+            plain, traceable = (_flat(f, vectors.get(name, 2)) for f in (one, many))
+            self._forms[name] = (plain, torch.func.vmap(traceable), traceable)
+        self._graphs: dict[tuple[object, ...], Form | None] = {}
 
     def outer(self, u: torch.Tensor, y: torch.Tensor | None, batch: Batch) -> torch.Tensor:
         """Return f for each client: [C]."""
@@ -102,26 +110,15 @@ class Oracles:
         return tuple(out)
 
     def _on(self, name: str, vectors: Tensors, arrays: Arrays, traced: bool) -> Tensors:
-        one, many = self._forms[name]
         single = len(vectors[0]) == 1
         if single:
             vectors, arrays = tuple(v[0] for v in vectors), tuple(a[0] for a in arrays)
-        plain = one if single else torch.func.vmap(many)
-        run = plain
+        run = self._forms[name][0 if single else 1]
         if traced:
             vectors = tuple(v.contiguous() for v in vectors)
             shape = (name, single, *((t.shape, t.dtype, t.device) for t in (*vectors, *arrays)))
             if shape not in self._graphs:
-                self._graphs[shape] = _trace(many if single else plain, (*vectors, arrays)) or plain
-            run = self._graphs[shape]
-        out = run(*vectors, arrays)
+                self._graphs[shape] = trace(self._forms[name][2 if single else 1], *vectors, *arrays)
+            run = self._graphs[shape] or run
+        out = run(*vectors, *arrays)
         return tuple(o.unsqueeze(0) for o in out) if single else out
-
-
-def _trace(function: Callable[..., Tensors], arguments: tuple[Any, ...]) -> Callable[..., Tensors] | None:
-    """Return the function as a graph of tensor operations for these shapes; None when it cannot be traced."""
-    try:
-        graph: Callable[..., Tensors] = make_fx(function)(*arguments).forward
-    except (RuntimeError, NotImplementedError, TypeError):
-        return None
-    return graph

@@ -6,8 +6,7 @@ import dataclasses
 import math
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
@@ -27,6 +26,7 @@ from fedstrata.clients.state import ClientState
 from fedstrata.data.federated import FederatedData
 from fedstrata.data.sampling import sampling as sampling_named
 from fedstrata.errors import Diverged, InputError, invalid
+from fedstrata.machine import prepared
 from fedstrata.metrics import Evaluation, Measures, measured_on
 from fedstrata.oracles import Oracles
 from fedstrata.problem import Problem
@@ -116,7 +116,7 @@ def train(
         training.open(
             training.directory, _config(problem, data, algorithm, settings) if config is None else config, resume
         )
-    with torch.no_grad(), _threads(threads):
+    with torch.no_grad(), prepared(threads):
         return training.run()
 
 
@@ -289,17 +289,6 @@ def _clients(
     )
     chunk = choose_chunk(settings["chunk"], problem, data, setting.batch_size, device)
     return setting, SimulatedClients(setting, settings["participation"], settings["weighting"], chunk)
-
-
-@contextmanager
-def _threads(threads: int | None) -> Iterator[None]:
-    before = torch.get_num_threads()
-    if threads is not None:
-        torch.set_num_threads(threads)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def _check_finite(state: State, algorithm: Algorithm, round: int, directory: RunDirectory | None) -> None:

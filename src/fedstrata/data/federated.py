@@ -64,10 +64,10 @@ class Part:
         return Batch(tuple(parts), tuple(torch.from_numpy(w) for w in where), traced=False)
 
     def _take(self, index: torch.Tensor) -> Arrays:
-        rows = self.rows.take(index.reshape(-1).clamp_(max=len(self.rows) - 1))
+        rows = self.rows.take(index.reshape(-1))
         out = []
         for array in self.arrays:
-            flat = array.index_select(0, rows.to(array.device))
+            flat = array.index_select(0, rows if array.device == rows.device else rows.to(array.device))
             flat = flat if flat.is_floating_point() else flat.long()
             out.append(flat.view(*index.shape, *array.shape[1:]))
         return tuple(out)
