@@ -23,7 +23,9 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=10_000)
     parser.add_argument("--rounds", type=int, default=300)
     parser.add_argument("--state-memory", type=int, default=4 << 30)
+    parser.add_argument("--threads", type=int, default=1)
     arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
     rows = torch.arange(6 * arguments.clients)
     part = fs.data.Part.of(
         (torch.randn(len(rows), 784), torch.randint(0, 10, (len(rows),))), [r.numpy() for r in rows.split(6)]

@@ -256,7 +256,7 @@ _DEMO: dict[str, Any] = {
         "partition": {"name": "dirichlet", "alpha": 0.3, "min_samples": 10},
     },
     "model": {"name": "mlp", "hidden": [64]},
-    "train": {"rounds": 100, "batch_size": 16},
+    "train": {"rounds": 100, "batch_size": 16, "threads": 1},
     "evaluate": {"clients": "none"},
     "algorithms": {
         "fedavg": {"lr": 0.1},

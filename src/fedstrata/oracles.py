@@ -2,11 +2,13 @@
 
 Several clients are ``torch.func.vmap`` of one client's function. For shapes that come again and again the function is
 traced once into a graph of tensor operations, which takes away most of the dispatch cost of vmap and grad; for the
-others, and for functions that cannot be traced, one client is plain autograd. All forms give the same numbers.
+others, and for functions that cannot be traced, one client is plain autograd. A function that vmap cannot take (it
+decides by values, or uses a recurrent kernel) runs one client at a time. All forms give the same numbers.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -80,6 +82,7 @@ class Oracles:
             plain, traceable = (_flat(f, vectors.get(name, 2)) for f in (one, many))
             self._forms[name] = (plain, torch.func.vmap(traceable), traceable)
         self._graphs: dict[tuple[object, ...], Form | None] = {}
+        self._alone: set[str] = set()
 
     def outer(self, u: torch.Tensor, y: torch.Tensor | None, batch: Batch) -> torch.Tensor:
         """Return f for each client: [C]."""
@@ -111,6 +114,8 @@ class Oracles:
 
     def _on(self, name: str, vectors: Tensors, arrays: Arrays, traced: bool) -> Tensors:
         single = len(vectors[0]) == 1
+        if not single and name in self._alone:
+            return self._one_by_one(name, vectors, arrays, traced)
         if single:
             vectors, arrays = tuple(v[0] for v in vectors), tuple(a[0] for a in arrays)
         run = self._forms[name][0 if single else 1]
@@ -120,5 +125,25 @@ class Oracles:
             if shape not in self._graphs:
                 self._graphs[shape] = trace(self._forms[name][2 if single else 1], *vectors, *arrays)
             run = self._graphs[shape] or run
-        out = run(*vectors, *arrays)
+        try:
+            out = run(*vectors, *arrays)
+        except RuntimeError as error:
+            if single:
+                raise
+            return self._give_up_company(name, vectors, arrays, traced, error)
         return tuple(o.unsqueeze(0) for o in out) if single else out
+
+    def _give_up_company(
+        self, name: str, vectors: Tensors, arrays: Arrays, traced: bool, error: RuntimeError
+    ) -> Tensors:
+        """Go on one client at a time; an error in the function itself comes up again there, and then counts."""
+        out = self._one_by_one(name, vectors, arrays, traced)
+        self._alone.add(name)
+        reason = str(error).split("\n")[0]
+        warnings.warn(f"{self.problem.name} runs one client at a time, use chunk=1: {reason}", stacklevel=2)
+        return out
+
+    def _one_by_one(self, name: str, vectors: Tensors, arrays: Arrays, traced: bool) -> Tensors:
+        rows = [slice(c, c + 1) for c in range(len(vectors[0]))]
+        parts = [self._on(name, tuple(v[r] for v in vectors), tuple(a[r] for a in arrays), traced) for r in rows]
+        return tuple(torch.cat(column) for column in zip(*parts, strict=True))

@@ -1,0 +1,110 @@
+"""Traced graphs: the same numbers with fewer operations, and functions that cannot be traced."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import fx
+from torch.func import grad, vmap
+
+import fedstrata as fs
+from fedstrata.data.batch import Batch
+from fedstrata.machine import keep_memory, prepared
+from fedstrata.oracles import Oracles
+from fedstrata.trace import _simplify, trace
+
+
+def loss_of(model: str) -> tuple:
+    problem = fs.erm(fs.models.model(model, (1, 12, 12), 5))
+    return problem, lambda x, inputs, targets: problem.outer(x, (inputs, targets))
+
+
+@pytest.mark.parametrize("model", ["logreg", "mlp", "lenet5"])
+def test_a_graph_gives_the_same_bits_on_other_numbers(model):
+    problem, loss = loss_of(model)
+    function = vmap(grad(loss))
+    generator = torch.Generator().manual_seed(0)
+
+    def numbers() -> tuple:
+        x = problem.x0 + 0.1 * torch.randn(3, len(problem.x0), generator=generator)
+        inputs = torch.randn(3, 4, 1, 12, 12, generator=generator)
+        return x, inputs, torch.randint(0, 5, (3, 4), generator=generator)
+
+    graph = trace(function, *numbers())
+    assert graph is not None
+    for _ in range(2):
+        others = numbers()
+        assert torch.equal(graph(*others), function(*others))
+
+
+def test_views_that_change_nothing_are_taken_out_and_others_stay():
+    def function(x):
+        y = x.view(2, 3).expand(2, 3).transpose(0, 1).transpose(0, 1)
+        return y.view(3, 2).transpose(0, 1) * 2
+
+    x = torch.arange(6.0).view(2, 3)
+    graph = fx.experimental.proxy_tensor.make_fx(function)(x)
+    before = sum(n.op == "call_function" for n in graph.graph.nodes)
+    _simplify(graph, (x,))
+    after = [n.target for n in graph.graph.nodes if n.op == "call_function"]
+    assert (before, len(after)) == (7, 3)
+    assert torch.equal(graph(x), function(x))
+
+
+def decides_by_values(x, batch):
+    return (x * batch[0]).sum() if batch[0].sum() > 0 else (x**2).sum()
+
+
+@pytest.mark.parametrize("clients", [1, 3])
+@pytest.mark.filterwarnings("ignore:by values runs one client at a time")
+def test_a_function_that_decides_by_values_is_followed_every_time(clients):
+    assert trace(lambda x, b: decides_by_values(x, (b,)), torch.ones(2), torch.ones(1, 2)) is None
+    oracles = Oracles(fs.Problem(decides_by_values, torch.zeros(2), name="by values"))
+    x = torch.full((clients, 2), 3.0)
+    for sign, expected in ((1.0, 1.0), (-1.0, 6.0), (1.0, 1.0)):
+        batch = Batch(((torch.full((clients, 1, 2), sign),),))
+        assert torch.equal(oracles.outer_grads(x, None, batch)[0], torch.full((clients, 2), expected))
+
+
+def test_a_function_that_vmap_cannot_take_says_so_once():
+    oracles = Oracles(fs.Problem(decides_by_values, torch.zeros(2), name="by values"))
+    batch = Batch(((torch.ones(3, 1, 2),),))
+    with pytest.warns(UserWarning, match="by values runs one client at a time, use chunk=1"):
+        oracles.outer_grads(torch.ones(3, 2), None, batch)
+    oracles.outer_grads(torch.ones(3, 2), None, batch)
+
+
+def test_an_error_in_the_function_itself_comes_through():
+    oracles = Oracles(fs.Problem(lambda x, batch: (x * batch[0]).sum(), torch.zeros(2), name="wrong"))
+    with pytest.raises(RuntimeError, match="size of tensor"):
+        oracles.outer_grads(torch.ones(3, 2), None, Batch(((torch.ones(3, 1, 5),),)))
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop because we have not yet implemented the batching rule")
+def test_a_recurrent_model_trains_alone_and_with_company():
+    class Reader(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed, self.lstm = torch.nn.Embedding(7, 4), torch.nn.LSTM(4, 5, num_layers=2, batch_first=True)
+            self.out = torch.nn.Linear(5, 7)
+
+        def forward(self, tokens):
+            return self.out(self.lstm(self.embed(tokens))[0][:, -1])
+
+    torch.manual_seed(0)
+    model = Reader()
+    sites = [(torch.randint(0, 7, (12, 6), dtype=torch.uint8), torch.randint(0, 7, (12,))) for _ in range(3)]
+    data = fs.FederatedData.from_arrays(sites, classes=7)
+    alone = fs.train(fs.erm(model), data, fs.FedAvg(lr=0.5), rounds=3, batch_size=4)
+    assert alone.summary["chunk"] == 1
+    assert alone.history[-1]["loss"] < alone.history[0]["loss"]
+    together = fs.train(fs.erm(model), data, fs.FedAvg(lr=0.5), rounds=3, batch_size=4, chunk=3)
+    torch.testing.assert_close(together.x, alone.x, atol=1e-5, rtol=0)
+
+
+def test_threads_are_put_back():
+    before = torch.get_num_threads()
+    with prepared(1):
+        assert torch.get_num_threads() == 1
+    assert torch.get_num_threads() == before
+    assert keep_memory() is None
