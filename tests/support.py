@@ -11,11 +11,13 @@ from torch import nn
 
 import fedstrata as fs
 from fedstrata.algorithms import Algorithm
-from fedstrata.clients.client import Client, Counts, Setting
+from fedstrata.clients import Counts
+from fedstrata.clients.client import Client, Setting
 from fedstrata.clients.simulated import SimulatedClients
 from fedstrata.clients.state import ClientState
 from fedstrata.data.sampling import SAMPLINGS
 from fedstrata.oracles import Oracles
+from fedstrata.schedules import Clock
 
 
 def make_setting(
@@ -25,7 +27,6 @@ def make_setting(
     batch_size: int | None = None,
     sampling: str = "uniform",
     seed: int = 0,
-    rounds: int = 10,
     memory_limit: int = 1 << 30,
     oracles: Oracles | None = None,
 ) -> Setting:
@@ -37,24 +38,27 @@ def make_setting(
         sampling=SAMPLINGS[sampling],
         batch_size=batch_size,
         seed=seed,
-        rounds=rounds,
         state=ClientState(data.clients, memory_limit),
-        counts=Counts(),
     )
 
 
 def make_clients(
-    setting: Setting, *, participation: int | float = 1.0, weighting: str = "uniform", chunk: int = 100
+    setting: Setting,
+    *,
+    rounds: int = 10,
+    participation: int | float = 1.0,
+    weighting: str = "uniform",
+    chunk: int = 100,
 ) -> SimulatedClients:
     """Build simulated clients that stand at the start of round 0."""
-    clients = SimulatedClients(setting, participation, weighting, chunk)  # type: ignore[arg-type]
+    clients = SimulatedClients(setting, rounds, participation, weighting, chunk)  # type: ignore[arg-type]
     clients.begin(0)
     return clients
 
 
 def make_client(setting: Setting, ids: list[int], round: int = 0, exchange: int = 0) -> Client:
     """Build the client side of one exchange."""
-    return Client(setting, np.array(ids), round, exchange)
+    return Client(setting, np.array(ids), Clock(round, 10), exchange)
 
 
 def sized_data(sizes: list[int], features: int = 3, classes: int = 2, seed: int = 0) -> fs.FederatedData:
@@ -129,17 +133,17 @@ def play(
     weighting: str = "uniform",
     chunk: int = 100,
     **options: Any,
-) -> tuple[fs.State, Setting]:
+) -> tuple[fs.State, Counts]:
     """Run rounds without a training loop around them; graphs traced for a problem are used by all its runs."""
     oracles = _SHARED.setdefault(id(problem), Oracles(problem))
-    setting = make_setting(problem, data, rounds=rounds, oracles=oracles, **options)
-    clients = make_clients(setting, participation=participation, weighting=weighting, chunk=chunk)
+    setting = make_setting(problem, data, oracles=oracles, **options)
+    clients = make_clients(setting, rounds=rounds, participation=participation, weighting=weighting, chunk=chunk)
     state = algorithm.init(problem)
     with torch.no_grad():
         for r in range(rounds):
             clients.begin(r)
             state = algorithm.round(state, clients)
-    return state, setting
+    return state, clients.counts
 
 
 def without_seconds(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

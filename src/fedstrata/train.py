@@ -20,7 +20,7 @@ from fedstrata.callbacks import Callback
 from fedstrata.checkpoint import Checkpoint
 from fedstrata.clients.base import Weighting
 from fedstrata.clients.chunk import choose_chunk
-from fedstrata.clients.client import Counts, Setting
+from fedstrata.clients.client import Setting
 from fedstrata.clients.simulated import SimulatedClients
 from fedstrata.clients.state import ClientState
 from fedstrata.data.federated import FederatedData
@@ -166,7 +166,7 @@ class _Training:
         for rows in saved.rows:
             self.setting.state.load(rows)
         for name, value in saved.counts.items():
-            setattr(self.setting.counts, name, value)
+            setattr(self.clients.counts, name, value)
         self.done = saved.round
         self.started -= saved.seconds
         self.history = [r for r in directory.rows() if r["round"] <= self.done]
@@ -209,7 +209,7 @@ class _Training:
     def measure(self) -> None:
         """Evaluate, and write the row down."""
         measures = self.evaluation(self.problem, self.data, self.state.x, self.state.get("y"))
-        row: Row = {"round": self.done, **dataclasses.asdict(self.setting.counts), "seconds": round(self.seconds(), 3)}
+        row: Row = {"round": self.done, **dataclasses.asdict(self.clients.counts), "seconds": round(self.seconds(), 3)}
         row |= {k: float(v) for k, v in measures.items() if math.isfinite(v)}
         self.history.append(row)
         if self.directory is not None:
@@ -220,7 +220,7 @@ class _Training:
     def save(self) -> None:
         """Write a checkpoint; after the round's row, which a resumed run cuts back to the checkpoint."""
         if self.directory is not None:
-            counts = dataclasses.asdict(self.setting.counts)
+            counts = dataclasses.asdict(self.clients.counts)
             checkpoint = Checkpoint(self.done, dict(self.state), counts, self.seconds())
             self.directory.checkpoints.save(checkpoint, self.setting.state)
 
@@ -283,12 +283,12 @@ def _clients(
         sampling=sampling_named(settings["sampling"]),
         batch_size=settings["batch_size"],
         seed=settings["seed"],
-        rounds=settings["rounds"],
         state=ClientState(data.clients, settings["state_memory"], None if out is None else Path(out)),
-        counts=Counts(),
     )
     chunk = choose_chunk(settings["chunk"], problem, data, setting.batch_size, device)
-    return setting, SimulatedClients(setting, settings["participation"], settings["weighting"], chunk)
+    return setting, SimulatedClients(
+        setting, settings["rounds"], settings["participation"], settings["weighting"], chunk
+    )
 
 
 def _check_finite(state: State, algorithm: Algorithm, round: int, directory: RunDirectory | None) -> None:

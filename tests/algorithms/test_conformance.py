@@ -66,7 +66,7 @@ def test_counted_bytes_are_the_formula(name: str, share: int | float, dtype: tor
     kind = ALGORITHMS[name]
     problem, data = example_for(kind, dtype)
     participation = participation_of(name, share)
-    _, setting = play(kind(), problem, data, 2, batch_size=4, participation=participation, chunk=2)
+    _, counts = play(kind(), problem, data, 2, batch_size=4, participation=participation, chunk=2)
     sizes = {
         "d": len(problem.x0),
         "p": 0 if problem.y0 is None else len(problem.y0),
@@ -74,8 +74,8 @@ def test_counted_bytes_are_the_formula(name: str, share: int | float, dtype: tor
     }
     cohort = data.clients if participation == 1.0 else share
     messages = 2 * cohort * problem.x0.element_size()
-    assert setting.counts.bytes_up == messages * numbers_sent(kind.up, **sizes)
-    assert setting.counts.bytes_down == messages * numbers_sent(kind.down, **sizes)
+    assert counts.bytes_up == messages * numbers_sent(kind.up, **sizes)
+    assert counts.bytes_down == messages * numbers_sent(kind.down, **sizes)
 
 
 @pytest.mark.parametrize("name", NAMES)

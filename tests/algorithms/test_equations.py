@@ -263,10 +263,11 @@ def run_library(world: World, method: Method, case: Case) -> tuple[dict[str, Vec
         batch_size=case.batch_size,
         sampling=case.sampling,
         seed=SEED,
-        rounds=ROUNDS,
         oracles=world.oracles,
     )
-    clients = make_clients(setting, participation=case.participation, weighting=case.weighting, chunk=case.chunk)
+    clients = make_clients(
+        setting, rounds=ROUNDS, participation=case.participation, weighting=case.weighting, chunk=case.chunk
+    )
     dimension = len(world.problem.x0)
     start = random_state(dimension)
     state = fs.State(**{name: torch.from_numpy(start[name]) for name in ("x", *method.server)})

@@ -204,7 +204,7 @@ def test_messages_are_seen_by_every_client_with_a_leading_axis() -> None:
         return rate * x + pair[1][:, None]
 
     assert clients.mean(work, x, pair, 0.5).tolist() == [5.0, 5.5, 6.0]
-    counts = clients._setting.counts
+    counts = clients.counts
     assert counts.bytes_down == 5 * (3 + 2 + 1) * 4
     assert counts.bytes_up == 5 * 3 * 4
 
@@ -346,8 +346,7 @@ def test_a_bad_choice_is_refused(number: int, probabilities: list[float] | None,
 
 
 def test_steps_count_the_busiest_client_and_rates_follow_them() -> None:
-    s = setting(rounds=7)
-    clients = make_clients(s, chunk=2)
+    clients = make_clients(setting(), rounds=7, chunk=2)
     assert clients.clock == Clock(0, 7, 0, 0)
 
     def work(client: Client) -> torch.Tensor:
@@ -356,7 +355,7 @@ def test_steps_count_the_busiest_client_and_rates_follow_them() -> None:
     sums = clients.gather(work).ravel().tolist()
     rates = [1 / (8 + t) ** (1 / 3) for t in range(5)]
     assert sums == [pytest.approx(sum(rates[:n])) for n in (5, 2, 4, 1, 2)]
-    assert s.counts.steps == 5
+    assert clients.counts.steps == 5
     clients.begin(1)
     assert clients.rate(fs.CubeRoot(1.0, 8.0)) == pytest.approx(1 / 13 ** (1 / 3))
     assert clients.rate(0.25) == 0.25

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -20,6 +21,26 @@ Work = Callable[..., Any]
 Weighting = Literal["uniform", "samples"]
 
 
+@dataclass
+class Counts:
+    """What a run has used so far: local steps (of the busiest client), samples drawn, bytes sent up and down."""
+
+    steps: int = 0
+    samples: int = 0
+    bytes_up: int = 0
+    bytes_down: int = 0
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What some clients of the cohort answered: ``value`` holds tensors [C, ...], a row for each of ``places``."""
+
+    places: np.ndarray
+    value: Any
+    samples: int
+    steps: int
+
+
 class Clients(ABC):
     """The cohort of a round. ``mean``, ``max`` and ``gather`` run a method on every client of it.
 
@@ -27,8 +48,10 @@ class Clients(ABC):
     bytes. On the client side every tensor has a leading client axis.
     """
 
-    def __init__(self, setting: Setting, participation: int | float, weighting: Weighting) -> None:
+    def __init__(self, setting: Setting, rounds: int, participation: int | float, weighting: Weighting) -> None:
+        self.counts = Counts()
         self._setting = setting
+        self._rounds = rounds
         self._weighting = check_weighting(weighting)
         self.sampled = cohort_size(participation, setting.data.clients)
         self._round = self._start = 0
@@ -56,7 +79,7 @@ class Clients(ABC):
 
     def begin(self, round: int) -> None:
         """Start a round: name its cohort, and count its exchanges from zero."""
-        self._round, self._start = round, self._setting.counts.steps
+        self._round, self._start = round, self.counts.steps
         self._exchange, self._choices = [0], [0]
         if self.sampled < self.total:
             self.cohort = rng.choose(rng.key_of(self._setting.seed, "cohort", round), self.total, self.sampled)
@@ -91,7 +114,7 @@ class Clients(ABC):
     @property
     def clock(self) -> Clock:
         """The time at the start of this round."""
-        return Clock(self._round, self._setting.rounds, 0, self._start)
+        return Clock(self._round, self._rounds, 0, self._start)
 
     # --- the verbs ----------------------------------------------------------------------------------------------
 
@@ -109,21 +132,21 @@ class Clients(ABC):
 
     def gather(self, work: Work, *message: Any) -> Any:
         """Run ``work(client, *message)`` on every client; return what each returned, in cohort order: [cohort, ...]."""
-        answers = list(self._exchange_with_all(work, message))
-        order = np.argsort(np.concatenate([places for places, _ in answers]), kind="stable")
+        answers = list(self._send(work, message))
+        order = np.argsort(np.concatenate([a.places for a in answers]), kind="stable")
         back = torch.from_numpy(order)
-        return tree_map(lambda *parts: torch.cat(parts)[back], *(answer for _, answer in answers))
+        return tree_map(lambda *parts: torch.cat(parts)[back], *(a.value for a in answers))
 
     def _reduce(self, work: Work, message: tuple[Any, ...], weights: torch.Tensor | None) -> Any:
         total: list[torch.Tensor] | None = None
         shape = None
-        for places, answer in self._exchange_with_all(work, message):
-            leaves, shape = tree_flatten(answer)
+        for answer in self._send(work, message):
+            leaves, shape = tree_flatten(answer.value)
             if weights is None:
                 part = [leaf.amax(0) for leaf in leaves]
                 total = part if total is None else [torch.maximum(t, p) for t, p in zip(total, part, strict=True)]
             else:
-                w = weights[torch.from_numpy(places)]
+                w = weights[torch.from_numpy(answer.places)]
                 leaves = [leaf if leaf.is_floating_point() else leaf.double() for leaf in leaves]
                 part = [torch.tensordot(w.to(leaf), leaf, dims=1) for leaf in leaves]
                 total = part if total is None else [t.add_(p) for t, p in zip(total, part, strict=True)]
@@ -136,32 +159,37 @@ class Clients(ABC):
         sizes = torch.from_numpy(self._setting.data.sizes[self.cohort]).double()
         return sizes / sizes.sum()
 
-    def _exchange_with_all(self, work: Work, message: tuple[Any, ...]) -> Any:
-        """Send ``message``, run ``work``, yield ``(places in the cohort, answers [C, ...])``; count bytes, samples."""
-        counts = self._setting.counts
+    def _send(self, work: Work, message: tuple[Any, ...]) -> Iterator[Answer]:
+        """Make one exchange: send ``message``, have ``work`` done, yield the answers; count what it took."""
         exchange = self._exchange[0]
         self._exchange[0] += 1
-        counts.bytes_down += len(self.cohort) * sum(
-            t.numel() * t.element_size() for t in tree_leaves(message) if isinstance(t, torch.Tensor)
-        )
+        clock = Clock(self._round, self._rounds, 0, self.counts.steps)
+        self.counts.bytes_down += len(self.cohort) * sum(_bytes(leaf) for leaf in tree_leaves(message))
         steps = 0
-        for places, client, answer in self._answers(work, message, exchange):
-            counts.samples += client.samples
-            steps = max(steps, client.clock.step)
-            for leaf in tree_leaves(answer):
-                if not isinstance(leaf, torch.Tensor) or leaf.shape[:1] != (len(client),):
-                    got = tuple(leaf.shape) if isinstance(leaf, torch.Tensor) else type(leaf).__name__
-                    name = getattr(work, "__qualname__", repr(work))
-                    raise FedstrataError(
-                        f"{name} must return tensors with a leading client axis of {len(client)}. Got {got}."
-                    )
-                counts.bytes_up += leaf.numel() * leaf.element_size()
-            yield places, answer
-        counts.steps += steps
+        for answer in self._answers(work, message, clock, exchange):
+            leaves = tree_leaves(answer.value)
+            for leaf in leaves:
+                _check_answer(leaf, len(answer.places), work)
+            self.counts.bytes_up += sum(_bytes(leaf) for leaf in leaves)
+            self.counts.samples += answer.samples
+            steps = max(steps, answer.steps)
+            yield answer
+        self.counts.steps += steps
 
     @abstractmethod
-    def _answers(self, work: Work, message: tuple[Any, ...], exchange: int) -> Any:
-        """Yield ``(places in the cohort, client, answer)`` until every client of the cohort has answered."""
+    def _answers(self, work: Work, message: tuple[Any, ...], clock: Clock, exchange: int) -> Iterator[Answer]:
+        """Yield answers until every client of the cohort has answered."""
+
+
+def _bytes(leaf: Any) -> int:
+    return leaf.numel() * leaf.element_size() if isinstance(leaf, torch.Tensor) else 0
+
+
+def _check_answer(leaf: Any, clients: int, work: Work) -> None:
+    if not isinstance(leaf, torch.Tensor) or leaf.shape[:1] != (clients,):
+        got = tuple(leaf.shape) if isinstance(leaf, torch.Tensor) else type(leaf).__name__
+        name = getattr(work, "__qualname__", repr(work))
+        raise FedstrataError(f"{name} must return tensors with a leading client axis of {clients}. Got {got}.")
 
 
 def cohort_size(participation: int | float, clients: int) -> int:

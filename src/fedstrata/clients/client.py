@@ -19,28 +19,16 @@ from fedstrata.oracles import Oracles, Tensors
 from fedstrata.schedules import Clock, Epochs, Rate, Steps, rate_at
 
 
-@dataclass
-class Counts:
-    """What a run has used so far: local steps (of the busiest client), samples drawn, bytes sent up and down."""
-
-    steps: int = 0
-    samples: int = 0
-    bytes_up: int = 0
-    bytes_down: int = 0
-
-
 @dataclass(frozen=True)
 class Setting:
-    """What every client of a run shares."""
+    """What the clients' side of a run knows: the problem, the data that are here, and how batches are drawn."""
 
     oracles: Oracles
     data: FederatedData
     sampling: type[Sampling]
     batch_size: int | None
     seed: int
-    rounds: int
     state: ClientState
-    counts: Counts
 
 
 class Client:
@@ -49,13 +37,12 @@ class Client:
     An algorithm's local method gets one of these and never learns how many clients it serves.
     """
 
-    def __init__(self, setting: Setting, ids: np.ndarray, round: int, exchange: int) -> None:
+    def __init__(self, setting: Setting, ids: np.ndarray, clock: Clock, exchange: int) -> None:
         self.ids = ids
-        self.clock = Clock(round, setting.rounds, 0, setting.counts.steps)
+        self.clock = clock
         self.samples = 0
         self._setting = setting
         self._exchange = exchange
-        self._start = setting.counts.steps
         self._active = len(ids)
         self._samplers: dict[tuple[int, int, int | None], Sampling] = {}
         self._everything: dict[int, Batch] = {}
@@ -186,8 +173,8 @@ class Client:
         return result[0] if single else result
 
     def _advance(self, steps: int) -> None:
-        step = self.clock.step + steps
-        self.clock = Clock(self.clock.round, self.clock.rounds, step, self._start + step)
+        now = self.clock
+        self.clock = Clock(now.round, now.rounds, now.step + steps, now.iteration + steps)
 
 
 def _rows(state: tuple[Any, ...], rows: slice) -> tuple[Any, ...]:
