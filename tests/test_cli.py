@@ -7,12 +7,15 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from fedstrata import cli
+from fedstrata import cli, compare
+from fedstrata.config import Experiment
+from fedstrata.schedules import StepDecay
 
 QUICK = """
 [data]
@@ -139,6 +142,60 @@ def test_tune_gives_every_algorithm_the_same_number_of_trials(fedstrata, experim
     assert code == 0
 
 
+def test_a_trial_runs_what_it_reports(fedstrata, experiment, tmp_path, monkeypatch):
+    """Options of the file, schedules and whole numbers do not get in the way of the search."""
+    used = []
+    real = compare.run_config
+
+    def spy(config, *rest):
+        used.append(Experiment(config).algorithm)
+        return real(config, *rest)
+
+    monkeypatch.setattr(compare, "run_config", spy)
+    settings = [
+        "algorithm.name=fedadam",
+        "algorithm.lr={schedule='step', value=0.5, at=[2]}",
+        "algorithms.fedadam.server_lr=0.03",
+        "tune.search.fedadam.lr=[0.01, 0.1]",
+        "tune.search.fedadam.server_lr=[0.2, 0.9]",
+        "tune.search.fedadam.steps=[2, 6]",
+    ]
+    words = [w for s in settings for w in ("--set", s)]
+    code, printed, err = fedstrata(
+        "tune", experiment, "--algorithms", "fedadam", "--trials", 3, "--json", "--quiet", *words
+    )
+    assert code == 0, err
+    result = json.loads(printed)
+    reported = [t["options"] for t in result["trials"]["fedadam"]]
+    assert len(used) == 4 and len({a.server_lr for a in used[:3]}) == 3
+    for algorithm in used:
+        assert isinstance(algorithm.lr, StepDecay) and algorithm.lr.at == (2,)
+        shown = {"lr": {"schedule": "step", "value": algorithm.lr.value, "at": [2]}}
+        assert {**shown, "server_lr": algorithm.server_lr, "steps": algorithm.steps} in reported
+        assert 0.2 <= algorithm.server_lr <= 0.9 and isinstance(algorithm.steps, int) and 2 <= algorithm.steps <= 6
+    assert result["best"]["fedadam"]["server_lr"] == used[-1].server_lr
+
+
+def test_the_algorithm_table_wins_over_the_shared_ones_in_a_run(fedstrata, experiment, tmp_path):
+    words = ("--set", "algorithms.fedavg.lr=0.3", "--set", "algorithm.lr=0.7", "--out", tmp_path / "run", "--quiet")
+    assert fedstrata("run", experiment, *words)[0] == 0
+    assert tomllib.loads((tmp_path / "run/config.toml").read_text())["algorithm"]["lr"] == 0.7
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (["data.folder=SITES", "data.imbalance=0.1"], "data.folder holds clients as they are: leave out data."),
+        (["problem.name=quadratic"], "The problem quadratic brings its own data"),
+        (["problem={name='quadratic', clients=2.5}", "data={}", "model={}"], "clients of the quadratic"),
+        (["problem={name='quadratic', noise='x'}", "data={}", "model={}"], "noise of the quadratic"),
+    ],
+)
+def test_settings_that_would_have_no_effect_are_refused(fedstrata, experiment, settings, message):
+    code, _, err = fedstrata("run", experiment, *[w for s in settings for w in ("--set", s)])
+    assert code == 2 and message in err
+
+
 @pytest.mark.parametrize("kind", ["algorithms", "problems", "datasets", "models", "partitions"])
 def test_list_has_a_line_on_each(fedstrata, kind):
     code, printed, _ = fedstrata("list", kind, "--json")
@@ -210,6 +267,23 @@ BAD = {
         "data.clients=2000",
         "Partition 'dirichlet' cannot give 2000 clients at least 10 rows each",
     ),
+    "loss as a number": ("problem.loss=5", "The loss must be one of cross_entropy"),
+    "a model's seed": ("model.seed=3", "Unknown option of the model logreg 'seed'"),
+    "a model's shape": ("model.shape=3", "Unknown option of the model logreg 'shape'"),
+    "a set's name as an option": ("data.options.name=x", "Unknown option of the data set digits 'name'"),
+    "a name among options": ("algorithms.fedavg.name=x", "Unknown hyperparameter of fedavg 'name'"),
+    "a schedule of words": ("algorithm.lr={schedule='step', value='x'}", "The value of the step schedule must be"),
+    "a falling schedule": (
+        "algorithm.lr={schedule='step', value=-1}",
+        "The value of the step schedule must be a positive",
+    ),
+    "a schedule's places": ("algorithm.lr={schedule='step', value=1, at=3}", "The at of the step schedule must be"),
+    "a schedule without a name": ("algorithm.lr={value=1}", "Unknown schedule None"),
+    "epochs as a word": ("algorithm.steps={epochs='x'}", "The number of local epochs must be a positive number"),
+    "too many steps": ("algorithm.steps=99999999999999999999", "The steps of fedavg must be"),
+    "a partition without a name": ("data.partition={name=['iid']}", "The table data.partition must have a name"),
+    "a device without numbers": ("train.device=meta", "The device 'meta' cannot be used"),
+    "a search that is no range": ("tune.search.fedavg.lr=[1.0]", "tune.search.fedavg.lr"),
     "an override without a value": ("train.rounds", "must look like key=value"),
     "an override below a value": ("train.rounds.x=1", "rounds is not a table"),
 }
@@ -237,7 +311,7 @@ def test_folder_with_an_empty_client_is_refused(fedstrata, experiment, tmp_path)
     folder.mkdir()
     np.savez(folder / "a.npz", inputs=np.ones((5, 2), np.float32), targets=np.zeros(5, np.int64))
     np.savez(folder / "b.npz", inputs=np.ones((0, 2), np.float32), targets=np.zeros(0, np.int64))
-    code, _, err = fedstrata("run", experiment, "--set", f"data.folder={folder}")
+    code, _, err = fedstrata("run", experiment, "--set", f"data={{folder='{folder}'}}")
     assert code == 2 and "Client 1 has no data" in err
 
 

@@ -66,6 +66,47 @@ def test_a_function_that_decides_by_values_is_followed_every_time(clients):
         assert torch.equal(oracles.outer_grads(x, None, batch)[0], torch.full((clients, 2), expected))
 
 
+SHAPED_BY_VALUES = {
+    "mask": lambda x, t: (x * t)[t > 0].sum(),
+    "nonzero": lambda x, t: x.sum() * len(torch.nonzero(t > 0)),
+    "unique": lambda x, t: x.sum() * len(t.unique()),
+    "list": lambda x, t: x.sum() * sum(t.reshape(-1).tolist()),
+    "item": lambda x, t: x.sum() * t.sum().item(),
+    "random": lambda x, t: (x * torch.rand(2)).sum(),
+}
+
+
+@pytest.mark.parametrize("case", SHAPED_BY_VALUES)
+def test_values_never_slip_into_a_graph(case):
+    assert trace(lambda x, t: (grad(SHAPED_BY_VALUES[case])(x, t),), torch.ones(2), torch.ones(1, 2)) is None
+
+
+@pytest.mark.parametrize("case", [c for c in SHAPED_BY_VALUES if c != "random"])
+@pytest.mark.parametrize("clients", [1, 3])
+@pytest.mark.filterwarnings("ignore:.* runs one client at a time")
+def test_functions_shaped_by_values_give_what_plain_autograd_gives(case, clients):
+    function = SHAPED_BY_VALUES[case]
+    oracles = Oracles(fs.Problem(lambda x, batch: function(x, batch[0]), torch.zeros(2), name=case))
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(3):
+        x = torch.randn(clients, 2, generator=generator)
+        t = torch.randint(-1, 2, (clients, 3, 2), generator=generator).float()
+        leaves = x.clone().requires_grad_()
+        total = sum(function(leaves[c], t[c]) for c in range(clients))
+        (expected,) = torch.autograd.grad(total, leaves, materialize_grads=True)
+        torch.testing.assert_close(oracles.outer_grads(x, None, Batch(((t,),)))[0], expected)
+
+
+def test_a_dual_must_be_passed_when_there_is_one_and_only_then():
+    dual = Oracles(fs.Problem(lambda x, y, b: (x * y * b[0]).sum(), torch.zeros(2), y0=torch.zeros(2), name="saddle"))
+    batch = Batch(((torch.ones(1, 1, 2),),))
+    with pytest.raises(fs.FedstrataError, match="'saddle' has a dual: pass y"):
+        dual.outer_grads(torch.ones(1, 2), None, batch)
+    plain = Oracles(fs.Problem(lambda x, b: (x * b[0]).sum(), torch.zeros(2), name="plain"))
+    with pytest.raises(fs.FedstrataError, match="'plain' has no dual: pass no y"):
+        plain.outer(torch.ones(1, 2), torch.ones(1, 2), batch)
+
+
 def test_a_function_that_vmap_cannot_take_says_so_once():
     oracles = Oracles(fs.Problem(decides_by_values, torch.zeros(2), name="by values"))
     batch = Batch(((torch.ones(3, 1, 2),),))

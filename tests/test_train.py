@@ -20,6 +20,7 @@ from torch import nn
 import fedstrata as fs
 from fedstrata import checkpoint
 from fedstrata.algorithms import ALGORITHMS
+from fedstrata.rundir import RunDirectory
 from fedstrata.train import describe
 from support import sized_data, smooth_example, softmax_problem, without_seconds
 
@@ -255,15 +256,135 @@ def checkpoints(folder: Path) -> list[int]:
     return sorted(int(p.stem.removeprefix("round-")) for p in (folder / "checkpoint").glob("round-*.json"))
 
 
-def test_without_any_good_checkpoint_the_run_starts_again(straight: fs.Run, tmp_path: Path) -> None:
+def test_without_any_good_checkpoint_the_run_stops_and_nothing_is_removed(tmp_path: Path) -> None:
     train(4, out=tmp_path / "run")
-    rounds = checkpoints(tmp_path / "run")
     for path in (tmp_path / "run" / "checkpoint").glob("*.json"):
         _empty(path)
-    with pytest.warns(UserWarning, match="is damaged") as caught:
-        run = train(6, out=tmp_path / "run", resume=True)
-    assert len(caught) == len(rounds) >= 2
-    assert_same(run, straight)
+    before = contents(tmp_path / "run")
+    with pytest.raises(fs.FedstrataError, match=r"Every checkpoint in .* is damaged: the run cannot go on"):
+        train(6, out=tmp_path / "run", resume=True)
+    assert contents(tmp_path / "run") == before
+
+
+def test_a_checkpoint_that_cannot_be_read_now_is_not_a_damaged_one(
+    straight: fs.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train(4, out=tmp_path / "run")
+    before = contents(tmp_path / "run")
+    read = Path.read_bytes
+
+    def too_many_files(path: Path) -> bytes:
+        if "checkpoint" in str(path):
+            raise OSError(24, "Too many open files")
+        return read(path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "read_bytes", too_many_files)
+        with pytest.raises(fs.FedstrataError, match=r"cannot be read: .*Too many open files"):
+            train(6, out=tmp_path / "run", resume=True)
+    assert contents(tmp_path / "run") == before
+    assert_same(train(6, out=tmp_path / "run", resume=True), straight)
+
+
+def test_a_second_process_is_kept_out_of_a_run(tmp_path: Path) -> None:
+    train(2, out=tmp_path / "run")
+    first = RunDirectory(tmp_path / "run")
+    first._lock()
+    with pytest.raises(fs.InputError, match="Another process is at work on the run"):
+        train(4, out=tmp_path / "run", resume=True)
+    first.close()
+    assert train(4, out=tmp_path / "run", resume=True).summary["round"] == 4
+
+
+def test_a_first_row_cut_off_by_a_kill_is_replaced(tmp_path: Path) -> None:
+    train(2, out=tmp_path / "run")
+    for path in (tmp_path / "run" / "checkpoint").iterdir():
+        path.unlink()
+    (tmp_path / "run" / "metrics.jsonl").write_text('{"round": 0, "ste')
+    run = train(2, out=tmp_path / "run", resume=True)
+    assert RunDirectory(tmp_path / "run").rows() == run.history
+
+
+def test_an_overflowed_loss_is_a_divergence_though_x_is_finite(tmp_path: Path) -> None:
+    q = fs.quadratic()
+    with pytest.raises(fs.Diverged, match=r"fedavg diverged in round \d+: the loss is NaN or infinite"):
+        fs.train(q.problem, q.data, fs.FedAvg(lr=0.9), rounds=60, eval_every=1)
+
+
+def test_vectors_added_in_a_round_are_resumed(tmp_path: Path) -> None:
+    class Adds(fs.Algorithm):
+        name = "adds"
+        up = down = "d"
+
+        def round(self, s: fs.State, clients: fs.Clients) -> fs.State:
+            return s.replace(x=s.x + 1 + s.get("extra", torch.zeros(1)), extra=s.x[:1].clone())
+
+    try:
+        q = fs.quadratic(clients=2)
+        straight = fs.train(q.problem, q.data, Adds(), rounds=4)
+        fs.train(q.problem, q.data, Adds(), rounds=2, out=tmp_path / "run")
+        assert torch.equal(
+            fs.train(q.problem, q.data, Adds(), rounds=4, out=tmp_path / "run", resume=True).x, straight.x
+        )
+    finally:
+        ALGORITHMS.pop("adds")
+
+
+@pytest.mark.parametrize("what", ["data", "test data", "start"])
+def test_another_run_of_the_same_shape_is_not_resumed(what: str, tmp_path: Path) -> None:
+    def run(change: bool, **options: object) -> None:
+        torch.manual_seed(1 if change and what == "start" else 0)
+        shift = 1.0 if change and what == "data" else 0.0
+        test = (np.full((3, 2), float(change and what == "test data")), np.array([0, 1, 0]))
+        data = fs.FederatedData.from_arrays([(np.ones((4, 2)) + shift, np.arange(4) % 2)], test=test)
+        fs.train(fs.erm(torch.nn.Linear(2, 2)), data, fs.FedAvg(), rounds=2, out=tmp_path / "run", **options)
+
+    run(False)
+    run(False, resume=True)
+    with pytest.raises(fs.InputError, match=r"cannot be resumed with other settings: digest\."):
+        run(True, resume=True)
+
+
+def test_classes_are_needed_for_stratified_batches() -> None:
+    q = fs.quadratic()
+    with pytest.raises(fs.InputError, match="'stratified' needs classes"):
+        fs.train(q.problem, q.data, fs.FedAvg(), rounds=1, batch_size=4, sampling="stratified")
+
+
+def test_an_evaluation_that_cannot_be_made_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    q = fs.quadratic()
+    problem, data, algorithm = q.problem, q.data, fs.FedAvg()
+    with pytest.raises(fs.InputError, match="no held-out test data"):
+        fs.train(problem, data, algorithm, rounds=1, evaluate=fs.Evaluation("test"), out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+class Shaky(torch.nn.Module):
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.linear, self.kind = torch.nn.Linear(2, 2), kind
+        self.register_buffer("calls", torch.zeros(1))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        if self.kind == "random numbers":
+            inputs = torch.nn.functional.dropout(inputs, 0.5)
+        else:
+            self.calls += 1
+        return self.linear(inputs)
+
+
+@pytest.mark.parametrize("kind", ["random numbers", "buffers"])
+def test_a_model_that_is_not_a_pure_function_is_refused(kind: str) -> None:
+    data = fs.FederatedData.from_arrays([(np.ones((4, 2)), np.arange(4) % 2)])
+    with pytest.raises(fs.InputError, match=f"{kind}, so it is not a pure function of its weights"):
+        fs.train(fs.erm(Shaky(kind)), data, fs.FedAvg(), rounds=1)
+
+
+def test_a_loss_that_averages_by_itself_is_refused() -> None:
+    data = fs.FederatedData.from_arrays([(np.ones((4, 2)), np.arange(4) % 2)])
+    with pytest.raises(fs.InputError, match="one number per sample: for torch's losses pass reduction='none'"):
+        fs.train(fs.erm(torch.nn.Linear(2, 2), torch.nn.CrossEntropyLoss()), data, fs.FedAvg(), rounds=1)
+    fs.train(fs.erm(torch.nn.Linear(2, 2), torch.nn.CrossEntropyLoss(reduction="none")), data, fs.FedAvg(), rounds=1)
 
 
 def test_the_last_checkpoint_that_reached_the_disk_is_the_last_resort(straight: fs.Run, tmp_path: Path) -> None:

@@ -44,9 +44,9 @@ class ShowProgress(Callback):
     def on_start(self, title: str, done: int, rounds: int, note: str) -> None:
         """Open the bar, or print what is going to happen."""
         self.title, self.rounds = title, rounds
+        if not self.brief:
+            self.console.print(f"{title}: {rounds - done} rounds; {note}", highlight=False, soft_wrap=True)
         if not self.console.is_terminal:
-            if not self.brief:
-                self.console.print(f"{title}: {rounds - done} rounds; {note}", highlight=False, soft_wrap=True)
             return
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
         self._bar = Progress(*columns, TextColumn("{task.fields[last]}"), console=self.console, transient=True)

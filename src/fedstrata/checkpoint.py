@@ -28,6 +28,10 @@ from fedstrata.clients.state import ClientState
 from fedstrata.errors import FedstrataError
 
 
+class Damaged(FedstrataError):
+    """A checkpoint's file is missing or not what was written."""
+
+
 @dataclass
 class Checkpoint:
     """What a run needs to go on: the round that is done, the server's vectors, counts, clients' rows."""
@@ -114,7 +118,7 @@ class Checkpoints:
         for age, path in enumerate(sorted(self.folder.glob("round-*.json"), reverse=True)):
             try:
                 manifest = _read_manifest(path)
-            except FedstrataError:
+            except Damaged:
                 path.unlink()
                 continue
             if age < 2 or (manifest["durable"] and not durable_kept):
@@ -127,17 +131,19 @@ class Checkpoints:
                 path.unlink(missing_ok=True)
 
     def latest(self) -> tuple[Checkpoint | None, list[str]]:
-        """Return the newest good checkpoint, and a warning for each newer one that is not."""
-        warnings = []
+        """Return the newest good checkpoint, and a warning for each newer one that is damaged.
+
+        None when no checkpoint was ever written. Nothing is removed: a file that cannot be read is an error.
+        """
+        warnings: list[str] = []
         for path in sorted(self.folder.glob("round-*.json"), reverse=True):
             try:
-                checkpoint = self._load(path)
-            except FedstrataError as error:
+                return self._load(path), warnings
+            except Damaged as error:
                 warnings.append(f"Checkpoint {path} is damaged ({error}); falling back to the one before.")
-                path.unlink(missing_ok=True)
-                continue
-            return checkpoint, warnings
-        return None, warnings
+        if warnings:
+            raise FedstrataError(f"Every checkpoint in {self.folder} is damaged: the run cannot go on. {warnings[0]}")
+        return None, []
 
     def _load(self, path: Path) -> Checkpoint:
         manifest = _read_manifest(path)
@@ -152,10 +158,12 @@ class Checkpoints:
         try:
             content = path.read_bytes()
             if hashlib.sha256(content).hexdigest() != entry["sha256"]:
-                raise FedstrataError(f"{path.name} does not match its checksum")
+                raise Damaged(f"{path.name} does not match its checksum")
             return load(content)
-        except (OSError, SafetensorError) as error:
-            raise FedstrataError(f"{path.name}: {error}") from None
+        except (FileNotFoundError, SafetensorError) as error:
+            raise Damaged(f"{path.name}: {error}") from None
+        except OSError as error:
+            raise FedstrataError(f"The checkpoint file {path} cannot be read: {error}") from None
 
 
 def _with_hash(manifest: dict[str, Any]) -> bytes:
@@ -169,7 +177,9 @@ def _read_manifest(path: Path) -> dict[str, Any]:
         manifest: dict[str, Any] = content["manifest"]
         body = json.dumps(manifest, sort_keys=True)
         if hashlib.sha256(body.encode()).hexdigest() != content["sha256"]:
-            raise FedstrataError(f"{path.name} does not match its checksum")
+            raise Damaged(f"{path.name} does not match its checksum")
         return manifest
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise FedstrataError(f"{path.name} cannot be read: {error}") from None
+    except (FileNotFoundError, ValueError, KeyError, TypeError) as error:
+        raise Damaged(f"{path.name}: {error}") from None
+    except OSError as error:
+        raise FedstrataError(f"The checkpoint file {path} cannot be read: {error}") from None

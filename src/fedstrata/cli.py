@@ -19,10 +19,10 @@ from rich.table import Table
 from fedstrata import __version__
 from fedstrata.algorithms.base import ALGORITHMS, kind_of
 from fedstrata.callbacks import Callback, ShowProgress, TensorBoard
+from fedstrata.compare import best_options, run_config, table
 from fedstrata.compare import compare as compare_runs
-from fedstrata.compare import run_config, table
 from fedstrata.compare import tune as tune_runs
-from fedstrata.config import Config, parse, read
+from fedstrata.config import AlgorithmTable, Config, parse, read
 from fedstrata.data.partition import PARTITIONS
 from fedstrata.data.sets import SETS
 from fedstrata.errors import FedstrataError, InputError, unknown
@@ -145,8 +145,10 @@ def tune(
     say = (lambda _: None) if quiet else _say
     bars = _progress(quiet) if err_console.is_terminal else []
     results = tune_runs(config, names, None if out is None else out / "trials", bars, say)
-    best = {name: {**config.options_of(name), **rows[0]["options"]} for name, rows in results.items()}
-    chosen = config.model_copy(update={"algorithms": {**config.algorithms, **best}})
+    best = {name: best_options(config, name, rows) for name, rows in results.items()}
+    first = config.algorithm.name if config.algorithm.name in best else names[0]
+    update = {"algorithms": {**config.algorithms, **best}, "algorithm": AlgorithmTable(name=first, **best[first])}
+    chosen = config.model_copy(update=update)
     if out is not None:
         import tomli_w
 
@@ -290,7 +292,8 @@ def _compare(
     if as_json:
         print(json.dumps(rows))
     elif show:
-        title = f"{config.data.name}, {seeds} seed{'s' * (seeds > 1)}: mean ± spread"
+        data = next((r.summary["data"] for group in runs.values() for r in group if r is not None), "")
+        title = f"{data}, {seeds} seed{'s' * (seeds > 1)}: mean ± spread"
         out_console.print(as_table([mean_and_spread(r) for r in rows], title))
         if picture is not None and histories:
             out_console.print(f"Picture: {picture}", highlight=False, soft_wrap=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import statistics
@@ -11,9 +12,10 @@ from typing import Any
 
 import numpy as np
 
+from fedstrata.algorithms.base import ALGORITHMS, kind_of
 from fedstrata.callbacks import Callback
 from fedstrata.checkpoint import write_atomically
-from fedstrata.config import Config, Experiment
+from fedstrata.config import Config, Experiment, build_algorithm
 from fedstrata.errors import Diverged, FedstrataError, InputError, unknown
 from fedstrata.rundir import Row
 from fedstrata.train import Run, describe, train
@@ -103,10 +105,30 @@ def latin_hypercube(ranges: dict[str, tuple[float, float]], trials: int, seed: i
 
 def search_of(config: Config, name: str) -> dict[str, tuple[float, float]]:
     """Return what is searched for an algorithm: ``[tune.search.NAME]``, or what the algorithm declares."""
-    if name in config.tune.search:
-        return dict(config.tune.search[name])
-    fields = Experiment(config.with_algorithm(name)).algorithm.__dataclass_fields__  # type: ignore[attr-defined]
-    return {f: tuple(v.metadata["search"]) for f, v in fields.items() if v.metadata.get("search")}
+    fields = {f.name: f for f in dataclasses.fields(ALGORITHMS[name])}  # type: ignore[arg-type]
+    if name not in config.tune.search:
+        return {n: tuple(f.metadata["search"]) for n, f in fields.items() if f.metadata.get("search")}
+    for option in config.tune.search[name]:
+        if option not in fields:
+            raise unknown(f"hyperparameter of {name}", option, fields, "[tune.search]")
+    return {n: (low, high) for n, (low, high) in config.tune.search[name].items()}
+
+
+def fitting(config: Config, name: str, point: dict[str, float]) -> dict[str, Any]:
+    """Return a point of the search as options: whole numbers where they are wanted, schedules scaled, not replaced."""
+    now = config.options_of(name)
+    options: dict[str, Any] = {}
+    for field in dataclasses.fields(ALGORITHMS[name]):  # type: ignore[arg-type]
+        if field.name not in point:
+            continue
+        value: Any = point[field.name]
+        scheduled = now.get(field.name)
+        if kind_of(field) in ("int", "Steps"):
+            value = max(1, round(value))
+        elif isinstance(scheduled, dict):
+            value = {**scheduled, "k" if scheduled.get("schedule") == "cube_root" else "value": value}
+        options[field.name] = value
+    return options
 
 
 def tune(
@@ -125,13 +147,13 @@ def tune(
     measure = config.tune.measure
     for name in names:
         results[name] = []
-        for number, options in enumerate(
-            latin_hypercube(search_of(config, name), config.tune.trials, config.train.seed)
-        ):
+        points = latin_hypercube(search_of(config, name), config.tune.trials, config.train.seed)
+        for number, point in enumerate(points):
+            options = fitting(config, name, point)
             trial = {"algorithm": name, "options": options}
             row = next((k for k in known if {"algorithm": k["algorithm"], "options": k["options"]} == trial), None)
             if row is None:
-                row = {**trial, "measures": _try(config.with_algorithm(name, **options), callbacks)}
+                row = {**trial, "measures": _try(config.with_algorithm(name, options), callbacks)}
                 if log is not None:
                     with log.open("a") as file:
                         file.write(json.dumps(row) + "\n")
@@ -151,6 +173,12 @@ def tune(
         sign = 1 if beats(0.0, 1.0) else -1
         rows.sort(key=lambda r: math.inf if r["measures"] is None else sign * _value(r, measure or "loss"))
     return results
+
+
+def best_options(config: Config, name: str, trials: list[Row]) -> dict[str, Any]:
+    """Return every option of the best trial's algorithm, the defaults too, so that none is left to be shared."""
+    table = describe(build_algorithm(config.with_algorithm(name, trials[0]["options"])))
+    return {k: v for k, v in table.items() if k != "name"}
 
 
 def _try(config: Config, callbacks: Sequence[Callback]) -> Row | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import tomllib
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -101,7 +101,7 @@ class TuneTable(_Table):
     trials: int = Field(8, ge=1)
     measure: str | None = None
     share: float = Field(0.2, gt=0, lt=1)
-    search: dict[str, dict[str, tuple[float, float]]] = {}
+    search: dict[str, dict[str, Annotated[list[float], Field(min_length=2, max_length=2)]]] = {}
 
 
 class Config(_Table):
@@ -115,23 +115,42 @@ class Config(_Table):
     train: TrainTable = TrainTable()
     evaluate: EvaluateTable = EvaluateTable()
     tune: TuneTable = TuneTable()
+    digest: dict[str, str] = {}
 
     def to_toml(self) -> dict[str, Any]:
         """Return the resolved configuration as TOML tables, enough to run again."""
-        return self.model_dump(exclude_none=True)
+        tables = self.model_dump(exclude_none=True, exclude={"digest"})
+        if self.data.folder is not None:
+            tables["data"] = {"folder": self.data.folder}
+        if self.brings_data:
+            del tables["data"], tables["model"]
+        return tables
+
+    @property
+    def brings_data(self) -> bool:
+        """Whether the problem comes with data of its own, so that [data] and [model] have no part in it."""
+        return self.problem.name in PROBLEMS and PROBLEMS[self.problem.name].data is not None
 
     def options_of(self, name: str) -> dict[str, Any]:
-        """Return an algorithm's options: ``[algorithms.NAME]``, over what ``[algorithm]`` says that it has too."""
+        """Return an algorithm's options.
+
+        For the algorithm of ``[algorithm]`` that table wins over ``[algorithms.NAME]``. Another algorithm takes what
+        ``[algorithm]`` says where it has an option of that name, and ``[algorithms.NAME]`` wins.
+        """
         if name not in ALGORITHMS:
             raise unknown("algorithm", name, ALGORITHMS)
+        own = self.algorithms.get(name, {})
+        if name == self.algorithm.name:
+            return own | self.algorithm.options
         mine = set(ALGORITHMS[name].__dataclass_fields__)  # type: ignore[attr-defined]
-        shared = {k: v for k, v in self.algorithm.options.items() if k in mine or name == self.algorithm.name}
-        return shared | self.algorithms.get(name, {})
+        return {k: v for k, v in self.algorithm.options.items() if k in mine} | own
 
-    def with_algorithm(self, name: str, **options: Any) -> Config:
-        """Return the same experiment with another algorithm."""
-        chosen = AlgorithmTable(name=name, **(self.options_of(name) | options))
-        return self.model_copy(update={"algorithm": chosen})
+    def with_algorithm(self, name: str, options: dict[str, Any] | None = None) -> Config:
+        """Return the same experiment with another algorithm, all its options in ``[algorithm]``."""
+        chosen = self.options_of(name) | (options or {})
+        if "name" in chosen:
+            raise unknown(f"hyperparameter of {name}", "name", ALGORITHMS[name].__dataclass_fields__)  # type: ignore[attr-defined]
+        return self.model_copy(update={"algorithm": AlgorithmTable(name=name, **chosen)})
 
     def with_seed(self, seed: int) -> Config:
         """Return the same experiment with another seed."""
@@ -149,11 +168,16 @@ class Experiment:
         if kind not in PROBLEMS:
             raise unknown("problem", kind, PROBLEMS)
         builder = PROBLEMS[kind]
-        _check_options(f"problem {kind}", config.problem.options, builder.options)
+        for option in config.problem.options:
+            if option not in builder.options:
+                raise unknown(f"option of the problem {kind}", option, builder.options)
         if builder.data is None:
             self.data = build_data(config) if data is None else data
             self.problem: Problem = builder.build(build_model(config, self.data), **config.problem.options)
         else:
+            for table, default in ((config.data, DataTable()), (config.model, ModelTable())):
+                if table != default:
+                    raise InputError(f"The problem {kind} brings its own data: leave out [data] and [model].")
             self.problem, self.data = builder.data(**{"seed": config.train.seed, **config.problem.options})
 
 
@@ -162,7 +186,7 @@ def build_algorithm(config: Config) -> Algorithm:
     for name in config.algorithms:
         if name not in ALGORITHMS:
             raise unknown("algorithm", name, ALGORITHMS, "[algorithms]")
-    return algorithm(config.algorithm.name, **config.options_of(config.algorithm.name))
+    return algorithm(config.algorithm.name, config.options_of(config.algorithm.name))
 
 
 _loaded: dict[tuple[str, str | None, str], Dataset] = {}
@@ -172,6 +196,9 @@ def _load(table: DataTable) -> Dataset:
     """Load a data set, or take it from the last time: comparisons load the same one again and again."""
     key = (table.name, table.directory, repr(sorted(table.options.items())))
     if key not in _loaded:
+        for option in table.options:
+            if option in ("name", "data_dir", "progress"):
+                raise unknown(f"option of the data set {table.name}", option, ())
         _loaded.clear()
         _loaded[key] = load(table.name, table.directory, lambda line: print(line, file=sys.stderr), **table.options)
     return _loaded[key]
@@ -181,6 +208,9 @@ def build_data(config: Config) -> FederatedData:
     """Load the data that ``[data]`` names and spread them over the clients."""
     table = config.data
     if table.folder is not None:
+        unused = [k for k, v in DataTable() if k not in ("folder", "directory", "seed") and getattr(table, k) != v]
+        if unused:
+            raise InputError(f"data.folder holds clients as they are: leave out data.{', data.'.join(unused)}.")
         return FederatedData.from_folder(table.folder)
     dataset = _load(table)
     seed = config.train.seed if table.seed is None else table.seed
@@ -189,7 +219,7 @@ def build_data(config: Config) -> FederatedData:
     if table.imbalance is not None:
         dataset = dataset.imbalance(table.imbalance, seed)
     named = {"name": table.partition} if isinstance(table.partition, str) else dict(table.partition)
-    if "name" not in named:
+    if not isinstance(named.get("name"), str):
         raise InputError("The table data.partition must have a name, e.g. {name = 'dirichlet', alpha = 0.3}.")
     split = partition(**named)
     return dataset.split(split, clients=table.clients, seed=seed, holdout=table.holdout, support=table.support)
@@ -201,9 +231,9 @@ def build_model(config: Config, data: FederatedData) -> torch.nn.Module:
     outputs = data.classes or (1 if targets.dim() == 1 else targets.shape[1])
     if config.problem.options.get("loss") == "binary_cross_entropy":
         outputs = 1
-    return models.model(
-        config.model.name, tuple(inputs.shape[1:]), outputs, seed=config.train.seed, **config.model.options
-    )
+    name, options = config.model.name, config.model.options
+    models.check_options(name, options)
+    return models.model(name, tuple(inputs.shape[1:]), outputs, seed=config.train.seed, **options)
 
 
 def read(path: str | Path, overrides: list[str] | None = None) -> Config:
@@ -255,9 +285,3 @@ def _explain(error: ValidationError, where: str) -> InputError:
 def _is_branch(part: object) -> bool:
     """Whether pydantic added this to a location to say which type of a union it tried."""
     return isinstance(part, str) and (part in ("int", "float", "str") or part.startswith(("dict[", "tuple[", "list[")))
-
-
-def _check_options(what: str, options: dict[str, Any], known: tuple[str, ...]) -> None:
-    for option in options:
-        if option not in known:
-            raise unknown(f"option of the {what}", option, known)

@@ -53,6 +53,20 @@ class Flat:
         )
         return out
 
+    def pure(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Run the module at its initial weights, and refuse it when it draws random numbers or changes its buffers."""
+        buffers = [b.clone() for b in self.module.buffers()]
+        before = torch.get_rng_state()
+        with torch.no_grad():
+            outputs = self(self.initial, inputs)
+        name = type(self.module).__name__
+        if not torch.equal(before, torch.get_rng_state()):
+            torch.set_rng_state(before)
+            raise InputError(f"The model {name} draws random numbers, so it is not a pure function of its weights.")
+        if any(not torch.equal(old, new) for old, new in zip(buffers, self.module.buffers(), strict=True)):
+            raise InputError(f"The model {name} changes its buffers, so it is not a pure function of its weights.")
+        return outputs
+
     def state_dict(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
         """Return the module's state_dict with the weights in ``x``."""
         state = self.module.state_dict()

@@ -8,6 +8,7 @@ from typing import Literal
 import numpy as np
 import torch
 
+from fedstrata.data.batch import Batch
 from fedstrata.data.federated import FederatedData, Part
 from fedstrata.errors import InputError, invalid
 from fedstrata.oracles import Oracles
@@ -28,7 +29,7 @@ class Evaluation:
     Gives ``loss``, ``accuracy`` (with classes) and ``auc`` (with two) on the pooled test set, on the training data when
     there is none; and over the clients ``loss_mean``, ``loss_worst``, ``accuracy_mean``, ``accuracy_worst``,
     ``accuracy_spread`` (standard deviation) and ``auc_mean`` (over clients that have both classes). A problem without a
-    model gives ``loss``, its objective on the training data.
+    model gives ``loss``, its objective, on the clients' held-out parts where all have one, else on the training data.
     """
 
     clients: Literal["auto", "test", "train", "none"] = "auto"
@@ -67,7 +68,7 @@ class Evaluation:
             return np.where(empty, np.nan, sums / counts)
 
         found = {"loss": means(problem.losses(outputs, targets))}
-        if data.classes:
+        if classifies(problem, outputs, data.classes):
             found["accuracy"] = means(correct(outputs, targets))
         if data.classes == 2:
             pairs = zip(
@@ -121,7 +122,7 @@ def predict(problem: Problem, x: torch.Tensor, arrays: Arrays) -> Arrays:
 def _pooled_measures(problem: Problem, classes: int, outputs: torch.Tensor, targets: torch.Tensor) -> Measures:
     assert problem.losses is not None
     measures = {"loss": float(problem.losses(outputs, targets).double().mean())}
-    if classes:
+    if classifies(problem, outputs, classes):
         measures["accuracy"] = float(correct(outputs, targets).double().mean())
     if classes == 2:
         measures["auc"] = auc(scores(outputs).cpu().numpy(), targets.cpu().numpy())
@@ -132,6 +133,13 @@ def scores(outputs: torch.Tensor) -> torch.Tensor:
     """Return one score per sample, larger for class 1: the logit, or the difference of two."""
     flat = outputs.reshape(len(outputs), -1)
     return flat[:, 0] if flat.shape[1] == 1 else flat[:, 1] - flat[:, 0]
+
+
+def classifies(problem: Problem, outputs: torch.Tensor, classes: int) -> bool:
+    """Whether outputs say which class: a column for each, or one logit for two. Squared errors have no classes."""
+    columns = outputs.reshape(len(outputs), -1).shape[1]
+    squared = getattr(problem.losses, "__name__", "") == "squared"
+    return not squared and classes > 1 and (columns == classes or (columns == 1 and classes == 2))
 
 
 def correct(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -154,20 +162,24 @@ def auc(scores: np.ndarray, targets: np.ndarray) -> float:
 
 @torch.no_grad()
 def objective(problem: Problem, data: FederatedData, x: torch.Tensor, y: torch.Tensor | None) -> float:
-    """Return M_k[ f_k(G_k(x), y) ] on all training data, uniform over clients; one client at a time."""
+    """Return M_k[ f_k(G_k(x), y) ], uniform over clients, one client at a time.
+
+    It is taken on the clients' held-out parts where all of them have one, else on their training data. With a global
+    inner mean f_k meets M_j[ G_j(x) ].
+    """
     oracles = Oracles(problem)
     clients = range(data.clients)
+    held = data.client_test if data.client_test is not None and data.client_test.sizes.all() else None
 
-    def everything(client: int, level: int) -> object:
-        part = data.part(level)
-        ids = np.array([client])
-        return part.gather(ids, np.arange(part.sizes[client])[None], None, False)
+    def everything(client: int, level: int) -> Batch:
+        part = held or data.part(level)
+        return part.gather(np.array([client]), np.arange(part.sizes[client])[None], None, False)
 
     inner = [x.unsqueeze(0)] * data.clients
     for k in range(1, len(problem.levels) + 1):
-        inner = [oracles.level(k, inner[c], everything(c, k)) for c in clients]  # type: ignore[arg-type]
-        if problem.inner_mean == "global":
-            inner = [torch.stack(inner).mean(0)] * data.clients
+        inner = [oracles.level(k, inner[c], everything(c, k)) for c in clients]
+    if problem.inner_mean == "global":
+        inner = [torch.stack(inner).mean(0)] * data.clients
     dual = None if y is None else y.unsqueeze(0)
-    values = [oracles.outer(inner[c], dual, everything(c, 0)) for c in clients]  # type: ignore[arg-type]
+    values = [oracles.outer(inner[c], dual, everything(c, 0)) for c in clients]
     return float(torch.cat(values).double().mean())

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from inspect import signature
 
 import torch
 from torch import nn
@@ -116,12 +117,7 @@ MODELS: dict[str, Callable[..., nn.Module]] = {f.__name__: f for f in (logreg, m
 
 def model(name: str, shape: Shape, outputs: int, *, seed: int = 0, **options: object) -> nn.Module:
     """Build a model by name with reproducible starting weights, leaving torch's own random state alone."""
-    if name not in MODELS:
-        raise unknown("model", name, MODELS)
-    known = MODELS[name].__code__.co_varnames[2 : MODELS[name].__code__.co_argcount]
-    for option in options:
-        if option not in known:
-            raise unknown(f"option of the model {name}", option, known)
+    check_options(name, options)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         try:
@@ -130,6 +126,16 @@ def model(name: str, shape: Shape, outputs: int, *, seed: int = 0, **options: ob
             if isinstance(error, InputError):
                 raise
             raise InputError(f"The model {name} cannot be built with the options {options}: {error}") from None
+
+
+def check_options(name: str, options: Mapping[str, object]) -> None:
+    """Refuse an unknown model, or an option that it does not have."""
+    if name not in MODELS:
+        raise unknown("model", name, MODELS)
+    known = list(signature(MODELS[name]).parameters)[2:]
+    for option in options:
+        if option not in known:
+            raise unknown(f"option of the model {name}", option, known)
 
 
 def _image(shape: Shape, name: str, least: int) -> tuple[int, int, int]:

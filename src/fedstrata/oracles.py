@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from fedstrata.data.batch import Batch
+from fedstrata.errors import FedstrataError
 from fedstrata.problem import Arrays, Problem
 from fedstrata.trace import trace
 
@@ -101,6 +102,9 @@ class Oracles:
         return self._run(f"level_vjp_{k}", (u, cotangent), batch)[0]
 
     def _run(self, name: str, vectors: Tensors, batch: Batch) -> Tensors:
+        if name.startswith("outer") and len(vectors) != 1 + self.problem.dual:
+            has = "has a dual: pass y" if self.problem.dual else "has no dual: pass no y"
+            raise FedstrataError(f"The problem {self.problem.name!r} {has}.")
         if batch.where is None:
             return self._on(name, vectors, batch.parts[0], batch.traced)
         out: list[torch.Tensor] = []
@@ -128,7 +132,7 @@ class Oracles:
         try:
             out = run(*vectors, *arrays)
         except RuntimeError as error:
-            if single:
+            if single or isinstance(error, torch.OutOfMemoryError):
                 raise
             return self._give_up_company(name, vectors, arrays, traced, error)
         return tuple(o.unsqueeze(0) for o in out) if single else out

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,11 @@ from safetensors.torch import save
 
 from fedstrata.checkpoint import Checkpoints, write_atomically
 from fedstrata.errors import InputError
+
+try:
+    import fcntl
+except ImportError:  # not on Windows
+    fcntl = None  # type: ignore[assignment]
 
 Row = dict[str, Any]
 
@@ -27,10 +33,13 @@ class RunDirectory:
         self.path = Path(path)
         self.checkpoints = Checkpoints(self.path / "checkpoint")
         self.metrics = self.path / "metrics.jsonl"
+        self._handle: int | None = None
 
     def open(self, config: dict[str, Any], resume: bool) -> None:
         """Start a new run here, or get ready to go on with the one that is here."""
         settings = self.path / "config.toml"
+        if self.path.is_dir():
+            self._lock()
         if self.path.exists() and not self.path.is_dir():
             raise InputError(f"The run directory {self.path} is a file. Nothing was overwritten.")
         if settings.exists() and resume:
@@ -42,7 +51,31 @@ class RunDirectory:
                 how = "It holds no fedstrata run. Choose another."
             raise InputError(f"The run directory {self.path} exists and is not empty. Nothing was overwritten. {how}")
         self.path.mkdir(parents=True, exist_ok=True)
+        self._lock()
         self.write_config(config)
+
+    def close(self) -> None:
+        """Let other processes work here again."""
+        if self._handle is not None:
+            os.close(self._handle)
+            self._handle = None
+
+    def _lock(self) -> None:
+        """Make sure that no other process writes to this run; the system undoes it when the process ends, however."""
+        if self._handle is not None or fcntl is None:
+            return
+        handle = os.open(self.path, os.O_RDONLY)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(handle)
+            raise InputError(
+                f"Another process is at work on the run in {self.path}. Wait for it, or stop it."
+            ) from None
+        except OSError:  # a file system without locks
+            os.close(handle)
+            return
+        self._handle = handle
 
     def write_config(self, config: dict[str, Any]) -> None:
         """Write config.toml."""

@@ -7,7 +7,7 @@ rate of every algorithm can be scheduled.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
 from fedstrata.errors import invalid, unknown
@@ -28,6 +28,20 @@ class Schedule(ABC):
     """A rate that changes over time: called with a :class:`Clock`, returns a number."""
 
     name: ClassVar[str]
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            several = isinstance(value, tuple)
+            for number in value if several else (value,):
+                if (
+                    several != (field.name == "at")
+                    or isinstance(number, bool)
+                    or not isinstance(number, int | float)
+                    or not 0 < number < float("inf")
+                ):
+                    wants = "positive numbers in a list" if field.name == "at" else "a positive number"
+                    raise invalid(f"{field.name} of the {self.name} schedule", value, wants)
 
     @abstractmethod
     def __call__(self, clock: Clock) -> float:
@@ -70,10 +84,6 @@ class CubeRoot(Schedule):
     k: float
     n: float = 1.0
 
-    def __post_init__(self) -> None:
-        if self.n <= 0:
-            raise invalid("n of the cube_root schedule", self.n, "a positive number")
-
     def __call__(self, clock: Clock) -> float:
         """Return the rate at this time."""
         return float(self.k / (self.n + clock.iteration) ** (1 / 3))
@@ -96,8 +106,9 @@ class Epochs:
     epochs: float
 
     def __post_init__(self) -> None:
-        if not self.epochs > 0:
-            raise invalid("number of local epochs", self.epochs, "positive")
+        number = isinstance(self.epochs, int | float) and not isinstance(self.epochs, bool)
+        if not number or not 0 < self.epochs < 1e6:
+            raise invalid("number of local epochs", self.epochs, "a positive number below a million")
 
 
 Steps = int | Epochs
@@ -107,13 +118,13 @@ def schedule(options: dict[str, Any], where: str) -> Schedule:
     """Build a schedule from its table in a configuration, e.g. ``{schedule = "step", value = 0.1}``."""
     rest = {k: v for k, v in options.items() if k != "schedule"}
     name = options.get("schedule")
-    if name not in SCHEDULES:
+    if not isinstance(name, str) or name not in SCHEDULES:
         raise unknown("schedule", name, SCHEDULES, where)
-    kind = SCHEDULES[str(name)]
-    fields = set(kind.__dataclass_fields__)
+    kind = SCHEDULES[name]
+    known = [f.name for f in fields(kind)]
     for option in rest:
-        if option not in fields:
-            raise unknown(f"option of the {name} schedule", option, fields, where)
+        if option not in known:
+            raise unknown(f"option of the {name} schedule", option, known, where)
     if isinstance(rest.get("at"), list):
         rest["at"] = tuple(rest["at"])
     try:

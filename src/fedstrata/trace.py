@@ -17,19 +17,23 @@ _MAY_CHANGE_NOTHING = {
     _ATEN.detach.default,
     _ATEN.alias.default,
 }
+_UNTRACEABLE = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape, torch.Tag.nondeterministic_seeded}
 _UNDOES_ITSELF = {_ATEN.transpose.int, _ATEN.t.default}
 
 
 def trace(function: Callable[..., Any], *tensors: torch.Tensor) -> Callable[..., Any] | None:
     """Return the function as a graph for tensors of these shapes; None when it cannot be traced.
 
-    It cannot when it looks at values to decide what to do, or uses an operation without a rule.
+    It cannot when it looks at values to decide what to do, makes tensors whose shape depends on values, or draws random
+    numbers. It is traced on tensors without values, so that no value can slip into the graph.
     """
     try:
-        graph = make_fx(function)(*tensors)
-    except (RuntimeError, NotImplementedError, TypeError):
+        graph = make_fx(function, tracing_mode="fake", _allow_non_fake_inputs=True)(*tensors)
+        if any(_UNTRACEABLE & set(getattr(node.target, "tags", ())) for node in graph.graph.nodes):
+            return None
+        _simplify(graph, tensors)
+    except (RuntimeError, NotImplementedError, TypeError, ValueError):
         return None
-    _simplify(graph, tensors)
     return graph.forward
 
 

@@ -97,6 +97,8 @@ def train(
     """
     settings = {k: v for k, v in locals().items() if k in _SETTINGS}
     _check_settings(problem, data, algorithm, settings)
+    if isinstance(evaluate, Evaluation):
+        evaluate.part(data)
     if resume and out is None:
         raise InputError("resume=True needs out: the run directory to go on with.")
     setting, clients = _clients(problem, data, settings, out)
@@ -112,12 +114,15 @@ def train(
         callbacks=callbacks,
         state=algorithm.init(setting.oracles.problem),
     )
-    if training.directory is not None:
-        training.open(
-            training.directory, _config(problem, data, algorithm, settings) if config is None else config, resume
-        )
-    with torch.no_grad(), prepared(threads):
-        return training.run()
+    try:
+        if training.directory is not None:
+            config = _config(problem, data, algorithm, settings) if config is None else config
+            training.open(training.directory, {**config, "digest": _digest(problem, data)}, resume)
+        with torch.no_grad(), prepared(threads):
+            return training.run()
+    finally:
+        if training.directory is not None:
+            training.directory.close()
 
 
 _SETTINGS = (
@@ -151,15 +156,14 @@ class _Training:
         for warning in damaged:
             warnings.warn(warning, stacklevel=4)
         if saved is None:
-            if directory.rows():
-                directory.truncate([])
+            directory.truncate([])
             return
         rounds = self.settings["rounds"]
         if saved.round > rounds:
             raise invalid(
                 "rounds", rounds, f"at least {saved.round}, which the run in {directory.path} has done already"
             )
-        if {k: v.shape for k, v in saved.state.items()} != {k: v.shape for k, v in self.state.items()}:
+        if any(k not in saved.state or saved.state[k].shape != v.shape for k, v in self.state.items()):
             folder = directory.checkpoints.folder
             raise InputError(f"The checkpoint in {folder} is not one of {self.algorithm.name} on this problem.")
         self.state = State(**{k: v.to(self.problem.x0.device) for k, v in saved.state.items()})
@@ -210,6 +214,8 @@ class _Training:
         """Evaluate, and write the row down."""
         measures = self.evaluation(self.problem, self.data, self.state.x, self.state.get("y"))
         row: Row = {"round": self.done, **dataclasses.asdict(self.clients.counts), "seconds": round(self.seconds(), 3)}
+        if not math.isfinite(measures.get("loss", 0.0)):
+            raise Diverged(_diverged(self.algorithm, self.done, "the loss is NaN or infinite", self.directory))
         row |= {k: float(v) for k, v in measures.items() if math.isfinite(v)}
         self.history.append(row)
         if self.directory is not None:
@@ -263,6 +269,8 @@ def _check_settings(problem: Problem, data: FederatedData, algorithm: Algorithm,
     seed = settings["seed"]
     if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
         raise invalid("seed", seed, "a whole number of at least 0")
+    if settings["sampling"] == "stratified" and not data.classes:
+        raise InputError(f"The sampling 'stratified' needs classes, which the data {data.name!r} do not have.")
     if problem.check is not None:
         problem.check(data)
     algorithm.check(problem, settings["participation"], data.clients)
@@ -273,6 +281,8 @@ def _clients(
 ) -> tuple[Setting, SimulatedClients]:
     try:
         device = torch.device(settings["device"])
+        if device.type == "meta":
+            raise RuntimeError("it holds no numbers")
         problem = problem.to(device)
     except (RuntimeError, AssertionError, TypeError) as error:
         raise InputError(f"The device {settings['device']!r} cannot be used: {error}") from None
@@ -295,23 +305,37 @@ def _check_finite(state: State, algorithm: Algorithm, round: int, directory: Run
     for name, value in state.items():
         if not bool(torch.isfinite(value).all()):
             bad = int((~torch.isfinite(value)).sum())
-            kept = "" if directory is None else f" The last good checkpoint is kept in {directory.checkpoints.folder}."
-            raise Diverged(
-                f"{algorithm.name} diverged in round {round}: {bad} of {value.numel()} entries of {name} are NaN or "
-                f"infinite. A smaller learning rate is the usual remedy.{kept}"
-            )
+            what = f"{bad} of {value.numel()} entries of {name} are NaN or infinite"
+            raise Diverged(_diverged(algorithm, round, what, directory))
+
+
+def _diverged(algorithm: Algorithm, round: int, what: str, directory: RunDirectory | None) -> str:
+    kept = "" if directory is None else f" The last good checkpoint is kept in {directory.checkpoints.folder}."
+    return f"{algorithm.name} diverged in round {round}: {what}. A smaller learning rate is the usual remedy.{kept}"
 
 
 def _config(problem: Problem, data: FederatedData, algorithm: Algorithm, settings: dict[str, Any]) -> dict[str, Any]:
-    digest = blake2b(data.sizes.tobytes(), digest_size=8)
-    for array in (data.train.rows, *data.train.arrays):
-        digest.update(array.cpu().contiguous().numpy().data)
     return {
         "train": {k: v for k, v in settings.items() if v is not None},
         "algorithm": describe(algorithm),
         "problem": {"name": problem.name, "size": len(problem.x0)},
-        "data": {"name": data.name, "clients": data.clients, "digest": digest.hexdigest()},
+        "data": {"name": data.name, "clients": data.clients},
     }
+
+
+def _digest(problem: Problem, data: FederatedData) -> dict[str, str]:
+    """Return what tells other data or another start from these, so that nothing else is ever resumed."""
+    start = [problem.x0] if problem.y0 is None else [problem.x0, problem.y0]
+    parts = [p for p in (data.train, data.support, data.client_test) if p is not None]
+    arrays = {id(a): a for p in parts for a in (*p.arrays, p.rows)}
+    tensors = {"start": start, "data": [*arrays.values(), *(data.test or ())]}
+    out = {}
+    for name, group in tensors.items():
+        digest = blake2b(b"".join(p.sizes.tobytes() for p in parts), digest_size=8)
+        for tensor in group:
+            digest.update(tensor.detach().cpu().contiguous().numpy().data)
+        out[name] = digest.hexdigest()
+    return out
 
 
 def describe(algorithm: Algorithm) -> dict[str, Any]:

@@ -31,7 +31,11 @@ BAD = [
     ("fedavg", {"steps": 0}, "The steps of fedavg must be a whole number of at least 1, or epochs. Got 0."),
     ("fedavg", {"steps": 2.5}, "The steps of fedavg must be a whole number of at least 1, or epochs. Got 2.5."),
     ("fedavg", {"steps": {"epoch": 1}}, "The steps of fedavg must be a whole number or {epochs = number}."),
-    ("fedavg", {"steps": {"epochs": 0}}, "The number of local epochs must be positive. Got 0."),
+    (
+        "fedavg",
+        {"steps": {"epochs": 0}},
+        "The number of local epochs must be a positive number below a million. Got 0.",
+    ),
     ("fedavg", {"weight_decay": -1e-3}, "The weight_decay of fedavg must be a number at least 0. Got -0.001."),
     ("fedadam", {"beta1": 1.0}, "The beta1 of fedadam must be a number at least 0 and below 1. Got 1.0."),
     ("fedadam", {"tau": 0}, "The tau of fedadam must be a number above 0. Got 0."),

@@ -48,7 +48,8 @@ def test_each_client_takes_its_own_number_of_steps() -> None:
     assert counts.ravel().tolist() == [5, 4, 2, 2, 1]
     assert widths == [5, 4, 2, 2, 1]
     assert len(client) == 5
-    assert client.clock.step == 5
+    assert client.steps == 5
+    assert client.clock.step == 0
 
 
 def test_what_is_not_returned_stays_and_follows_its_client() -> None:
@@ -97,7 +98,31 @@ def test_repeating_twice_goes_on_in_time() -> None:
 
     client.repeat(2, step, column(0, 0))
     client.repeat(3, step, column(0, 0))
-    assert clocks == [(0, 0), (1, 1), (2, 2), (3, 3), (4, 4)]
+    assert clocks == [(0, 0), (1, 1), (0, 2), (1, 3), (2, 4)]
+    assert client.steps == 5
+
+
+@pytest.mark.parametrize("steps", [3, fs.Epochs(1)], ids=["steps", "epochs"])
+def test_what_comes_after_unequal_steps_does_not_depend_on_the_chunk(steps: fs.Epochs | int) -> None:
+    """A client's draws and rates are its own, however long the others of its chunk went on."""
+
+    def work(client: Client) -> torch.Tensor:
+        zero = 0 * ids_of(client)
+        seen = client.repeat(steps, lambda client, x: x + client.rate(fs.CubeRoot(1.0, 2.0)), zero)
+        after = [
+            p.mean((1, 2))
+            for p in (client.draw(batch_size=3).parts[0][0], client.draw(stream=1, batch_size=3).parts[0][0])
+        ]
+        again = client.repeat(
+            steps, lambda client, x: x + client.draw(batch_size=3).parts[0][0].mean((1, 2))[:, None], zero
+        )
+        rate = torch.full((len(client),), client.rate(fs.CubeRoot(1.0, 2.0)), dtype=torch.float64)
+        return torch.stack([seen[:, 0].double(), *after, again[:, 0].double(), rate], dim=1)
+
+    answers = [make_clients(setting(), chunk=chunk).gather(work) for chunk in (1, 2, 5)]
+    for other in answers[1:]:
+        torch.testing.assert_close(other, answers[0], atol=1e-12, rtol=0)
+    assert not torch.equal(answers[0][:, 1], answers[0][:, 2]), "streams are independent"
 
 
 def test_clients_out_of_order_are_refused() -> None:

@@ -137,7 +137,7 @@ def _check(what: str, value: object, kind: str, limits: Mapping[str, Any]) -> No
     if kind == "Steps":
         if isinstance(value, Epochs):
             return
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < 1 << 31:
             raise invalid(what, value, "a whole number of at least 1, or epochs")
         return
     if kind == "str":
@@ -169,7 +169,7 @@ def _check(what: str, value: object, kind: str, limits: Mapping[str, Any]) -> No
         raise invalid(what, value, wants)
 
 
-def algorithm(name: str, **options: Any) -> Algorithm:
+def algorithm(name: str, options: Mapping[str, Any] | None = None, **more: Any) -> Algorithm:
     """Build an algorithm by name, from options as a configuration file has them.
 
     A rate may be a table such as ``{schedule = "step", value = 0.1}``, steps may be ``{epochs = 5}``.
@@ -179,7 +179,7 @@ def algorithm(name: str, **options: Any) -> Algorithm:
     kind = ALGORITHMS[name]
     fields = {f.name: kind_of(f) for f in dataclasses.fields(kind)}  # type: ignore[arg-type]
     built: dict[str, Any] = {}
-    for option, value in options.items():
+    for option, value in {**(options or {}), **more}.items():
         if option not in fields:
             raise unknown(f"hyperparameter of {name}", option, fields)
         if isinstance(value, dict) and fields[option] == "Rate":

@@ -41,10 +41,12 @@ class Client:
         self.ids = ids
         self.clock = clock
         self.samples = 0
+        self.steps = 0
         self._setting = setting
+        self._phase = 0
         self._exchange = exchange
         self._active = len(ids)
-        self._samplers: dict[tuple[int, int, int | None], Sampling] = {}
+        self._samplers: dict[tuple[int, int, int], Sampling] = {}
         self._everything: dict[int, Batch] = {}
 
     def __len__(self) -> int:
@@ -55,8 +57,9 @@ class Client:
     def draw(self, level: int = 0, stream: int = 0, batch_size: int | None = None) -> Batch:
         """Draw a batch for level ``level`` (0 is the outer function) in this step.
 
-        The batch is named by (seed, client, round, exchange, step, level, stream): asking twice gives the same one,
-        another ``stream`` an independent one. ``batch_size`` overrides the run's.
+        The batch is named by (seed, client, round, exchange, step, level, stream), and by how many times ``repeat`` was
+        called before: asking twice gives the same one, another ``stream`` an independent one. ``batch_size`` overrides
+        the run's; a smaller batch is the beginning of a larger one of the same name.
         """
         size = self._setting.batch_size if batch_size is None else batch_size
         if size is None:
@@ -65,7 +68,8 @@ class Client:
         sampler = self._samplers.get(name)
         if sampler is None:
             s = self._setting
-            names = (s.seed, "batch", self.clock.round, self._exchange, level, stream)
+            names: tuple[int | str, ...] = (s.seed, "batch", self.clock.round, self._exchange, level, stream)
+            names += ("after", self._phase) if self._phase else ()
             sampler = self._samplers[name] = s.sampling(names, self.ids, s.data.part(level).sizes[self.ids], size)
         positions, lengths = sampler.positions(self.clock.step, self._active)
         self.samples += positions.size if lengths is None else int(lengths.sum())
@@ -145,9 +149,10 @@ class Client:
 
         What ``step`` returns replaces its first arguments; the others stay as they are. Returns what the last step
         returned. A client that has taken all its steps leaves the computation, so unequal numbers waste no work.
+        Afterwards the clock's step is 0 again, and its iteration has moved on by a number of steps, not by epochs.
         """
         counts = self.step_counts(steps)
-        first, width = self.clock.step, self._active
+        start, width = self.clock, self._active
         if (np.diff(counts) > 0).any():
             raise InputError("Clients of a chunk must stand in order of decreasing steps.")
         changed = 0
@@ -159,22 +164,25 @@ class Client:
                 finished.append(_rows(state[:changed], slice(active, None)))
                 state = _rows(state, slice(active))
                 self._active = active
-            while self.clock.step - first < last:
+            while self.clock.step < last:
                 out = step(self, *state)
                 single = not isinstance(out, tuple)
                 out = (out,) if single else out
                 changed = len(out)
                 state = out + state[changed:]
-                self._advance(1)
+                now = self.clock
+                self.clock = Clock(now.round, now.rounds, now.step + 1, now.iteration + 1)
+        # What follows must not depend on how long the other clients of the chunk went on.
+        passed = 0 if isinstance(steps, Epochs) else steps
+        self.clock = Clock(start.round, start.rounds, 0, start.iteration + passed)
+        self.steps += int(counts.max())
+        self._phase += 1
+        self._samplers = {}
         self._active = width
         result = state[:changed]
         for rest in reversed(finished):
             result = tree_map(lambda a, b: torch.cat([a, b]) if isinstance(a, torch.Tensor) else a, result, rest)
         return result[0] if single else result
-
-    def _advance(self, steps: int) -> None:
-        now = self.clock
-        self.clock = Clock(now.round, now.rounds, now.step + steps, now.iteration + steps)
 
 
 def _rows(state: tuple[Any, ...], rows: slice) -> tuple[Any, ...]:

@@ -28,7 +28,7 @@ class SimulatedClients(Clients):
         for places in self._chunks():
             client = Client(self._setting, self.cohort[places], clock, exchange)
             value = work(client, *_for_each(message, len(places)))
-            yield Answer(places, value, client.samples, client.clock.step)
+            yield Answer(places, value, client.samples, client.steps)
 
     def _chunks(self) -> list[np.ndarray]:
         """Cut the cohort into chunks of nearly equal numbers, the largest clients first."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
+from fedstrata.data import intake
 from fedstrata.errors import InputError, invalid
 
 if TYPE_CHECKING:
@@ -32,8 +33,36 @@ class Dataset:
     classes: int
     keys: np.ndarray | None = None
 
+    def __post_init__(self) -> None:
+        train = intake.pair(self.inputs, self.targets, f"the data set {self.name}")
+        test = intake.pair(self.test_inputs, self.test_targets, f"the test part of {self.name}", train)
+        if len(train[0]) == 0:
+            raise InputError(f"The data set {self.name} has no rows.")
+        if self.keys is not None and len(self.keys) != len(train[0]):
+            raise invalid(f"number of keys of {self.name}", len(self.keys), f"{len(train[0])}, one per training row")
+        for field, tensor in zip(("inputs", "targets", "test_inputs", "test_targets"), (*train, *test), strict=True):
+            object.__setattr__(self, field, tensor)
+
+    @staticmethod
+    def from_arrays(
+        inputs: Any,
+        targets: Any,
+        *,
+        test: tuple[Any, Any] | None = None,
+        keys: np.ndarray | None = None,
+        classes: int | None = None,
+        name: str = "arrays",
+    ) -> Dataset:
+        """Build from your own arrays or tensors, to be split over clients; ``test`` is the test part, if any."""
+        x, y = intake.pair(inputs, targets, f"the data set {name}")
+        tests = (x[:0], y[:0]) if test is None else intake.pair(*test, f"the test part of {name}", (x, y))
+        if classes is None:
+            labels = y.dim() == 1 and not y.is_floating_point()
+            classes = max(int(t.max()) for t in (y, tests[1]) if len(t)) + 1 if labels and len(y) else 0
+        return Dataset(name, x, y, *tests, classes, keys)
+
     def imbalance(self, share: float, seed: int = 0) -> Dataset:
-        """Return the binary task with this share of positives in the training data; the test data stay balanced or not.
+        """Return the binary task with this share of positives in the training data; test rows are only relabelled.
 
         The first half of the classes is positive (1), the second half negative (0), as in the AUC papers; a set that
         is binary already keeps its labels. Positives of the training data are thinned out at random to ``share``, or
@@ -99,5 +128,5 @@ class Dataset:
             owned, kept = _hold_out(owned, support, generator)
             inner = Part.of(arrays, kept)
         train = Part.of(arrays, owned)
-        test = (self.test_inputs, self.test_targets)
+        test = (self.test_inputs, self.test_targets) if len(self.test_inputs) else None
         return FederatedData(train, inner, test, client_test, classes=self.classes, name=self.name)

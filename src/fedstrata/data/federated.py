@@ -72,10 +72,6 @@ class Part:
             out.append(flat.view(*index.shape, *array.shape[1:]))
         return tuple(out)
 
-    def to(self, device: torch.device, dtype: torch.dtype) -> Part:
-        """Return the part with its arrays on ``device`` and its floating arrays in ``dtype``."""
-        return replace(self, arrays=tuple(_to(a, device, dtype) for a in self.arrays))
-
 
 def _to(array: torch.Tensor, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
     return array.to(device=device, dtype=dtype if array.is_floating_point() else array.dtype)
@@ -131,6 +127,15 @@ class FederatedData:
             test=None if self.test is None else move(self.test),
         )
 
+    def with_support(self, share: float, seed: int = 0) -> FederatedData:
+        """Return the same clients with ``share`` of each one's training rows as its support set.
+
+        The inner levels then draw from the support rows, the outer function from the others (the query set).
+        """
+        kept, support = _hold_out(_owned(self.train), share, np.random.default_rng(seed))
+        arrays = self.train.arrays
+        return replace(self, train=Part.of(arrays, kept), support=Part.of(arrays, support))
+
     def validation(self, share: float = 0.2, seed: int = 0) -> FederatedData:
         """Return the same clients with ``share`` of each one's training rows as the test data: for tuning.
 
@@ -167,6 +172,8 @@ class FederatedData:
         pairs += [intake.pair(*c, f"client {k}", pairs[0]) for k, c in enumerate(clients[1:], start=1)]
         train = Part.of(*intake.joined(pairs))
         pooled = None if test is None else intake.pair(*test, "the test set", pairs[0])
+        if pooled is not None and len(pooled[0]) == 0:
+            raise InputError("The test set is empty. Leave it out if there is none.")
         tests = None
         if client_tests is not None:
             if len(client_tests) != len(clients):

@@ -82,6 +82,8 @@ def _tensor(array: Any, what: str) -> torch.Tensor:
         raise InputError(f"The {what} must be numbers in an array: {error}") from None
     if tensor.dim() == 0:
         raise invalid(what, tensor.item(), "an array with one row per sample")
-    if tensor.dtype == torch.bool:
+    if tensor.is_complex():
+        raise InputError(f"The {what} must be real numbers. Got {tensor.dtype}.")
+    if tensor.dtype in (torch.bool, torch.int8, torch.uint16, torch.uint32, torch.uint64):
         return tensor.long()
     return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor

@@ -48,6 +48,8 @@ def erm(model: nn.Module, loss: str | Losses = "cross_entropy", batchnorm: Batch
     ``loss`` is "cross_entropy", "binary_cross_entropy", "squared", or a function ``(outputs, targets) -> one loss per
     sample``. ``batchnorm`` says what to do with BatchNorm layers: see :class:`fedstrata.flat.Flat`.
     """
+    if not isinstance(loss, str) and not callable(loss):
+        raise invalid("loss", loss, f"one of {', '.join(LOSSES)}, or a function of outputs and targets")
     if isinstance(loss, str) and loss not in LOSSES:
         raise unknown("loss", loss, LOSSES)
     losses = LOSSES[loss] if isinstance(loss, str) else loss
@@ -59,18 +61,17 @@ def erm(model: nn.Module, loss: str | Losses = "cross_entropy", batchnorm: Batch
 
     def check(data: FederatedData) -> None:
         check_model(flat, data, loss if isinstance(loss, str) else "")
+        _check_losses(flat, data, losses)
 
     return Problem(outer, flat.initial, name="erm", flat=flat, predict=flat, losses=losses, check=check)
 
 
 def check_model(flat: Flat, data: FederatedData, loss: str) -> None:
     """Refuse data that the model cannot take in, or labels that it has no output for."""
-    inputs, targets = (torch.cat([a[:1], a[:1]]) for a in data.train.arrays)
-    inputs = inputs.to(flat.initial.dtype) if inputs.is_floating_point() else inputs.long()
+    inputs, targets = _two_samples(flat, data)
     model = type(flat.module).__name__
     try:
-        with torch.no_grad():
-            outputs = flat(flat.initial, inputs.to(flat.initial.device))
+        outputs = flat.pure(inputs)
     except (RuntimeError, ValueError, IndexError) as error:
         shape = tuple(inputs.shape[1:])
         raise InputError(f"The model {model} cannot take inputs of shape {shape} ({data.name}): {error}") from None
@@ -91,6 +92,21 @@ def check_model(flat: Flat, data: FederatedData, loss: str) -> None:
         raise invalid(
             f"output of the model {model}", tuple(outputs.shape), f"as large as a target, {tuple(targets.shape)}"
         )
+
+
+def _two_samples(flat: Flat, data: FederatedData) -> list[torch.Tensor]:
+    """Return the first sample twice, as a model takes it: one alone would not do for batch statistics."""
+    twice = [torch.cat([a[:1], a[:1]]).to(flat.initial.device) for a in data.train.arrays]
+    return [a.to(flat.initial.dtype) if a.is_floating_point() else a.long() for a in twice]
+
+
+def _check_losses(flat: Flat, data: FederatedData, losses: Losses) -> None:
+    inputs, targets = _two_samples(flat, data)
+    with torch.no_grad():
+        found = losses(flat(flat.initial, inputs), targets)
+    if found.shape != (2,):
+        shape = "a single number" if found.dim() == 0 else f"shape {tuple(found.shape)}"
+        raise invalid("loss", shape, "one number per sample: for torch's losses pass reduction='none'")
 
 
 def _check_labels(found: list[torch.Tensor], classes: int, why: str) -> None:

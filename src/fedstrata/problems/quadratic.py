@@ -35,11 +35,17 @@ def quadratic(
     ``heterogeneity`` is the spread of the clients' minimisers, ``noise`` the spread of samples around them,
     ``condition`` the largest curvature h (the smallest is 1). The solution is that of the uniform mean over clients.
     """
-    for what, value, least in (("clients", clients, 1), ("dimension", dimension, 1), ("samples", samples, 1)):
-        if value < least:
-            raise invalid(f"number of {what} of the quadratic", value, f"at least {least}")
-    if condition < 1:
-        raise invalid("condition of the quadratic", condition, "at least 1")
+    for what, count, least in (
+        ("clients", clients, 1),
+        ("dimension", dimension, 1),
+        ("samples", samples, 1),
+        ("seed", seed, 0),
+    ):
+        if isinstance(count, bool) or not isinstance(count, int) or count < least:
+            raise invalid(f"{what} of the quadratic", count, f"a whole number of at least {least}")
+    for what, value, low in (("heterogeneity", heterogeneity, 0), ("noise", noise, 0), ("condition", condition, 1)):
+        if isinstance(value, bool) or not isinstance(value, int | float) or not value >= low:
+            raise invalid(f"{what} of the quadratic", value, f"a number of at least {low}")
     generator = torch.Generator().manual_seed(seed)
     shape = (clients, samples, dimension)
     h = 1 + (condition - 1) * torch.rand(shape, generator=generator, dtype=dtype)
