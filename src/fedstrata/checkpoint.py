@@ -16,7 +16,8 @@ import hashlib
 import json
 import os
 import time
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,7 @@ class Checkpoint:
     state: dict[str, torch.Tensor]
     counts: dict[str, int]
     seconds: float
-    rows: list[dict[str, torch.Tensor]] = field(default_factory=list)
+    rows: Iterable[dict[str, torch.Tensor]] = ()
 
 
 DURABLE_SECONDS = 30.0
@@ -78,13 +79,14 @@ class Checkpoints:
         now = time.monotonic()
         durable = now - self._synced >= DURABLE_SECONDS
         compact = self._saved_rows > 2 * clients.count() + 1
-        changes = clients.take_changes(everything=compact)
         if compact:
             self._segments, self._saved_rows = [], 0
-        if changes:
-            rows = sum(len(v) for k, v in changes.items() if not k.endswith(".clients"))
-            self._segments = [*self._segments, self._write(f"clients-{checkpoint.round:08d}", changes, durable)]
-            self._saved_rows += rows
+        for number, rows in enumerate(clients.take_all() if compact else [clients.take_changes()]):
+            if rows:
+                segment = self._write(f"clients-{checkpoint.round:08d}-{number}", rows, durable)
+                segment["rows"] = _count(rows)
+                self._segments = [*self._segments, segment]
+                self._saved_rows += segment["rows"]
         manifest = {
             "round": checkpoint.round,
             "counts": checkpoint.counts,
@@ -148,9 +150,11 @@ class Checkpoints:
     def _load(self, path: Path) -> Checkpoint:
         manifest = _read_manifest(path)
         state = self._read(manifest["server"])
-        rows = [self._read(segment) for segment in manifest["clients"]]
+        for segment in manifest["clients"]:
+            self._read(segment)  # all must be good before any is used
         self._segments = manifest["clients"]
-        self._saved_rows = sum(len(v) for r in rows for k, v in r.items() if not k.endswith(".clients"))
+        self._saved_rows = sum(segment["rows"] for segment in self._segments)
+        rows = (self._read(segment) for segment in manifest["clients"])
         return Checkpoint(manifest["round"], state, manifest["counts"], manifest["seconds"], rows)
 
     def _read(self, entry: dict[str, Any]) -> dict[str, torch.Tensor]:
@@ -164,6 +168,10 @@ class Checkpoints:
             raise Damaged(f"{path.name}: {error}") from None
         except OSError as error:
             raise FedstrataError(f"The checkpoint file {path} cannot be read: {error}") from None
+
+
+def _count(rows: dict[str, torch.Tensor]) -> int:
+    return sum(len(value) for name, value in rows.items() if not name.endswith(".clients"))
 
 
 def _with_hash(manifest: dict[str, Any]) -> bytes:

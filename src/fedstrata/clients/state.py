@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -63,16 +64,22 @@ class ClientState:
             out[torch.from_numpy(known)] = table.rows[torch.from_numpy(slots[known])].to(default.device)
         return out
 
-    def take_changes(self, everything: bool = False) -> dict[str, torch.Tensor]:
-        """Return the rows written since the last call (or all), as ``name`` and ``name.clients`` tensors."""
+    def take_changes(self) -> dict[str, torch.Tensor]:
+        """Return the rows written since the last call, as ``name`` and ``name.clients`` tensors."""
         out: dict[str, torch.Tensor] = {}
         for name, table in self._tables.items():
-            clients = np.flatnonzero(table.slot >= 0) if everything else np.array(sorted(table.changed), dtype=np.int64)
+            out |= _rows_of(name, table, np.array(sorted(table.changed), dtype=np.int64))
             table.changed.clear()
-            if len(clients):
-                out[name] = table.rows[torch.from_numpy(table.slot[clients])]
-                out[f"{name}.clients"] = torch.from_numpy(clients)
         return out
+
+    def take_all(self, piece_bytes: int = 64 << 20) -> Iterator[dict[str, torch.Tensor]]:
+        """Yield all rows, in pieces of so many bytes, so that state larger than memory can be saved."""
+        for name, table in self._tables.items():
+            table.changed.clear()
+            clients = np.flatnonzero(table.slot >= 0)
+            per_piece = max(1, piece_bytes // max(1, table.rows[:1].nbytes))
+            for start in range(0, len(clients), per_piece):
+                yield _rows_of(name, table, clients[start : start + per_piece])
 
     def load(self, rows: dict[str, torch.Tensor]) -> None:
         """Write rows as :meth:`take_changes` returned them."""
@@ -109,3 +116,10 @@ class ClientState:
             return torch.from_file(path, shared=True, size=int(np.prod(shape)), dtype=dtype).view(shape)
         finally:
             Path(path).unlink()
+
+
+def _rows_of(name: str, table: _Table, clients: np.ndarray) -> dict[str, torch.Tensor]:
+    if len(clients) == 0:
+        return {}
+    rows = table.rows[torch.from_numpy(table.slot[clients])]
+    return {name: rows, f"{name}.clients": torch.from_numpy(clients)}
