@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
+import time
 import tomllib
 from pathlib import Path
 
@@ -14,6 +16,7 @@ import numpy as np
 import pytest
 
 from fedstrata import cli, compare
+from fedstrata.algorithms import ALGORITHMS
 from fedstrata.config import Experiment
 from fedstrata.schedules import StepDecay
 
@@ -312,7 +315,7 @@ def test_folder_with_an_empty_client_is_refused(fedstrata, experiment, tmp_path)
     np.savez(folder / "a.npz", inputs=np.ones((5, 2), np.float32), targets=np.zeros(5, np.int64))
     np.savez(folder / "b.npz", inputs=np.ones((0, 2), np.float32), targets=np.zeros(0, np.int64))
     code, _, err = fedstrata("run", experiment, "--set", f"data={{folder='{folder}'}}")
-    assert code == 2 and "Client 1 has no data" in err
+    assert code == 2 and "Client 1 (b) has no data" in err
 
 
 @pytest.mark.parametrize(
@@ -343,6 +346,72 @@ def test_divergence_exits_with_1_and_names_the_round(fedstrata, tmp_path):
     path.write_text('[problem]\nname = "quadratic"\n[algorithm]\nname = "fedavg"\nlr = 1e6\n[train]\nrounds = 50\n')
     code, _, err = fedstrata("run", path, "--out", tmp_path / "run")
     assert code == 1 and re.search(r"diverged in round \d+", err) and "last good checkpoint" in err.replace("\n", " ")
+
+
+def test_an_interrupted_run_exits_with_130_and_goes_on(experiment, tmp_path):
+    out = tmp_path / "run"
+    words = ["run", str(experiment), "--out", str(out), "--set", "train.rounds=100000", "--set", "train.eval_every=1"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "fedstrata", *words]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as process:
+        for _ in range(600):
+            if (out / "checkpoint").is_dir() and len(list((out / "checkpoint").glob("*.json"))) >= 2:
+                break
+            time.sleep(0.1)
+        process.send_signal(signal.SIGINT)
+        err = process.communicate(timeout=60)[1]
+    assert process.returncode == 130 and "Interrupted" in err and "Traceback" not in err
+    done = json.loads((out / "metrics.jsonl").read_text().splitlines()[-1])["round"]
+    more = [
+        sys.executable,
+        "-m",
+        "fedstrata",
+        *words[:-3],
+        f"train.rounds={done + 2}",
+        *words[-2:],
+        "--resume",
+        "--json",
+    ]
+    finished = subprocess.run(more, capture_output=True, text=True, env=environment, check=True)
+    assert json.loads(finished.stdout)["round"] == done + 2
+
+
+def test_an_algorithm_of_ones_own_can_be_imported(fedstrata, experiment, tmp_path):
+    own = tmp_path / "signed.py"
+    own.write_text(
+        "import torch\nimport fedstrata as fs\n\n\n"
+        "class Signed(fs.Algorithm):\n    name = 'signed'\n    up = down = 'd'\n"
+        "    lr: float = fs.param(0.01, 'rate', above=0)\n\n    def round(self, s, clients):\n"
+        "        return s.replace(x=s.x - self.lr * clients.mean(self.local, s.x))\n\n"
+        "    def local(self, client, x):\n        return torch.sign(client.grads(x, client.draw()))\n"
+    )
+    try:
+        code, printed, err = fedstrata(
+            "--import", own, "compare", experiment, "--algorithms", "fedavg,signed", "--json"
+        )
+        assert code == 0, err
+        assert [r["algorithm"] for r in json.loads(printed)] == ["fedavg", "signed"]
+    finally:
+        ALGORITHMS.pop("signed", None)
+    code, _, err = fedstrata("--import", tmp_path / "nowhere.py", "list", "algorithms")
+    assert code == 2 and "--import wants a Python file" in err
+
+
+def test_a_folder_of_sites_can_be_held_out_and_names_its_clients(fedstrata, tmp_path):
+    folder = tmp_path / "sites"
+    folder.mkdir()
+    generator = np.random.default_rng(0)
+    for site in ("north", "south"):
+        targets = np.arange(60) % 2
+        np.savez(folder / f"{site}.npz", x=generator.normal(size=(60, 3)) + targets[:, None], y=targets)
+    path = tmp_path / "sites.toml"
+    path.write_text(f"[data]\nfolder = '{folder}'\nholdout = 0.25\n[train]\nrounds = 5\n[model]\nname = 'logreg'\n")
+    code, printed, err = fedstrata("run", path, "--json", "--quiet", "--out", tmp_path / "run")
+    assert code == 0, err
+    summary = json.loads(printed)
+    assert summary["client_names"] == ["north", "south"] and summary["measured_on"]["clients"] == "held-out test data"
+    assert len(summary["per_client"]["auc"]) == 2 and summary["auc_worst"] == min(summary["per_client"]["auc"])
+    assert fedstrata("run", tmp_path / "run" / "config.toml", "--quiet")[0] == 0
 
 
 @pytest.mark.parametrize("command", ["run", "compare", "tune", "list", "show", "plot", "demo"])

@@ -87,6 +87,7 @@ def test_measures_over_clients_by_hand() -> None:
         "accuracy_worst": 0.0,
         "accuracy_spread": np.std(accuracies),
         "auc_mean": np.mean([1.0, 0.5]),  # the second client has one class only
+        "auc_worst": 0.5,
     }
     assert measured == {k: pytest.approx(v, abs=1e-12) for k, v in expected.items()}
 

@@ -193,7 +193,7 @@ def test_a_problem_tells_its_class(levels: int, dual: bool, kind: str) -> None:
     ("arguments", "message"),
     [
         ({"x0": np.zeros(3)}, "x0 of the problem problem must be a vector of floats"),
-        ({"x0": torch.zeros(3, 1)}, r"must be a vector of floats .* Got 'Tensor of shape \(3, 1\)'"),
+        ({"x0": torch.zeros(3, 1)}, r"must be a vector of floats .* Got 'Tensor of shape \(3, 1\), torch.float32'"),
         ({"x0": torch.zeros(3, dtype=torch.int64)}, "must be a vector of floats"),
         ({"x0": torch.zeros(3), "y0": torch.zeros(())}, "y0 of the problem problem must be a vector of floats"),
         ({"x0": torch.zeros(3), "inner_mean": "all"}, "inner_mean must be 'local' or 'global'"),

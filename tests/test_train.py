@@ -127,6 +127,7 @@ def test_resume_in_a_directory_that_was_killed_at_birth_starts(straight: fs.Run,
     assert_same(train(6, out=tmp_path / "run", resume=True), straight)
 
 
+@pytest.mark.filterwarnings("ignore:No checkpoint in .* starting at round 0")
 def test_resume_before_the_first_checkpoint_starts_again(straight: fs.Run, tmp_path: Path) -> None:
     class Stop(fs.Callback):
         def on_round(self, round: int, state: fs.State) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import inspect
 import json
 import sys
@@ -59,11 +60,17 @@ def _version(show: bool) -> None:
 
 @app.callback()
 def _main(
+    modules: Annotated[
+        list[Path] | None,
+        typer.Option("--import", help="A Python file with an algorithm of your own. May be repeated."),
+    ] = None,
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
     """Federated learning for layered objectives."""
+    for path in modules or ():
+        _import(path)
 
 
 @app.command()
@@ -86,6 +93,8 @@ def run(
     config = read(experiment, set_)
     if resume and out is None:
         raise InputError("--resume needs --out: the run directory to go on with.")
+    if resume and out is not None and not out.exists():
+        _say(f"There is no run in {out} yet: starting a new one.")
     loggers: list[Callback] = [] if tensorboard is None else [TensorBoard(tensorboard)]
     result = run_config(config, out, resume, [*_progress(quiet), *loggers])
     if as_json:
@@ -114,7 +123,8 @@ def compare(
 ) -> None:
     """Run several algorithms on the same experiment, with several seeds: mean and spread, and a picture.
 
-    Each algorithm takes its options from [algorithms.NAME], and from [algorithm] where it has an option of that name.
+    Each algorithm takes its options from the table algorithms.NAME, and from the table algorithm where it has an option
+    of that name. The spread is the standard deviation over seeds.
     """
     config = read(experiment, set_)
     _new_directory(out, resume)
@@ -125,9 +135,12 @@ def compare(
 def tune(
     experiment: ConfigFile,
     algorithms: Names,
-    trials: Annotated[int | None, typer.Option(min=1, help="Trials for each algorithm [tune.trials].")] = None,
+    trials: Annotated[
+        int | None,
+        typer.Option(min=1, help="Trials for each algorithm; by default tune.trials of the file, which is 8."),
+    ] = None,
     seeds: Annotated[int, typer.Option(min=1, help="Seeds for the final runs on the test data.")] = 1,
-    out: Annotated[Path | None, typer.Option(help="Where to keep trials.jsonl, best.toml and the final runs.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Where to keep the trials, best.toml and the final runs.")] = None,
     set_: Set = None,
     resume: Resume = False,
     as_json: Json = False,
@@ -227,7 +240,8 @@ def plot(
     for path in runs:
         rows = RunDirectory(path).rows()
         if not rows:
-            raise InputError(f"There is no run with metrics in {path}.")
+            hint = f" Did you mean {path}/*?" if any(path.glob("*/metrics.jsonl")) else ""
+            raise InputError(f"There is no run with metrics in {path}.{hint}")
         label = read(path / "config.toml").algorithm.name if _is_config(path / "config.toml") else path.name
         groups.setdefault(label, []).append(rows)
     draw(groups, out, measure, axis)
@@ -302,6 +316,16 @@ def _compare(
     return rows
 
 
+def _import(path: Path) -> None:
+    """Run a Python file, so that the algorithms it defines are registered."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None or not path.is_file():
+        raise InputError(f"--import wants a Python file. Got {str(path)!r}.")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    spec.loader.exec_module(module)
+
+
 def _names(text: str) -> list[str]:
     names = list(dict.fromkeys(n.strip() for n in text.split(",") if n.strip()))
     if not names:
@@ -343,7 +367,7 @@ def main() -> None:
 
 def _exit_code(command: Callable[[], Any]) -> int:
     try:
-        command()
+        returned = command()
     except FedstrataError as error:
         _say(f"Error: {error}")
         return error.exit_code
@@ -351,9 +375,10 @@ def _exit_code(command: Callable[[], Any]) -> int:
         error.show()
         return 2
     except (click.Abort, KeyboardInterrupt):
-        _say("Interrupted. A run with --out goes on from its last checkpoint with --resume.")
-        return 130
+        returned = 130
     except OSError as error:
         _say(f"Error: {error}")
         return 1
-    return 0
+    if returned == 130:
+        _say("Interrupted. A run with --out goes on from its last checkpoint with --resume.")
+    return returned if isinstance(returned, int) else 0

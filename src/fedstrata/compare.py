@@ -70,7 +70,7 @@ def compare(
         for seed, variant in zip(seeds, variants[name], strict=True):
             folder = None if out is None else out / f"{name}-seed{seed}"
             try:
-                runs[name].append(run_config(variant, folder, folder is not None, callbacks))
+                runs[name].append(run_config(variant, folder, folder is not None and folder.exists(), callbacks))
             except Diverged as error:
                 say(f"{name}, seed {seed}: {error}")
                 runs[name].append(None)

@@ -14,7 +14,7 @@ from fedstrata import models
 from fedstrata.algorithms import Algorithm, algorithm
 from fedstrata.algorithms.base import ALGORITHMS
 from fedstrata.data import Dataset, FederatedData, load
-from fedstrata.data.partition import partition
+from fedstrata.data.partition import partition_named
 from fedstrata.errors import InputError, unknown
 from fedstrata.metrics import Evaluation
 from fedstrata.problem import Problem
@@ -121,7 +121,8 @@ class Config(_Table):
         """Return the resolved configuration as TOML tables, enough to run again."""
         tables = self.model_dump(exclude_none=True, exclude={"digest"})
         if self.data.folder is not None:
-            tables["data"] = {"folder": self.data.folder}
+            used = ("folder", "holdout", "support", "seed")
+            tables["data"] = {k: v for k, v in tables["data"].items() if k in used}
         if self.brings_data:
             del tables["data"], tables["model"]
         return tables
@@ -208,10 +209,14 @@ def build_data(config: Config) -> FederatedData:
     """Load the data that ``[data]`` names and spread them over the clients."""
     table = config.data
     if table.folder is not None:
-        unused = [k for k, v in DataTable() if k not in ("folder", "directory", "seed") and getattr(table, k) != v]
+        kept = ("folder", "directory", "seed", "holdout", "support")
+        unused = [k for k, v in DataTable() if k not in kept and getattr(table, k) != v]
         if unused:
             raise InputError(f"data.folder holds clients as they are: leave out data.{', data.'.join(unused)}.")
-        return FederatedData.from_folder(table.folder)
+        seed = config.train.seed if table.seed is None else table.seed
+        data = FederatedData.from_folder(table.folder)
+        data = data.with_holdout(table.holdout, seed) if table.holdout else data
+        return data.with_support(table.support, seed) if table.support else data
     dataset = _load(table)
     seed = config.train.seed if table.seed is None else table.seed
     if table.subset is not None:
@@ -221,7 +226,7 @@ def build_data(config: Config) -> FederatedData:
     named = {"name": table.partition} if isinstance(table.partition, str) else dict(table.partition)
     if not isinstance(named.get("name"), str):
         raise InputError("The table data.partition must have a name, e.g. {name = 'dirichlet', alpha = 0.3}.")
-    split = partition(**named)
+    split = partition_named(**named)
     return dataset.split(split, clients=table.clients, seed=seed, holdout=table.holdout, support=table.support)
 
 

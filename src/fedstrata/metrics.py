@@ -28,8 +28,9 @@ class Evaluation:
 
     Gives ``loss``, ``accuracy`` (with classes) and ``auc`` (with two) on the pooled test set, on the training data when
     there is none; and over the clients ``loss_mean``, ``loss_worst``, ``accuracy_mean``, ``accuracy_worst``,
-    ``accuracy_spread`` (standard deviation) and ``auc_mean`` (over clients that have both classes). A problem without a
-    model gives ``loss``, its objective, on the clients' held-out parts where all have one, else on the training data.
+    ``accuracy_spread`` (standard deviation), ``auc_mean`` and ``auc_worst`` (of clients that have both classes). A
+    problem without a model gives ``loss``, its objective, on the clients' held-out parts where all have one, else on
+    the training data.
     """
 
     clients: Literal["auto", "test", "train", "none"] = "auto"
@@ -47,8 +48,7 @@ class Evaluation:
         for name, values in self.per_client(problem, data, x).items():
             if len(values) and not np.isnan(values).all():
                 measures[f"{name}_mean"] = float(np.nanmean(values))
-                if name != "auc":
-                    measures[f"{name}_worst"] = float((np.nanmax if name == "loss" else np.nanmin)(values))
+                measures[f"{name}_worst"] = float((np.nanmax if name == "loss" else np.nanmin)(values))
                 if name == "accuracy":
                     measures["accuracy_spread"] = float(np.nanstd(values))
         return measures

@@ -118,6 +118,8 @@ MODELS: dict[str, Callable[..., nn.Module]] = {f.__name__: f for f in (logreg, m
 def model(name: str, shape: Shape, outputs: int, *, seed: int = 0, **options: object) -> nn.Module:
     """Build a model by name with reproducible starting weights, leaving torch's own random state alone."""
     check_options(name, options)
+    if not isinstance(shape, tuple | list | torch.Size):
+        raise invalid("shape of an input", shape, "a tuple such as (1, 28, 28)")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         try:

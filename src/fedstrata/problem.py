@@ -63,7 +63,8 @@ class Problem:
             if value is None:
                 continue
             if not isinstance(value, torch.Tensor) or value.dim() != 1 or not value.is_floating_point():
-                got = f"{type(value).__name__} of shape {tuple(getattr(value, 'shape', ()))}"
+                shape, dtype = tuple(getattr(value, "shape", ())), getattr(value, "dtype", "no dtype")
+                got = f"{type(value).__name__} of shape {shape}, {dtype}"
                 raise invalid(f"{label} of the problem {self.name}", got, "a vector of floats (a 1-d tensor)")
         if self.inner_mean not in ("local", "global"):
             raise invalid("inner_mean", self.inner_mean, "'local' or 'global'")

@@ -10,7 +10,7 @@ from fedstrata.rundir import Row
 def one_run(row: Row) -> Row:
     """Return the last row of a run as a person wants to see it."""
     shown: Row = {"round": row["round"]}
-    for key in ("loss", "accuracy", "accuracy_mean", "accuracy_worst", "auc", "auc_mean"):
+    for key in ("loss", "accuracy", "accuracy_mean", "accuracy_worst", "auc", "auc_mean", "auc_worst"):
         if key in row:
             shown[key.replace("_", " ")] = f"{row[key]:.4f}"
     return shown | {
@@ -26,7 +26,7 @@ def mean_and_spread(row: Row) -> Row:
     shown: Row = {"algorithm": row["algorithm"]}
     if row["diverged"]:
         shown["algorithm"] += f" ({row['diverged']} of {row['seeds']} diverged)"
-    for key in ("auc", "auc_mean", "accuracy", "accuracy_mean", "accuracy_worst", "loss"):
+    for key in ("auc", "auc_mean", "auc_worst", "accuracy", "accuracy_mean", "accuracy_worst", "loss"):
         if key in row:
             shown[key.replace("_", " ")] = f"{row[key]:.3f} ± {row[f'{key}_std']:.3f}"
     if "bytes_up" in row:

@@ -25,7 +25,7 @@ from fedstrata.clients.simulated import SimulatedClients
 from fedstrata.clients.state import ClientState
 from fedstrata.data.federated import FederatedData
 from fedstrata.data.sampling import sampling as sampling_named
-from fedstrata.errors import Diverged, InputError, invalid
+from fedstrata.errors import Diverged, FedstrataError, InputError, invalid
 from fedstrata.machine import prepared
 from fedstrata.metrics import Evaluation, Measures, measured_on
 from fedstrata.oracles import Oracles
@@ -35,7 +35,7 @@ from fedstrata.rundir import Row, RunDirectory
 Evaluate = Callable[[Problem, FederatedData, torch.Tensor, torch.Tensor | None], Measures]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Run:
     """A finished run.
 
@@ -49,6 +49,10 @@ class Run:
     history: list[Row]
     summary: Row
     problem: Problem
+
+    def __repr__(self) -> str:
+        measures = [f"{k} {v:.4g}" for k, v in self.history[-1].items() if k in ("loss", "accuracy", "auc")]
+        return f"<Run of {self.summary['algorithm']} on {self.summary['data']}: {', '.join(measures)}>"
 
     def model(self) -> nn.Module:
         """Return the trained model as an ordinary module."""
@@ -156,6 +160,8 @@ class _Training:
         for warning in damaged:
             warnings.warn(warning, stacklevel=4)
         if saved is None:
+            if any(row["round"] for row in directory.rows()):
+                warnings.warn(f"No checkpoint in {directory.path} to go on from: starting at round 0.", stacklevel=4)
             directory.truncate([])
             return
         rounds = self.settings["rounds"]
@@ -204,6 +210,10 @@ class _Training:
         """Do one round."""
         self.clients.begin(self.done)
         state = self.algorithm.round(self.state, self.clients)
+        if not isinstance(state, State) or any(v.shape != state[k].shape for k, v in self.state.items() if k in state):
+            got = {k: tuple(v.shape) for k, v in state.items()} if isinstance(state, State) else type(state).__name__
+            wants = {k: tuple(v.shape) for k, v in self.state.items()}
+            raise FedstrataError(f"round of {self.algorithm.name} must return a State of {wants}. Got {got}.")
         self.done += 1
         _check_finite(state, self.algorithm, self.done, self.directory)
         self.state = state
@@ -239,6 +249,8 @@ class _Training:
         summary: Row = {"status": "finished", "algorithm": self.algorithm.name, "problem": self.problem.name}
         summary |= {"data": self.data.name, "clients": self.data.clients, "seed": self.settings["seed"]}
         summary |= {"chunk": self._together(), **self.history[-1]}
+        if self.data.client_names:
+            summary["client_names"] = list(self.data.client_names)
         if isinstance(self.evaluation, Evaluation):
             summary["measured_on"] = measured_on(self.data, self.evaluation)
             per_client = self.evaluation.per_client(self.problem, self.data, self.state.x)

@@ -155,3 +155,23 @@ def test_a_gradient_that_shares_memory_is_not_written_to() -> None:
     algorithm = fs.Scaffold(lr=0.5, steps=1)
     state = algorithm.round(algorithm.init(problem), clients)
     torch.testing.assert_close(state.x, torch.full((3,), -1.5))
+
+
+def test_a_name_is_needed_and_can_be_taken_once() -> None:
+    with pytest.raises(TypeError, match="must have a name"):
+
+        class Nameless(fs.Algorithm):
+            def round(self, s: fs.State, clients: fs.Clients) -> fs.State:
+                return s
+
+    with pytest.raises(
+        TypeError, match=r"The name 'fedavg' of Second is taken by fedstrata\.algorithms\.fedavg\.FedAvg"
+    ):
+
+        class Second(fs.Algorithm):
+            name = "fedavg"
+
+            def round(self, s: fs.State, clients: fs.Clients) -> fs.State:
+                return s
+
+    assert ALGORITHMS["fedavg"] is fs.FedAvg

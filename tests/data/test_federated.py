@@ -77,6 +77,26 @@ def test_client_tests_are_pooled_when_there_is_no_other_test_set() -> None:
     assert np.array_equal(data.test[0].numpy(), X[:3])
 
 
+def test_short_descriptions() -> None:
+    data = fs.FederatedData.from_arrays([(X, T), (X[:3], T[:3])], name="two")
+    assert repr(data) == "<FederatedData two: 2 clients with 3 to 8 training rows>"
+    assert repr(fs.data.Dataset.from_arrays(X, T)) == "<Dataset arrays: 8 training and 0 test rows, 3 classes>"
+
+
+def test_own_arrays_are_split_by_name_with_support_and_holdout() -> None:
+    inputs = np.arange(40.0)[:, None]
+    data = fs.data.Dataset.from_arrays(inputs, np.arange(40) % 2).split("iid", clients=2, holdout=0.25, support=0.4)
+    assert data.client_test is not None and data.support is not None and data.test is None
+    assert [p.sizes.tolist() for p in (data.train, data.support, data.client_test)] == [[9, 9], [6, 6], [5, 5]]
+    rows = [p.rows for p in (data.train, data.support, data.client_test)]
+    assert sorted(torch.cat(rows).tolist()) == list(range(40))
+    with pytest.raises(fs.InputError, match="have test data already"):
+        data.with_holdout(0.1)
+    for wrong in (fs.partition.iid, 3):
+        with pytest.raises(fs.InputError, match="The partition must be a partition such as"):
+            fs.data.Dataset.from_arrays(inputs, np.arange(40) % 2).split(wrong, clients=2)  # type: ignore[arg-type]
+
+
 def test_half_precision_becomes_single() -> None:
     assert fs.FederatedData.from_arrays([(X.astype(np.float16), T)]).train.arrays[0].dtype == torch.float32
 

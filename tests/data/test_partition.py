@@ -8,7 +8,7 @@ from dataclasses import FrozenInstanceError
 import numpy as np
 import pytest
 
-from fedstrata.data.partition import PARTITIONS, ByKey, Dirichlet, Dominant, OneLarge, Partition, partition
+from fedstrata.data.partition import PARTITIONS, ByKey, Dirichlet, Dominant, OneLarge, Partition, partition_named
 from fedstrata.errors import InputError
 
 ROWS, CLASSES = 3000, 10
@@ -16,13 +16,13 @@ TARGETS = np.random.default_rng(7).integers(CLASSES, size=ROWS)
 KEYS = np.random.default_rng(8).integers(60, size=ROWS)
 
 CASES: dict[str, tuple[Partition, bool]] = {
-    "iid": (partition("iid"), True),
-    "dirichlet": (partition("dirichlet", alpha=0.3), True),
-    "dominant": (partition("dominant", share=0.7), False),
-    "one_large": (partition("one_large", large=500, small=7), False),
-    "shards": (partition("shards", per_client=3), True),
-    "class_groups": (partition("class_groups"), True),
-    "by_key": (partition("by_key"), False),
+    "iid": (partition_named("iid"), True),
+    "dirichlet": (partition_named("dirichlet", alpha=0.3), True),
+    "dominant": (partition_named("dominant", share=0.7), False),
+    "one_large": (partition_named("one_large", large=500, small=7), False),
+    "shards": (partition_named("shards", per_client=3), True),
+    "class_groups": (partition_named("class_groups"), True),
+    "by_key": (partition_named("by_key"), False),
 }
 
 
@@ -64,7 +64,7 @@ def test_sixty_thousand_rows_and_a_thousand_clients_are_fast(name: str) -> None:
     targets = np.arange(60_000) % 10
     options = {"large": 5000, "small": 20} if name == "one_large" else {}
     start = time.perf_counter()
-    dealt = partition(name, **options)(targets, np.arange(60_000) // 60, 1000, np.random.default_rng(0))
+    dealt = partition_named(name, **options)(targets, np.arange(60_000) // 60, 1000, np.random.default_rng(0))
     assert len(dealt) == 1000
     assert time.perf_counter() - start < 2
 
@@ -76,7 +76,7 @@ def test_partitions_are_frozen(name: str) -> None:
 
 
 def test_iid_sizes_differ_by_at_most_one() -> None:
-    sizes = [len(rows) for rows in divide(partition("iid"), 7)]
+    sizes = [len(rows) for rows in divide(partition_named("iid"), 7)]
     assert max(sizes) - min(sizes) == 1
 
 
@@ -165,30 +165,30 @@ def test_one_large_has_exactly_the_sizes() -> None:
 
 def test_shards_give_few_classes() -> None:
     targets = np.repeat(np.arange(10), 300)[np.random.default_rng(0).permutation(3000)]
-    dealt = divide(partition("shards", per_client=2), 50, targets=targets)
+    dealt = divide(partition_named("shards", per_client=2), 50, targets=targets)
     assert {len(rows) for rows in dealt} == {60}
     assert all(len(np.unique(targets[rows])) <= 2 for rows in dealt)
 
 
 def test_a_client_without_data_is_named() -> None:
     with pytest.raises(InputError, match=r"'iid' leaves client 3 without data \(2 of 5 clients, 3 rows\)\. Use fewer"):
-        divide(partition("iid"), 5, seed=0, targets=np.zeros(3, np.int64))
+        divide(partition_named("iid"), 5, seed=0, targets=np.zeros(3, np.int64))
     with pytest.raises(InputError, match=r"'shards' leaves client \d+ without data .*larger per_client"):
-        divide(partition("shards", per_client=1), 5, targets=np.arange(4))
+        divide(partition_named("shards", per_client=1), 5, targets=np.arange(4))
 
 
 def test_class_groups_are_disjoint_and_dealt_evenly() -> None:
-    held = [set(TARGETS[rows]) for rows in divide(partition("class_groups"), 4)]
+    held = [set(TARGETS[rows]) for rows in divide(partition_named("class_groups"), 4)]
     assert held == [{0, 1, 2}, {3, 4, 5}, {6, 7}, {8, 9}]
-    dealt = divide(partition("class_groups"), 23)
+    dealt = divide(partition_named("class_groups"), 23)
     assert [set(TARGETS[rows]) for rows in dealt] == [{client % 10} for client in range(23)]
     for group in range(10):
         sizes = [len(rows) for rows in dealt[group::10]]
         assert max(sizes) - min(sizes) <= 1
-    pairs = divide(partition("class_groups", groups=2), 6)
+    pairs = divide(partition_named("class_groups", groups=2), 6)
     assert [set(TARGETS[rows]) for rows in pairs] == [{0, 1, 2, 3, 4}, {5, 6, 7, 8, 9}] * 3
     with pytest.raises(InputError, match=r"number of clients \(3\) and of classes \(10\)\. Got 4"):
-        divide(partition("class_groups", groups=4), 3)
+        divide(partition_named("class_groups", groups=4), 3)
 
 
 def test_by_key_gives_whole_keys() -> None:
@@ -230,7 +230,7 @@ def test_by_key_errors() -> None:
 def test_a_wrong_option_is_refused(name: str, options: dict[str, object]) -> None:
     option, value = next(iter(options.items()))
     with pytest.raises(InputError) as caught:
-        partition(name, **options)
+        partition_named(name, **options)
     assert f"option {option} must be" in str(caught.value)
     assert f"Got {value!r}." in str(caught.value)
     assert f"partition {name!r}" in str(caught.value)
@@ -238,15 +238,15 @@ def test_a_wrong_option_is_refused(name: str, options: dict[str, object]) -> Non
 
 def test_unknown_names_get_the_nearest() -> None:
     with pytest.raises(InputError, match=r"Unknown partition 'dirichlett'. Did you mean 'dirichlet'"):
-        partition("dirichlett")
+        partition_named("dirichlett")
     with pytest.raises(InputError, match=r"Unknown option 'alfa'. Did you mean 'alpha'.*partition 'dirichlet'"):
-        partition("dirichlet", alfa=1)
+        partition_named("dirichlet", alfa=1)
 
 
 def test_wrong_arguments_of_the_call() -> None:
     with pytest.raises(InputError, match=r"number of clients must be a whole number of at least 1. Got 0"):
-        divide(partition("iid"), 0)
+        divide(partition_named("iid"), 0)
     with pytest.raises(InputError, match="targets must be one number per row"):
-        divide(partition("iid"), 2, targets=np.zeros((4, 1), np.int64))
+        divide(partition_named("iid"), 2, targets=np.zeros((4, 1), np.int64))
     with pytest.raises(InputError, match=r"'dirichlet' needs class numbers as targets. Got float64"):
         divide(Dirichlet(), 2, targets=np.linspace(0, 1, 50))

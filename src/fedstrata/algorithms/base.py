@@ -87,8 +87,16 @@ class Algorithm(ABC):
         if Algorithm not in cls.__bases__:
             raise TypeError(f"{cls.__name__} must derive from Algorithm itself: algorithms do not inherit.")
         dataclass(frozen=True)(cls)
-        if not inspect.isabstract(cls):
-            ALGORITHMS[cls.name] = cls
+        if inspect.isabstract(cls):
+            return
+        if not isinstance(getattr(cls, "name", None), str):
+            raise TypeError(f"{cls.__name__} must have a name, the one it has on the command line: name = '...'.")
+        other = ALGORITHMS.get(cls.name)
+        if other is not None and (other.__module__, other.__qualname__) != (cls.__module__, cls.__qualname__):
+            raise TypeError(
+                f"The name {cls.name!r} of {cls.__name__} is taken by {other.__module__}.{other.__qualname__}."
+            )
+        ALGORITHMS[cls.name] = cls
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):  # type: ignore[arg-type]

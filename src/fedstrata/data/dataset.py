@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from fedstrata.data.partition import Partition
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Dataset:
     """Training and test arrays of one data set.
 
@@ -105,28 +105,33 @@ class Dataset:
         return replace(self, inputs=self.inputs[keep], targets=self.targets[keep], keys=keys)
 
     def split(
-        self, partition: Partition, *, clients: int, seed: int = 0, holdout: float = 0.0, support: float = 0.0
+        self, partition: Partition | str, *, clients: int, seed: int = 0, holdout: float = 0.0, support: float = 0.0
     ) -> FederatedData:
-        """Spread the training rows over ``clients`` clients.
+        """Spread the training rows over ``clients`` clients, e.g. by ``fs.partition.dirichlet(0.3)`` or ``"iid"``.
 
         ``holdout`` is the share of each client's rows kept as its own test part. ``support`` is the share of the rest
         that only the inner levels draw from; the outer function then draws from the other rows (the query set).
         The set's own test rows stay pooled.
         """
-        from fedstrata.data.federated import FederatedData, Part, _hold_out
+        from fedstrata.data.federated import FederatedData, Part
+        from fedstrata.data.partition import Partition, partition_named
 
+        if isinstance(partition, str):
+            partition = partition_named(partition)
+        if not isinstance(partition, Partition):
+            raise invalid("partition", partition, "a partition such as fs.partition.iid(), or its name")
         if isinstance(clients, bool) or not isinstance(clients, int) or clients < 1:
             raise invalid("number of clients", clients, "a whole number of at least 1")
-        generator = np.random.default_rng(seed)
-        owned = partition(self.targets.numpy(), self.keys, clients, generator)
-        arrays = (self.inputs, self.targets)
-        client_test = inner = None
-        if holdout:
-            owned, held = _hold_out(owned, holdout, generator)
-            client_test = Part.of(arrays, held, may_be_empty=True)
-        if support:
-            owned, kept = _hold_out(owned, support, generator)
-            inner = Part.of(arrays, kept)
-        train = Part.of(arrays, owned)
+        owned = partition(self.targets.numpy(), self.keys, clients, np.random.default_rng(seed))
         test = (self.test_inputs, self.test_targets) if len(self.test_inputs) else None
-        return FederatedData(train, inner, test, client_test, classes=self.classes, name=self.name)
+        train = Part.of((self.inputs, self.targets), owned)
+        data = FederatedData(train, test=test, classes=self.classes, name=self.name)
+        data = data.with_holdout(holdout, seed) if holdout else data
+        return data.with_support(support, seed) if support else data
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+    def __repr__(self) -> str:
+        kind = f"{self.classes} classes" if self.classes else "regression"
+        return f"<Dataset {self.name}: {len(self)} training and {len(self.test_inputs)} test rows, {kind}>"

@@ -177,7 +177,8 @@ def missing(source: Source, directory: Path, reason: str) -> MissingData:
         todo = f"Fetch {source.address} and put its member {source.member} there."
     return MissingData(
         f"The data file {source.path} is not in the data directory {directory.absolute()}. {reason}{todo} "
-        "The directory is set with the option data_dir or the environment variable FEDSTRATA_DATA."
+        "The directory is set with the option data_dir (data.directory in a file) or the environment variable "
+        "FEDSTRATA_DATA."
     )
 
 

@@ -77,7 +77,7 @@ def _to(array: torch.Tensor, device: torch.device, dtype: torch.dtype) -> torch.
     return array.to(device=device, dtype=dtype if array.is_floating_point() else array.dtype)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class FederatedData:
     """The data of N clients.
 
@@ -86,6 +86,7 @@ class FederatedData:
     test:        the pooled test set ``(inputs, targets)``, if there is one.
     client_test: a test part for each client, if there is one.
     classes:     the number of classes, 0 for regression.
+    client_names: what the clients are called, if anything.
     """
 
     train: Part
@@ -94,6 +95,7 @@ class FederatedData:
     client_test: Part | None = None
     classes: int = 0
     name: str = "data"
+    client_names: tuple[str, ...] = ()
 
     @property
     def clients(self) -> int:
@@ -104,6 +106,10 @@ class FederatedData:
     def sizes(self) -> np.ndarray:
         """How many training samples each client has, support and query together."""
         return self.train.sizes if self.support is None else self.train.sizes + self.support.sizes
+
+    def __repr__(self) -> str:
+        sizes = self.sizes
+        return f"<FederatedData {self.name}: {self.clients} clients with {sizes.min()} to {sizes.max()} training rows>"
 
     def part(self, level: int) -> Part:
         """Return what level ``level`` draws from; level 0 is the outer function."""
@@ -136,6 +142,14 @@ class FederatedData:
         arrays = self.train.arrays
         return replace(self, train=Part.of(arrays, kept), support=Part.of(arrays, support))
 
+    def with_holdout(self, share: float, seed: int = 0) -> FederatedData:
+        """Return the same clients with ``share`` of each one's training rows as its own test part."""
+        if self.client_test is not None:
+            raise InputError(f"The clients of {self.name!r} have test data already, so none is held out.")
+        kept, held = _hold_out(_owned(self.train), share, np.random.default_rng(seed))
+        arrays = self.train.arrays
+        return replace(self, train=Part.of(arrays, kept), client_test=Part.of(arrays, held, may_be_empty=True))
+
     def validation(self, share: float = 0.2, seed: int = 0) -> FederatedData:
         """Return the same clients with ``share`` of each one's training rows as the test data: for tuning.
 
@@ -161,15 +175,22 @@ class FederatedData:
         client_tests: Sequence[tuple[Any, Any]] | None = None,
         classes: int | None = None,
         name: str = "arrays",
+        client_names: Sequence[str] = (),
     ) -> FederatedData:
         """Build from one ``(inputs, targets)`` pair of arrays or tensors per client.
 
         ``test`` is a pooled test set, ``client_tests`` one for each client (an empty pair where it has none).
         """
+        if isinstance(clients, dict) or not all(isinstance(c, tuple | list) and len(c) == 2 for c in clients):
+            raise invalid("clients", type(clients).__name__, "a list with one (inputs, targets) pair per client")
         if len(clients) == 0:
             raise InputError("The data have no clients.")
-        pairs = [intake.pair(*clients[0], "client 0")]
-        pairs += [intake.pair(*c, f"client {k}", pairs[0]) for k, c in enumerate(clients[1:], start=1)]
+        called = [f"client {k}" + (f" ({client_names[k]})" if client_names else "") for k in range(len(clients))]
+        pairs = [intake.pair(*clients[0], called[0])]
+        pairs += [intake.pair(*c, what, pairs[0]) for c, what in zip(clients[1:], called[1:], strict=True)]
+        for (x, _), what in zip(pairs, called, strict=True):
+            if len(x) == 0:
+                raise InputError(f"{what.capitalize()} has no data. Every client needs at least one sample.")
         train = Part.of(*intake.joined(pairs))
         pooled = None if test is None else intake.pair(*test, "the test set", pairs[0])
         if pooled is not None and len(pooled[0]) == 0:
@@ -178,7 +199,10 @@ class FederatedData:
         if client_tests is not None:
             if len(client_tests) != len(clients):
                 raise invalid("number of clients' test sets", len(client_tests), f"{len(clients)}, one per client")
-            own = [intake.pair(*c, f"the test data of client {k}", pairs[0]) for k, c in enumerate(client_tests)]
+            own = [
+                intake.pair(*c, f"the test data of {what}", pairs[0])
+                for c, what in zip(client_tests, called, strict=True)
+            ]
             if any(len(x) for x, _ in own):
                 tests = Part.of(*intake.joined(own), may_be_empty=True)
                 pooled = (tests.arrays[0], tests.arrays[1]) if pooled is None else pooled
@@ -186,7 +210,7 @@ class FederatedData:
             every = [p.arrays[1] for p in (train, tests) if p is not None] + ([] if pooled is None else [pooled[1]])
             labels = not any(t.is_floating_point() or t.dim() > 1 for t in every)
             classes = max(int(t.max()) for t in every) + 1 if labels else 0
-        return FederatedData(train, test=pooled, client_test=tests, classes=classes, name=name)
+        return FederatedData(train, None, pooled, tests, classes, name, tuple(client_names))
 
     @staticmethod
     def from_datasets(clients: Sequence[Any], *, test: Any = None, name: str = "datasets") -> FederatedData:
@@ -202,7 +226,7 @@ class FederatedData:
         Each holds ``inputs`` and ``targets`` (``x`` and ``y`` will do), and optionally ``test_inputs`` and
         ``test_targets``. A file called ``test.npz`` with ``inputs`` and ``targets`` is the pooled test set.
         """
-        path = Path(folder)
+        path = Path(folder).expanduser()
         files = sorted(p for p in path.glob("*.npz") if p.name != "test.npz")
         if not files:
             raise MissingData(f"No client files in {path}. Put one .npz per client there, with inputs and targets.")
@@ -218,6 +242,7 @@ class FederatedData:
             client_tests=tests,
             test=intake.named(intake.read_npz(pooled), pooled) if pooled.exists() else None,
             name=path.name,
+            client_names=[f.stem for f in files],
         )
 
 

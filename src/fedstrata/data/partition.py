@@ -309,8 +309,8 @@ PARTITIONS: dict[str, type[Partition]] = {
 """Every partition by its name on the command line."""
 
 
-def partition(name: str, **options: Any) -> Partition:
-    """Build a partition by name, for instance ``partition("dirichlet", alpha=0.1)``."""
+def partition_named(name: str, **options: Any) -> Partition:
+    """Build a partition by name, for instance ``partition_named("dirichlet", alpha=0.1)``."""
     if name not in PARTITIONS:
         raise unknown("partition", name, PARTITIONS)
     known = [field.name for field in fields(PARTITIONS[name])]
