@@ -85,7 +85,7 @@ def run(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Train one experiment.
+    """Train one experiment: EXPERIMENT is a TOML file, such as those in examples/.
 
     With --out the run directory holds config.toml, metrics.jsonl, summary.json, model.safetensors, plot.png and
     checkpoints; an interrupted run goes on with --resume.
@@ -123,8 +123,8 @@ def compare(
 ) -> None:
     """Run several algorithms on the same experiment, with several seeds: mean and spread, and a picture.
 
-    Each algorithm takes its options from the table algorithms.NAME, and from the table algorithm where it has an option
-    of that name. The spread is the standard deviation over seeds.
+    EXPERIMENT is a TOML file. Each algorithm takes its options from its table algorithms.NAME, and from the table
+    algorithm where it has an option of that name. The spread is the standard deviation over seeds.
     """
     config = read(experiment, set_)
     _new_directory(out, resume)
@@ -148,7 +148,8 @@ def tune(
 ) -> None:
     """Tune every algorithm with the same number of trials, then report the best settings on the test data.
 
-    Trials are judged on a validation split of the training data; the test data play no part in the choice.
+    EXPERIMENT is a TOML file. Trials are judged on a validation split of the training data; the test data play no part
+    in the choice.
     """
     config = read(experiment, set_)
     if trials is not None:
@@ -180,7 +181,7 @@ def list_(
     kind: Annotated[str, typer.Argument(help="algorithms, problems, datasets, models or partitions.")],
     as_json: Json = False,
 ) -> None:
-    """List what there is, with one line on each."""
+    """List what there is, with one line on each: KIND is algorithms, problems, datasets, models or partitions."""
     kinds: dict[str, dict[str, Any]] = {
         "algorithms": ALGORITHMS,
         "problems": {n: p.build for n, p in PROBLEMS.items()},
@@ -205,7 +206,7 @@ def show(
     algorithm: Annotated[str, typer.Argument(help="The algorithm, by name.")],
     as_json: Json = False,
 ) -> None:
-    """Show an algorithm: its equations, its hyperparameters, what it sends."""
+    """Show ALGORITHM, one of 'fedstrata list algorithms': its equations, its hyperparameters, what it sends."""
     if algorithm not in ALGORITHMS:
         raise unknown("algorithm", algorithm, ALGORITHMS)
     kind = ALGORITHMS[algorithm]
@@ -235,7 +236,10 @@ def plot(
     measure: Annotated[list[str] | None, typer.Option(help="What to draw, e.g. accuracy. May be repeated.")] = None,
     axis: Annotated[str, typer.Option(help="round, steps, samples, bytes_up, bytes_down or seconds.")] = "round",
 ) -> None:
-    """Draw runs against rounds, steps, samples, bytes or seconds."""
+    """Draw RUNS, run directories, against rounds, steps, samples, bytes or seconds.
+
+    Runs of one algorithm with several seeds become one line with a band: mean and standard deviation.
+    """
     groups: dict[str, list[list[Row]]] = {}
     for path in runs:
         rows = RunDirectory(path).rows()
