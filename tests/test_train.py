@@ -20,8 +20,8 @@ from torch import nn
 import fedstrata as fs
 from fedstrata import checkpoint
 from fedstrata.algorithms import ALGORITHMS
+from fedstrata.identity import describe
 from fedstrata.rundir import RunDirectory
-from fedstrata.train import describe
 from support import sized_data, smooth_example, softmax_problem, without_seconds
 
 SCAFFOLD = fs.Scaffold(lr=0.2, steps=3)

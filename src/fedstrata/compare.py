@@ -17,8 +17,9 @@ from fedstrata.callbacks import Callback
 from fedstrata.checkpoint import write_atomically
 from fedstrata.config import Config, Experiment, build_algorithm
 from fedstrata.errors import Diverged, FedstrataError, InputError, unknown
+from fedstrata.identity import describe
 from fedstrata.rundir import Row
-from fedstrata.train import Run, describe, train
+from fedstrata.train import Run, train
 
 HIGHER_IS_BETTER = ("accuracy", "auc")
 Say = Callable[[str], None]

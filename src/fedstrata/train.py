@@ -8,7 +8,6 @@ import time
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +25,7 @@ from fedstrata.clients.state import ClientState
 from fedstrata.data.federated import FederatedData
 from fedstrata.data.sampling import sampling as sampling_named
 from fedstrata.errors import Diverged, FedstrataError, InputError, invalid
+from fedstrata.identity import digest_of, settings_of
 from fedstrata.machine import prepared
 from fedstrata.metrics import Evaluation, Measures, measured_on
 from fedstrata.oracles import Oracles
@@ -120,8 +120,8 @@ def train(
     )
     try:
         if training.directory is not None:
-            config = _config(problem, data, algorithm, settings) if config is None else config
-            training.open(training.directory, {**config, "digest": _digest(problem, data)}, resume)
+            config = settings_of(problem, data, algorithm, settings) if config is None else config
+            training.open(training.directory, {**config, "digest": digest_of(problem, data)}, resume)
         with torch.no_grad(), prepared(threads):
             return training.run()
     finally:
@@ -324,42 +324,6 @@ def _check_finite(state: State, algorithm: Algorithm, round: int, directory: Run
 def _diverged(algorithm: Algorithm, round: int, what: str, directory: RunDirectory | None) -> str:
     kept = "" if directory is None else f" The last good checkpoint is kept in {directory.checkpoints.folder}."
     return f"{algorithm.name} diverged in round {round}: {what}. A smaller learning rate is the usual remedy.{kept}"
-
-
-def _config(problem: Problem, data: FederatedData, algorithm: Algorithm, settings: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "train": {k: v for k, v in settings.items() if v is not None},
-        "algorithm": describe(algorithm),
-        "problem": {"name": problem.name, "size": len(problem.x0)},
-        "data": {"name": data.name, "clients": data.clients},
-    }
-
-
-def _digest(problem: Problem, data: FederatedData) -> dict[str, str]:
-    """Return what tells other data or another start from these, so that nothing else is ever resumed."""
-    start = [problem.x0] if problem.y0 is None else [problem.x0, problem.y0]
-    parts = [p for p in (data.train, data.support, data.client_test) if p is not None]
-    arrays = {id(a): a for p in parts for a in (*p.arrays, p.rows)}
-    tensors = {"start": start, "data": [*arrays.values(), *(data.test or ())]}
-    out = {}
-    for name, group in tensors.items():
-        digest = blake2b(b"".join(p.sizes.tobytes() for p in parts), digest_size=8)
-        for tensor in group:
-            digest.update(tensor.detach().cpu().contiguous().numpy().data)
-        out[name] = digest.hexdigest()
-    return out
-
-
-def describe(algorithm: Algorithm) -> dict[str, Any]:
-    """Return an algorithm as the table of a configuration file that builds it again."""
-    table: dict[str, Any] = {"name": algorithm.name}
-    for option in dataclasses.fields(algorithm):  # type: ignore[arg-type]
-        value = getattr(algorithm, option.name)
-        if dataclasses.is_dataclass(value) and not isinstance(value, type):
-            named = {"schedule": value.name} if hasattr(value, "name") else {}
-            value = {**named, **dataclasses.asdict(value)}
-        table[option.name] = value
-    return table
 
 
 def _finish(directory: RunDirectory, run: Run, state: State) -> None:

@@ -1,0 +1,50 @@
+"""What a run is: its settings as tables, and a digest of its data and its start, so that no other is ever resumed."""
+
+from __future__ import annotations
+
+import dataclasses
+from hashlib import blake2b
+from typing import Any
+
+from fedstrata.algorithms.base import Algorithm
+from fedstrata.data.federated import FederatedData
+from fedstrata.problem import Problem
+
+
+def settings_of(
+    problem: Problem, data: FederatedData, algorithm: Algorithm, settings: dict[str, Any]
+) -> dict[str, Any]:
+    """Return what is known of a run as the tables of a configuration file."""
+    return {
+        "train": {k: v for k, v in settings.items() if v is not None},
+        "algorithm": describe(algorithm),
+        "problem": {"name": problem.name, "size": len(problem.x0)},
+        "data": {"name": data.name, "clients": data.clients},
+    }
+
+
+def digest_of(problem: Problem, data: FederatedData) -> dict[str, str]:
+    """Return what tells other data or another start from these, so that nothing else is ever resumed."""
+    start = [problem.x0] if problem.y0 is None else [problem.x0, problem.y0]
+    parts = [p for p in (data.train, data.support, data.client_test) if p is not None]
+    arrays = {id(a): a for p in parts for a in (*p.arrays, p.rows)}
+    tensors = {"start": start, "data": [*arrays.values(), *(data.test or ())]}
+    out = {}
+    for name, group in tensors.items():
+        digest = blake2b(b"".join(p.sizes.tobytes() for p in parts), digest_size=8)
+        for tensor in group:
+            digest.update(tensor.detach().cpu().contiguous().numpy().data)
+        out[name] = digest.hexdigest()
+    return out
+
+
+def describe(algorithm: Algorithm) -> dict[str, Any]:
+    """Return an algorithm as the table of a configuration file that builds it again."""
+    table: dict[str, Any] = {"name": algorithm.name}
+    for option in dataclasses.fields(algorithm):  # type: ignore[arg-type]
+        value = getattr(algorithm, option.name)
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            named = {"schedule": value.name} if hasattr(value, "name") else {}
+            value = {**named, **dataclasses.asdict(value)}
+        table[option.name] = value
+    return table
