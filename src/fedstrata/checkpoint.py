@@ -1,9 +1,9 @@
 """Checkpoints: safetensors and JSON, atomic, the last two kept.
 
-A checkpoint of round r is three files. ``round-r.safetensors`` holds the server's vectors. ``clients-r.safetensors``
-holds the rows that clients kept since the checkpoint before (so a checkpoint costs what a round changed, not what all
-clients hold). ``round-r.json`` is written last: counts, and the names and SHA-256 of every file it needs. A checkpoint
-exists once its JSON does; a kill at any moment leaves the one before.
+Round r has ``round-r.safetensors``, the server's vectors, and ``clients-r-*.safetensors``, the rows that clients kept
+since the checkpoint before (so a checkpoint costs what a round changed, not what all clients hold; now and then all
+rows are written anew, in pieces). ``round-r.json`` is written last: counts, and the names and SHA-256 of every file it
+needs. A checkpoint exists once its JSON does; a kill at any moment leaves the one before.
 
 Waiting for the disk after every round would cost more than many a round, so a checkpoint is forced to the disk only
 when thirty seconds have passed since the last one that was; that one is kept too. So a kill loses at most the round

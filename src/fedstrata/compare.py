@@ -21,15 +21,12 @@ from fedstrata.identity import describe
 from fedstrata.rundir import Row
 from fedstrata.train import Run, train
 
-HIGHER_IS_BETTER = ("accuracy", "auc")
 Say = Callable[[str], None]
 
 
-def better(measure: str) -> Callable[[float, float], bool]:
-    """Return whether a first value beats a second one, for this measure."""
-    if measure.startswith(HIGHER_IS_BETTER) and not measure.endswith("_spread"):
-        return lambda a, b: a > b
-    return lambda a, b: a < b
+def higher_is_better(measure: str) -> bool:
+    """Tell whether a larger value of this measure is the better one."""
+    return measure.startswith(("accuracy", "auc")) and not measure.endswith("_spread")
 
 
 def run_config(
@@ -164,14 +161,13 @@ def tune(
                 "diverged" if row["measures"] is None or measure is None else f"{measure} {_value(row, measure):.4f}"
             )
             say(f"{name} trial {number + 1}/{config.tune.trials}: {options} -> {shown}")
-    beats = better(measure or "loss")
+    sign = -1 if higher_is_better(measure or "loss") else 1
     for name, rows in results.items():
         good = [r for r in rows if r["measures"] is not None]
         if not good:
             raise FedstrataError(
                 f"Every trial of {name} diverged. Search smaller learning rates ([tune.search.{name}])."
             )
-        sign = 1 if beats(0.0, 1.0) else -1
         rows.sort(key=lambda r: math.inf if r["measures"] is None else sign * _value(r, measure or "loss"))
     return results
 
