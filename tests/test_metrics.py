@@ -12,7 +12,7 @@ from torch import nn
 
 import fedstrata as fs
 from fedstrata import metrics
-from fedstrata.metrics import Evaluation, auc, objective
+from fedstrata.metrics import Evaluation, auc, gradient_norm, objective
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -83,6 +83,7 @@ def test_measures_over_clients_by_hand() -> None:
         "auc": roc_auc_score(together[1], together[0]),
         "loss_mean": np.mean(losses),
         "loss_worst": max(losses),
+        "loss_spread": np.std(losses),
         "accuracy_mean": np.mean(accuracies),
         "accuracy_worst": 0.0,
         "accuracy_spread": np.std(accuracies),
@@ -165,7 +166,8 @@ def test_regression_has_a_loss_only() -> None:
     problem = fs.erm(nn.Linear(1, 1, bias=False, dtype=torch.float64), "squared")
     data = fs.FederatedData.from_arrays([(np.array([[1.0], [2.0]]), np.array([0.0, 0.0]))])
     measured = Evaluation()(problem, data, torch.ones(1, dtype=torch.float64), None)
-    assert measured == {name: pytest.approx(2.5) for name in ("loss", "loss_mean", "loss_worst")}
+    expected = {name: pytest.approx(2.5) for name in ("loss", "loss_mean", "loss_worst")}
+    assert measured == {**expected, "loss_spread": 0.0}
 
 
 # --- the objective ---------------------------------------------------------------------------------------------------
@@ -212,9 +214,138 @@ def test_the_objective_of_levels_uses_the_support_set() -> None:
     assert objective(problem, moved, problem.x0, problem.y0) == pytest.approx(expected)
 
 
+def test_the_objective_on_held_out_or_on_training_data() -> None:
+    problem, data = layered("local")
+    held = fs.FederatedData.from_arrays([([[1.0]], [[0.0]])] * 3).train
+    both = fs.FederatedData(data.train, client_test=held).to(torch.device("cpu"), torch.float64)
+    on_training = objective(problem, data, problem.x0, problem.y0)
+    assert objective(problem, both, problem.x0, problem.y0) == pytest.approx(0.5 * (2 + 1) ** 2)
+    assert objective(problem, both, problem.x0, problem.y0, training=True) == on_training
+
+
 def test_a_problem_without_a_model_is_measured_by_its_objective() -> None:
     q = fs.quadratic(clients=3, dimension=2, samples=4)
     h, b = (a.reshape(3, 4, 2).numpy() for a in q.data.train.arrays)
     expected = np.mean(0.5 * (h * (q.problem.x0.numpy() - b) ** 2).sum(2))
     assert Evaluation()(q.problem, q.data, q.problem.x0, None) == {"loss": pytest.approx(expected)}
     assert Evaluation().per_client(q.problem, q.data, q.problem.x0) == {}
+
+
+# --- stationarity ----------------------------------------------------------------------------------------------------
+
+
+def first(u: torch.Tensor, batch: Any) -> torch.Tensor:
+    return torch.tanh(batch[0] @ u.reshape(3, 2)).mean(0) + u[:2] ** 2
+
+
+def second(u: torch.Tensor, batch: Any) -> torch.Tensor:
+    return torch.stack([(u.prod() * batch[0][:, 0]).sin().mean(), u[0] * batch[1].exp().mean(), (u**2).sum()])
+
+
+def outer(u: torch.Tensor, batch: Any) -> torch.Tensor:
+    """Not a mean over rows, so it must be taken on all of them at once."""
+    return torch.log(torch.cosh(batch[0][:, 1] * u.sum() + batch[1])).mean() ** 2 + (u**3).sum()
+
+
+def with_dual(u: torch.Tensor, y: torch.Tensor, batch: Any) -> torch.Tensor:
+    return outer(u, batch) * y[0].sin() + (y[1] * u).cos().sum()
+
+
+def rough_data(support: bool) -> fs.FederatedData:
+    rng = np.random.default_rng(3)
+
+    def sites(sizes: list[int]) -> fs.FederatedData:
+        return fs.FederatedData.from_arrays([(rng.normal(size=(n, 3)), rng.normal(size=n)) for n in sizes])
+
+    data = sites([4, 7, 1])
+    inner = sites([3, 2, 6]).train if support else None
+    whole = fs.FederatedData(data.train, support=inner, client_test=sites([2, 2, 2]).train)
+    return whole.to(torch.device("cpu"), torch.float64)
+
+
+def composed(problem: fs.Problem, data: fs.FederatedData, x: torch.Tensor, y: torch.Tensor | None) -> torch.Tensor:
+    """F(x), written out on the training data."""
+    clients = range(data.clients)
+    inner = [x for _ in clients]
+    for level in problem.levels:
+        inner = [level(inner[c], data.part(1).of_client(c)) for c in clients]
+    if problem.inner_mean == "global":
+        inner = [sum(inner) / len(inner)] * len(inner)  # type: ignore[list-item]
+    values = []
+    for c in clients:
+        batch = data.part(0).of_client(c) if problem.outer_draws else ()
+        batch = (*batch, torch.tensor(c)) if problem.mixture else batch
+        values.append(problem.outer(inner[c], batch) if y is None else problem.outer(inner[c], y, batch))
+    return torch.stack(values).mean()
+
+
+def check_stationarity(problem: fs.Problem, data: fs.FederatedData) -> None:
+    leaf = problem.x0.clone().requires_grad_()
+    value = composed(problem, data, leaf, problem.y0)
+    (gradient,) = torch.autograd.grad(value, leaf)
+    assert gradient.norm() > 1e-2
+    found = gradient_norm(problem, data, problem.x0, problem.y0)
+    assert found == pytest.approx(float(gradient.norm()), rel=1e-12, abs=1e-12)
+    measured = Evaluation(stationarity=True)(problem, data, problem.x0, problem.y0)
+    assert measured["gradient_norm"] == found
+    assert measured["objective"] == pytest.approx(float(value.detach()), rel=1e-12)
+    assert measured.keys() == {"loss", "objective", "gradient_norm"}
+
+
+@pytest.mark.parametrize("support", [False, True], ids=["no support", "support"])
+@pytest.mark.parametrize("inner_mean", ["local", "global"])
+@pytest.mark.parametrize("dual", [False, True], ids=["no dual", "dual"])
+@pytest.mark.parametrize("levels", [0, 1, 2])
+def test_the_gradient_norm_is_that_of_the_composed_objective(
+    levels: int, dual: bool, inner_mean: Any, support: bool
+) -> None:
+    problem = fs.Problem(
+        with_dual if dual else outer,
+        torch.tensor([0.3, -0.5, 0.8, 0.2, -0.1, 0.4], dtype=torch.float64),
+        levels=(first, second)[:levels],
+        y0=torch.tensor([0.7, -1.1], dtype=torch.float64) if dual else None,
+        inner_mean=inner_mean,
+    )
+    check_stationarity(problem, rough_data(support))
+
+
+@pytest.mark.parametrize("outer_draws", [True, False], ids=["outer draws", "outer draws nothing"])
+@pytest.mark.parametrize("mixture", [True, False], ids=["mixture", "no mixture"])
+@pytest.mark.parametrize("inner_mean", ["local", "global"])
+def test_the_gradient_norm_of_outer_functions_without_data_and_of_mixtures(
+    outer_draws: bool, mixture: bool, inner_mean: Any
+) -> None:
+    def f(u: torch.Tensor, y: torch.Tensor, batch: Any) -> torch.Tensor:
+        assert len(batch) == 2 * outer_draws + mixture
+        weight = y[batch[-1]] if mixture else y[0]
+        return weight * (batch[0][:, 0] * u.sum()).exp().mean() if outer_draws else weight * (u**3).sum()
+
+    problem = fs.Problem(
+        f,
+        torch.tensor([0.3, -0.5, 0.8, 0.2, -0.1, 0.4], dtype=torch.float64),
+        levels=(first,),
+        y0=torch.tensor([0.2, 0.5, 0.3], dtype=torch.float64),
+        inner_mean=inner_mean,
+        outer_draws=outer_draws,
+        mixture=mixture,
+    )
+    check_stationarity(problem, rough_data(False))
+
+
+def test_stationarity_of_a_model_beside_its_other_measures() -> None:
+    problem = one_logit(0.5)
+    data = fs.FederatedData.from_arrays(pairs(CLIENTS))
+    measured = Evaluation(stationarity=True)(problem, data, problem.x0, None)
+    slopes = []
+    for inputs, targets in CLIENTS:
+        a, t = np.array(inputs), np.array(targets)
+        slopes.append(((1 / (1 + np.exp(-0.5 * a)) - t) * a).mean())
+    assert measured["gradient_norm"] == pytest.approx(abs(np.mean(slopes)), rel=1e-12)
+    assert measured["objective"] == pytest.approx(measured["loss_mean"], rel=1e-12)
+    plain = Evaluation()(problem, data, problem.x0, None)
+    assert {k: v for k, v in measured.items() if k not in ("objective", "gradient_norm")} == plain
+
+
+def test_the_gradient_norm_vanishes_at_the_solution() -> None:
+    q = fs.quadratic(clients=4)
+    assert gradient_norm(q.problem, q.data, q.solution) < 1e-12 < gradient_norm(q.problem, q.data, q.problem.x0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from hashlib import blake2b
 from typing import Any
 
@@ -18,9 +19,15 @@ def settings_of(
     return {
         "train": {k: v for k, v in settings.items() if v is not None},
         "algorithm": describe(algorithm),
-        "problem": {"name": problem.name, "size": len(problem.x0)},
+        "problem": {"name": problem.name, "size": len(problem.x0), **_plain(problem.options)},
         "data": {"name": data.name, "clients": data.clients},
     }
+
+
+def _plain(options: Mapping[str, object]) -> dict[str, object]:
+    """Return options as a file holds them: functions by their name, nothing for what was left out."""
+    named = {k: getattr(v, "__name__", repr(v)) if callable(v) else v for k, v in options.items()}
+    return {k: v for k, v in named.items() if v is not None}
 
 
 def digest_of(problem: Problem, data: FederatedData) -> dict[str, str]:

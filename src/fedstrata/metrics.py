@@ -1,18 +1,21 @@
-"""What is measured at an evaluation: loss, accuracy and AUC, pooled and over clients."""
+"""What is measured at an evaluation: loss, accuracy and AUC, pooled, over clients and after adapting to each."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 import torch
 
-from fedstrata.data.batch import Batch
 from fedstrata.data.federated import FederatedData, Part
 from fedstrata.errors import InputError, invalid
-from fedstrata.oracles import Oracles
+from fedstrata.objective import gradient_norm as gradient_norm
+from fedstrata.objective import objective as objective
 from fedstrata.problem import Arrays, Problem
+from fedstrata.rng import key_of, permutations
 
 _ROWS = 1024
 
@@ -23,38 +26,65 @@ Measures = dict[str, float]
 class Evaluation:
     """How to measure a model.
 
-    clients: on which data the per-client measures are taken: "test" (each client's held-out part), "train", "none",
-             or "auto": the held-out part if there is one, the training data otherwise.
+    clients:      on which data the per-client measures are taken: "test" (each client's held-out part), "train",
+                  "none", or "auto": the held-out part if there is one, the training data otherwise.
+    adapt_steps:  gradient steps that make the model each client's own before it is measured there; 0 for none. By
+                  default what the problem says.
+    adapt_lr:     their learning rate; by default the problem's.
+    adapt_rows:   how many of its training rows, at most, a client adapts on; by default all of them.
+    stationarity: whether to measure ``objective`` and ``gradient_norm``, a pass over all the training data.
 
     Gives ``loss``, ``accuracy`` (with classes) and ``auc`` (with two) on the pooled test set, on the training data when
-    there is none; and over the clients ``loss_mean``, ``loss_worst``, ``accuracy_mean``, ``accuracy_worst``,
-    ``accuracy_spread`` (standard deviation), ``auc_mean`` and ``auc_worst`` (of clients that have both classes). A
-    problem without a model gives ``loss``, its objective, on the clients' held-out parts where all have one, else on
-    the training data.
+    there is none; and over the clients ``loss_mean``, ``loss_worst``, ``loss_spread`` (standard deviation),
+    ``accuracy_mean``, ``accuracy_worst``, ``accuracy_spread``, ``auc_mean`` and ``auc_worst`` (of clients that have
+    both classes). A problem without a model gives ``loss``, its objective, on the clients' held-out parts where all
+    have one, else on the training data.
+
+    When the model is adapted, ``personal_loss`` and ``personal_accuracy`` (``_mean``, ``_worst``, ``_spread``) are
+    measured on the same data with each client's own model: full-batch steps x <- x - lr grad(mean loss) on the rows
+    that the client's inner level draws from (its support rows, if there are any). They are NaN when an adapted model
+    is no longer finite.
     """
 
     clients: Literal["auto", "test", "train", "none"] = "auto"
+    adapt_steps: int | None = None
+    adapt_lr: float | None = None
+    adapt_rows: int | None = None
+    stationarity: bool = False
 
     def __post_init__(self) -> None:
         if self.clients not in ("auto", "test", "train", "none"):
             raise invalid("clients of the evaluation", self.clients, "'auto', 'test', 'train' or 'none'")
+        for name, least in (("adapt_steps", 0), ("adapt_rows", 1)):
+            value = getattr(self, name)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
+                raise invalid(f"{name} of the evaluation", value, f"a whole number of at least {least}")
+        if self.adapt_lr is not None and not 0 < self.adapt_lr < math.inf:
+            raise invalid("adapt_lr of the evaluation", self.adapt_lr, "a positive number")
 
     def __call__(self, problem: Problem, data: FederatedData, x: torch.Tensor, y: torch.Tensor | None) -> Measures:
         """Return the measures at ``x`` (and ``y``)."""
+        measures: Measures = {}
+        self.adaptation(problem)
         if problem.predict is None or problem.losses is None:
-            return {"loss": objective(problem, data, x, y)}
-        outputs, targets = predict(problem, x, pooled(data))
-        measures = _pooled_measures(problem, data.classes, outputs, targets)
-        for name, values in self.per_client(problem, data, x).items():
-            if len(values) and not np.isnan(values).all():
-                measures[f"{name}_mean"] = float(np.nanmean(values))
-                measures[f"{name}_worst"] = float((np.nanmax if name == "loss" else np.nanmin)(values))
-                if name == "accuracy":
-                    measures["accuracy_spread"] = float(np.nanstd(values))
+            measures["loss"] = objective(problem, data, x, y)
+        else:
+            outputs, targets = predict(problem, x, pooled(data))
+            measures |= _pooled_measures(problem, data.classes, outputs, targets)
+            part = self.part(data)
+            for name, values in self.per_client(problem, data, x).items():
+                assert part is not None
+                measures |= _over_clients(name, values[~np.isnan(values) if name == "auc" else part.sizes > 0])
+        if self.stationarity:
+            measures["objective"] = objective(problem, data, x, y, training=True)
+            measures["gradient_norm"] = gradient_norm(problem, data, x, y)
         return measures
 
     def per_client(self, problem: Problem, data: FederatedData, x: torch.Tensor) -> dict[str, np.ndarray]:
-        """Return ``loss``, ``accuracy`` and ``auc`` of each client; NaN where a client has no samples to measure on."""
+        """Return ``loss``, ``accuracy`` and ``auc`` of each client; NaN where a client has no samples to measure on.
+
+        Where the model is adapted, ``personal_loss`` and ``personal_accuracy`` too.
+        """
         part = self.part(data)
         if part is None or problem.predict is None or problem.losses is None:
             return {}
@@ -77,7 +107,43 @@ class Evaluation:
                 strict=True,
             )
             found["auc"] = np.array([auc(s, t) for s, t in pairs])
-        return found
+        return found | self._personal(problem, data, x, part, "accuracy" in found)
+
+    def _personal(
+        self, problem: Problem, data: FederatedData, x: torch.Tensor, part: Part, classified: bool
+    ) -> dict[str, np.ndarray]:
+        adaptation = self.adaptation(problem)
+        if adaptation is None:
+            return {}
+        assert problem.losses is not None
+        losses, accuracies = (np.full(len(part.sizes), np.nan) for _ in range(2))
+        for client in np.flatnonzero(part.sizes).tolist():
+            own = adapt(problem, x, _pieces(data.part(1), client, self.adapt_rows), *adaptation)
+            outputs, targets = predict(problem, own, part.of_client(client))
+            loss = float(problem.losses(outputs, targets).double().mean())
+            if math.isfinite(loss):
+                losses[client] = loss
+                accuracies[client] = float(correct(outputs, targets).double().mean()) if classified else np.nan
+        return {"personal_loss": losses} | ({"personal_accuracy": accuracies} if classified else {})
+
+    def adaptation(self, problem: Problem) -> tuple[int, float] | None:
+        """Return how many steps, and at which rate, make the model a client's own; None when it is not adapted."""
+        given = [n for n in ("adapt_steps", "adapt_lr", "adapt_rows") if getattr(self, n) is not None]
+        if self.adapt_steps == 0:
+            return None
+        if given and problem.predict is None:
+            raise InputError(f"The problem {problem.name} has no model to adapt: leave out {', '.join(given)}.")
+        steps, lr = problem.adapt or (None, None)
+        steps = steps if self.adapt_steps is None else self.adapt_steps
+        lr = lr if self.adapt_lr is None else self.adapt_lr
+        if steps is not None and lr is not None:
+            return (steps, lr) if steps else None
+        if given:
+            raise InputError(
+                f"To adapt a model of the problem {problem.name} to each client, the evaluation needs adapt_steps and "
+                f"adapt_lr. Got only {' and '.join(given)}."
+            )
+        return None
 
     def part(self, data: FederatedData) -> Part | None:
         """Return the clients' data that the per-client measures are taken on."""
@@ -119,6 +185,33 @@ def predict(problem: Problem, x: torch.Tensor, arrays: Arrays) -> Arrays:
     return torch.cat(parts), targets
 
 
+@torch.no_grad()
+def adapt(problem: Problem, x: torch.Tensor, pieces: Sequence[Arrays], steps: int, lr: float) -> torch.Tensor:
+    """Return ``x`` after gradient steps x <- x - lr grad(mean loss of the model over the rows of all pieces)."""
+    assert problem.predict is not None and problem.losses is not None
+    rows = sum(len(targets) for _, targets in pieces)
+    for _ in range(steps):
+        gradient = torch.zeros_like(x)
+        for inputs, targets in pieces:
+            leaf = x.detach().requires_grad_()
+            with torch.enable_grad():
+                loss = problem.losses(problem.predict(leaf, inputs), targets).sum() / rows
+            gradient += torch.autograd.grad(loss, leaf)[0]
+        x = x - lr * gradient
+    return x
+
+
+def _pieces(part: Part, client: int, limit: int | None) -> list[Arrays]:
+    """Return a client's rows, at most ``limit`` of them, in pieces that keep the memory of a gradient within bounds."""
+    positions = np.arange(part.sizes[client])
+    if limit is not None and limit < len(positions):
+        # The rows stand in class order, so the first ones would be of one class.
+        order = permutations(key_of("adapt"), np.array([client]), np.zeros(1), np.array([len(positions)]))
+        positions = order[0, :limit]
+    cut = [positions[None, start : start + _ROWS] for start in range(0, len(positions), _ROWS)]
+    return [tuple(a[0] for a in part.gather(np.array([client]), c, None, False).parts[0]) for c in cut]
+
+
 def _pooled_measures(problem: Problem, classes: int, outputs: torch.Tensor, targets: torch.Tensor) -> Measures:
     assert problem.losses is not None
     measures = {"loss": float(problem.losses(outputs, targets).double().mean())}
@@ -127,6 +220,18 @@ def _pooled_measures(problem: Problem, classes: int, outputs: torch.Tensor, targ
     if classes == 2:
         measures["auc"] = auc(scores(outputs).cpu().numpy(), targets.cpu().numpy())
     return measures
+
+
+def _over_clients(name: str, values: np.ndarray) -> Measures:
+    """Return the mean, the worst and, but for AUC, the spread of a measure, one value for each client."""
+    if not len(values):
+        return {}
+    worst = values.max() if name.endswith("loss") else values.min()
+    found = {f"{name}_mean": float(values.mean()), f"{name}_worst": float(worst)}
+    if name != "auc":
+        with np.errstate(invalid="ignore", over="ignore"):  # of a loss beyond all bounds
+            found[f"{name}_spread"] = float(values.std())
+    return found
 
 
 def scores(outputs: torch.Tensor) -> torch.Tensor:
@@ -158,28 +263,3 @@ def auc(scores: np.ndarray, targets: np.ndarray) -> float:
     _, inverse, counts = np.unique(scores, return_inverse=True, return_counts=True)
     ranks = (np.cumsum(counts) - (counts - 1) / 2)[inverse]
     return float((ranks[targets == 1].sum() - positives * (positives + 1) / 2) / (positives * negatives))
-
-
-@torch.no_grad()
-def objective(problem: Problem, data: FederatedData, x: torch.Tensor, y: torch.Tensor | None) -> float:
-    """Return M_k[ f_k(G_k(x), y) ], uniform over clients, one client at a time.
-
-    It is taken on the clients' held-out parts where all of them have one, else on their training data. With a global
-    inner mean f_k meets M_j[ G_j(x) ].
-    """
-    oracles = Oracles(problem)
-    clients = range(data.clients)
-    held = data.client_test if data.client_test is not None and data.client_test.sizes.all() else None
-
-    def everything(client: int, level: int) -> Batch:
-        part = held or data.part(level)
-        return part.gather(np.array([client]), np.arange(part.sizes[client])[None], None, False)
-
-    inner = [x.unsqueeze(0)] * data.clients
-    for k in range(1, len(problem.levels) + 1):
-        inner = [oracles.level(k, inner[c], everything(c, k)) for c in clients]
-    if problem.inner_mean == "global":
-        inner = [torch.stack(inner).mean(0)] * data.clients
-    dual = None if y is None else y.unsqueeze(0)
-    values = [oracles.outer(inner[c], dual, everything(c, 0)) for c in clients]
-    return float(torch.cat(values).double().mean())

@@ -7,8 +7,8 @@ M_k is the mean over clients. ``levels`` holds g^(1)..g^(K), ``outer`` is f.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -18,6 +18,7 @@ from fedstrata.errors import InputError, invalid
 if TYPE_CHECKING:
     from torch import nn
 
+    from fedstrata.clients import Clients
     from fedstrata.data.federated import FederatedData
     from fedstrata.flat import Flat
 
@@ -40,10 +41,16 @@ class Problem:
     project_y:  the Euclidean projection of the dual, on tensors [..., p]; None when the dual is free.
     inner_mean: "local" when f_k meets the client's own G_k, "global" when it meets the mean of G over clients.
     name:       how messages and tables call it.
+    outer_draws: whether the outer function looks at data; when not, its batch is empty and costs no samples.
+    mixture:    whether the dual weighs the clients: y on the simplex, one entry for each. The outer function's batch
+                then ends with the client's number.
     flat:       the model whose weights are the first entries of the vector, if there is one.
     predict:    ``predict(x, inputs) -> outputs`` of the model, for metrics.
     losses:     ``losses(outputs, targets) -> one loss per sample``, for metrics.
+    adapt:      (steps, lr) of the gradient steps that make the model a client's own, for metrics; None when none do.
+    options:    what it was built with, for the run directory; a run with other options is never resumed.
     check:      raises an error when a data set does not fit the problem.
+    prepare:    ``prepare(problem, clients) -> problem``, before the first round: asks the clients for what it needs.
     """
 
     outer: Outer
@@ -53,10 +60,15 @@ class Problem:
     project_y: Callable[[torch.Tensor], torch.Tensor] | None = None
     inner_mean: Literal["local", "global"] = "local"
     name: str = "custom"
+    outer_draws: bool = True
+    mixture: bool = False
     flat: Flat | None = None
     predict: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None
     losses: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None
+    adapt: tuple[int, float] | None = None
+    options: Mapping[str, object] = field(default_factory=dict)
     check: Callable[[FederatedData], None] | None = None
+    prepare: Callable[[Problem, Clients], Problem] | None = None
 
     def __post_init__(self) -> None:
         for label, value in (("x0", self.x0), ("y0", self.y0)):
@@ -70,6 +82,10 @@ class Problem:
             raise invalid("inner_mean", self.inner_mean, "'local' or 'global'")
         if self.project_y is not None and self.y0 is None:
             raise InputError(f"The problem {self.name} has project_y but no dual: pass y0 too.")
+        if self.mixture and self.y0 is None:
+            raise InputError(
+                f"The problem {self.name} is a mixture but has no dual: pass y0, a weight for each client."
+            )
 
     @property
     def dual(self) -> bool:
@@ -80,7 +96,9 @@ class Problem:
     def kind(self) -> str:
         """The problem class in words, as error messages and tables use it."""
         levels = {0: "no inner level", 1: "1 inner level"}.get(len(self.levels), f"{len(self.levels)} inner levels")
-        return f"{levels}, {'a dual' if self.dual else 'no dual'}"
+        mean = ", a global inner mean" if self.levels and self.inner_mean == "global" else ""
+        dual = "a dual that weighs the clients" if self.mixture else "a dual" if self.dual else "no dual"
+        return f"{levels}{mean}, {dual}"
 
     def model(self, x: torch.Tensor) -> nn.Module:
         """Return the trained module for a solution ``x``."""

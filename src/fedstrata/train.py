@@ -103,6 +103,7 @@ def train(
     _check_settings(problem, data, algorithm, settings)
     if isinstance(evaluate, Evaluation):
         evaluate.part(data)
+        evaluate.adaptation(problem)
     if resume and out is None:
         raise InputError("resume=True needs out: the run directory to go on with.")
     setting, clients = _clients(problem, data, settings, out)
@@ -188,6 +189,7 @@ class _Training:
         rounds, every = self.settings["rounds"], self.settings["eval_every"] or max(1, self.settings["rounds"] // 20)
         result: Run | None = None
         try:
+            self.prepare()
             for callback in self.callbacks:
                 callback.on_start(self.algorithm.name, self.done, rounds, self._note())
             if not self.history:
@@ -198,13 +200,29 @@ class _Training:
                     self.measure()
                 if self.done % self.settings["checkpoint_every"] == 0 or self.done == rounds:
                     self.save()
-            result = Run(self.state.x, self.state.get("y"), self.history, self.summary(), self.problem)
+            solution = self.algorithm.solution(self.state)
+            result = Run(solution.x, solution.get("y"), self.history, self.summary(), self.problem)
             if self.directory is not None:
                 _finish(self.directory, result, self.state)
         finally:
             for callback in self.callbacks:
                 callback.on_end(result)
         return result
+
+    def prepare(self) -> None:
+        """Let the problem, and in a new run the algorithm, ask the clients for what they need before the first round.
+
+        What a problem learns is the same every time, so a resumed run asks again and counts nothing.
+        """
+        counted = dataclasses.replace(self.clients.counts)
+        self.clients.begin(-1)
+        if self.problem.prepare is not None:
+            self.problem = self.problem.prepare(self.problem, self.clients)
+            self.clients.adopt(self.problem)
+        if self.done:
+            self.clients.counts = counted
+        else:
+            self.state = self.algorithm.start(self.state, self.clients)
 
     def round(self) -> None:
         """Do one round."""
@@ -222,7 +240,8 @@ class _Training:
 
     def measure(self) -> None:
         """Evaluate, and write the row down."""
-        measures = self.evaluation(self.problem, self.data, self.state.x, self.state.get("y"))
+        solution = self.algorithm.solution(self.state)
+        measures = self.evaluation(self.problem, self.data, solution.x, solution.get("y"))
         row: Row = {"round": self.done, **dataclasses.asdict(self.clients.counts), "seconds": round(self.seconds(), 3)}
         if not math.isfinite(measures.get("loss", 0.0)):
             raise Diverged(_diverged(self.algorithm, self.done, "the loss is NaN or infinite", self.directory))
@@ -253,7 +272,7 @@ class _Training:
             summary["client_names"] = list(self.data.client_names)
         if isinstance(self.evaluation, Evaluation):
             summary["measured_on"] = measured_on(self.data, self.evaluation)
-            per_client = self.evaluation.per_client(self.problem, self.data, self.state.x)
+            per_client = self.evaluation.per_client(self.problem, self.data, self.algorithm.solution(self.state).x)
             summary["per_client"] = {k: [None if v != v else float(v) for v in vs] for k, vs in per_client.items()}
         return summary
 

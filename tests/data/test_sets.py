@@ -189,7 +189,7 @@ def test_unknown_names_get_the_nearest() -> None:
         load("digits", size=3)
 
 
-@pytest.mark.parametrize("name", sorted(set(SETS) - {"digits", "breast_cancer"}))
+@pytest.mark.parametrize("name", sorted(set(SETS) - {"digits", "breast_cancer", "sinusoid"}))
 def test_a_missing_set_says_what_to_do(name: str, tmp_path: Path) -> None:
     with pytest.raises(MissingData) as caught:
         load(name, tmp_path)

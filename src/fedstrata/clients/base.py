@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
@@ -15,6 +16,8 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflat
 from fedstrata import rng
 from fedstrata.clients.client import Setting
 from fedstrata.errors import FedstrataError, invalid
+from fedstrata.oracles import Oracles
+from fedstrata.problem import Problem
 from fedstrata.schedules import Clock, Rate, rate_at
 
 Work = Callable[..., Any]
@@ -78,10 +81,14 @@ class Clients(ABC):
         return float(sizes[self.cohort].sum() / sizes.sum())
 
     def begin(self, round: int) -> None:
-        """Start a round: name its cohort, and count its exchanges from zero."""
+        """Start a round: name its cohort, and count its exchanges from zero.
+
+        Round -1 comes before the first one and has every client: the problem and the algorithm prepare themselves.
+        """
         self._round, self._start = round, self.counts.steps
         self._exchange, self._choices = [0], [0]
-        if self.sampled < self.total:
+        self.cohort = np.arange(self.total)
+        if self.sampled < self.total and round >= 0:
             self.cohort = rng.choose(rng.key_of(self._setting.seed, "cohort", round), self.total, self.sampled)
 
     def choose(self, number: int | None = None, probabilities: np.ndarray | torch.Tensor | None = None) -> Clients:
@@ -107,9 +114,37 @@ class Clients(ABC):
             other.cohort = rng.choose_weighted(key, weights, number)
         return other
 
-    def rate(self, rate: Rate) -> float:
-        """Return a learning rate, number or schedule, at the start of this round."""
-        return rate_at(rate, self.clock)
+    def integer(self, low: int, high: int) -> int:
+        """Return a random whole number from ``low`` to ``high``, both included, for the server in this round."""
+        key = rng.key_of(self._setting.seed, "integer", self._round, self._choices[0])
+        self._choices[0] += 1
+        return low + int(rng.positions(key, np.zeros(1), np.zeros(1), 1, np.array([high - low + 1]))[0, 0])
+
+    def rate(self, rate: Rate, after: int = 0) -> float:
+        """Return a rate, number or schedule, at the start of this round, or after so many of its local steps."""
+        return rate_at(rate, Clock(max(0, self._round), self._rounds, after, self._start + after))
+
+    def adopt(self, problem: Problem) -> None:
+        """Go on with another problem: the one that came out of its preparation."""
+        self._setting = replace(self._setting, oracles=Oracles(problem))
+
+    @property
+    def problem(self) -> Problem:
+        """The problem that is solved."""
+        return self._setting.oracles.problem
+
+    @cached_property
+    def inner_sizes(self) -> tuple[int, ...]:
+        """How many numbers each level gives, r_1..r_K."""
+        u, sizes = self.problem.x0.unsqueeze(0), []
+        first, twice = np.zeros(1, dtype=np.int64), np.zeros((1, 2), dtype=np.int64)
+        for k in range(1, len(self.problem.levels) + 1):
+            u = self._setting.oracles.level(k, u, self._setting.data.part(k).gather(first, twice, None, False))
+            if u.dim() != 2:
+                what = f"value of level {k} of {self.problem.name}"
+                raise invalid(what, f"shape {tuple(u.shape[1:])}", "a vector (1-d)")
+            sizes.append(u.shape[1])
+        return tuple(sizes)
 
     @property
     def clock(self) -> Clock:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,11 +11,12 @@ import torch
 from torch.utils._pytree import tree_map
 
 from fedstrata.clients.state import ClientState
-from fedstrata.data.batch import Batch
+from fedstrata.data.batch import NO_DATA, Batch
 from fedstrata.data.federated import FederatedData
 from fedstrata.data.sampling import Everything, Sampling, steps_per_epoch
 from fedstrata.errors import InputError
-from fedstrata.oracles import Oracles, Tensors
+from fedstrata.oracles import Chain, Oracles, Tensors
+from fedstrata.problem import Problem
 from fedstrata.schedules import Clock, Epochs, Rate, Steps, rate_at
 
 
@@ -52,6 +53,16 @@ class Client:
     def __len__(self) -> int:
         return self._active
 
+    @property
+    def problem(self) -> Problem:
+        """The problem that is solved."""
+        return self._setting.oracles.problem
+
+    @property
+    def batch_size(self) -> int | None:
+        """Samples per client and step, as the run says; None is the client's whole data."""
+        return self._setting.batch_size
+
     # --- data ---------------------------------------------------------------------------------------------------
 
     def draw(self, level: int = 0, stream: int = 0, batch_size: int | None = None) -> Batch:
@@ -61,6 +72,8 @@ class Client:
         called before: asking twice gives the same one, another ``stream`` an independent one. ``batch_size`` overrides
         the run's; a smaller batch is the beginning of a larger one of the same name.
         """
+        if level == 0 and not self.problem.outer_draws:
+            return self._no_data()
         size = self._setting.batch_size if batch_size is None else batch_size
         if size is None:
             return self.all_data(level)
@@ -77,6 +90,8 @@ class Client:
 
     def all_data(self, level: int = 0) -> Batch:
         """Return each client's whole data for level ``level`` as one batch."""
+        if level == 0 and not self.problem.outer_draws:
+            return self._no_data()
         part = self._setting.data.part(level)
         ids = self.ids[: self._active]
         batch = self._everything.get(level)
@@ -86,9 +101,14 @@ class Client:
         self.samples += int(part.sizes[ids].sum())
         return batch
 
+    def _no_data(self) -> Batch:
+        return NO_DATA.numbered(self.ids[: self._active]) if self.problem.mixture else NO_DATA
+
     def _gather(self, level: int, positions: np.ndarray, lengths: np.ndarray | None, usual: bool) -> Batch:
         traced = usual and self._active == len(self.ids)
-        return self._setting.data.part(level).gather(self.ids[: self._active], positions, lengths, traced)
+        ids = self.ids[: self._active]
+        batch = self._setting.data.part(level).gather(ids, positions, lengths, traced)
+        return batch.numbered(ids) if level == 0 and self.problem.mixture else batch
 
     @property
     def sizes(self) -> torch.Tensor:
@@ -117,16 +137,41 @@ class Client:
         """Return the transposed Jacobian of level k (from 1) at u times ``cotangent``, [C, d]."""
         return self._setting.oracles.level_vjp(k, u, cotangent, batch)
 
+    def g_jacobian(self, k: int, u: torch.Tensor, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the value of level k (from 1) at u, [C, r], and its Jacobian, [C, r, d]."""
+        return self._setting.oracles.level_jacobian(k, u, batch)
+
+    def chain(
+        self,
+        x: torch.Tensor,
+        batches: Sequence[Batch],
+        y: torch.Tensor | None = None,
+        offsets: Sequence[torch.Tensor] | None = None,
+        weight: float = 1.0,
+    ) -> Chain:
+        """Go through all layers in one pass, u_k = offset_k + weight * g_k(u_{k-1}), then f, and back again.
+
+        ``batches`` has one for each level and, last, one for the outer function. Returns the gradient
+        J_1^T ... J_K^T grad f (the J without the weight), the levels' values g_k, and the gradients of f.
+        """
+        return self._setting.oracles.chain(x, y, batches, offsets, weight)
+
+    def draw_all(self, stream: int = 0, batch_size: int | None = None) -> list[Batch]:
+        """Draw a batch for each level and, last, one for the outer function: what :meth:`chain` takes."""
+        levels = [*range(1, len(self.problem.levels) + 1), 0]
+        return [self.draw(k, stream, batch_size) for k in levels]
+
     def project_y(self, y: torch.Tensor) -> torch.Tensor:
         """Return the dual projected onto its set."""
-        project = self._setting.oracles.problem.project_y
+        project = self.problem.project_y
         return y if project is None else project(y)
 
     # --- time and memory ----------------------------------------------------------------------------------------
 
-    def rate(self, rate: Rate) -> float:
-        """Return a learning rate, number or schedule, at this step."""
-        return rate_at(rate, self.clock)
+    def rate(self, rate: Rate, ago: int = 0) -> float:
+        """Return a rate, number or schedule, at this step, or so many iterations ago."""
+        now = self.clock
+        return rate_at(rate, Clock(now.round, now.rounds, now.step, now.iteration - ago) if ago else now)
 
     def keep(self, **values: torch.Tensor) -> None:
         """Keep rows [C, ...] on the clients until the next call or round."""

@@ -20,6 +20,7 @@ from fedstrata.data.sets import (
     omniglot,
     pneumoniamnist,
     shakespeare,
+    sinusoid,
     w8a,
 )
 
@@ -44,5 +45,6 @@ __all__ = [
     "omniglot",
     "pneumoniamnist",
     "shakespeare",
+    "sinusoid",
     "w8a",
 ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 
@@ -23,5 +24,16 @@ class Batch:
 
     @property
     def clients(self) -> int:
-        """C, the number of clients."""
-        return sum(len(part[0]) for part in self.parts)
+        """C, the number of clients; 0 for a batch without data."""
+        return sum(len(part[0]) for part in self.parts if part)
+
+    def numbered(self, clients: np.ndarray) -> Batch:
+        """Return the batch with each client's number as one more array."""
+        numbers = torch.from_numpy(clients)
+        rows = [numbers] if self.where is None else [numbers[w] for w in self.where]
+        parts = [(*part, n.to(part[0].device) if part else n) for part, n in zip(self.parts, rows, strict=True)]
+        return Batch(tuple(parts), self.where, self.traced)
+
+
+NO_DATA = Batch(((),))
+"""The batch of a function that looks at no data."""

@@ -1,9 +1,9 @@
 """The data sets, each a function that returns a :class:`Dataset` ready for a model.
 
-``digits`` and ``breast_cancer`` come with scikit-learn and need no files. The others are read in their standard
-file formats from a data directory (the option ``data_dir``, else the environment variable ``FEDSTRATA_DATA``, else
-``~/.cache/fedstrata``), and downloaded to it once where an official address is known and ``FEDSTRATA_OFFLINE``
-is not set. In binary sets class 1 is the positive one, the one to be found.
+``digits`` and ``breast_cancer`` come with scikit-learn and ``sinusoid`` is drawn at random: they need no files. The
+others are read in their standard file formats from a data directory (the option ``data_dir``, else the environment
+variable ``FEDSTRATA_DATA``, else ``~/.cache/fedstrata``), and downloaded to it once where an official address is known
+and ``FEDSTRATA_OFFLINE`` is not set. In binary sets class 1 is the positive one, the one to be found.
 
     >>> load("mnist").inputs.shape
     torch.Size([60000, 1, 28, 28])
@@ -36,8 +36,8 @@ SPLIT_SEED = 0
 def load(name: str, data_dir: Directory = None, progress: Progress | None = None, **options: Any) -> Dataset:
     """Load a data set by name, for instance ``load("shakespeare", length=40)``.
 
-    ``data_dir`` is the data directory, not used by the sets that come with scikit-learn. ``progress`` is called with
-    a line of text now and then during a download. The options are those of the set's own function.
+    ``data_dir`` is the data directory, not used by the sets that need no files. ``progress`` is called with a line
+    of text now and then during a download. The options are those of the set's own function.
     """
     if name not in SETS:
         raise unknown("data set", name, SETS)
@@ -288,6 +288,40 @@ def mammography(data_dir: Directory = None, progress: Progress | None = None) ->
     return _split_and_standardise("mammography", inputs, labels > 0)
 
 
+def sinusoid(tasks: int = 25, samples: int = 100, noise: float = 0.0, seed: int = 0) -> Dataset:
+    """Sinusoids, the regression tasks of MAML: 2,500 train and 2,500 test rows by default, one input, no classes.
+
+    Task i is y = A_i sin(x - phi_i), with A_i uniform in [0.1, 5], phi_i in [0, pi] and x in [-5, 5].
+
+    tasks:   number of tasks. Task i is the same however many there are.
+    samples: training rows of each task, and as many test rows; the test rows of all tasks are one pooled test set.
+    noise:   standard deviation of the targets' noise, in training and test rows alike.
+    seed:    of tasks, inputs and noise. The noise is drawn last, so that it changes neither tasks nor inputs.
+
+    Keys are task numbers: the partition ``by_key`` with as many clients as tasks gives each client one task, in random
+    order. With fewer clients it leaves tasks out, whose test rows stay in the test set. Finn, Abbeel and Levine,
+    "Model-Agnostic Meta-Learning for Fast Adaptation of Deep Networks", ICML 2017, section 5.1.
+    """
+    for option, value, low in (("tasks", tasks, 1), ("samples", samples, 1), ("seed", seed, 0)):
+        _check_whole(option, value, low, None, "sinusoid")
+    if not isinstance(noise, int | float) or isinstance(noise, bool) or not 0 <= noise < np.inf:
+        raise invalid("option noise", noise, "a finite number of at least 0", "data set 'sinusoid'")
+    inputs = np.empty((tasks, 2 * samples), np.float32)
+    targets = np.empty_like(inputs)
+    for task in range(tasks):
+        rng = np.random.default_rng([seed, task])
+        amplitude, phase = rng.uniform(0.1, 5), rng.uniform(0, np.pi)
+        inputs[task] = rng.uniform(-5, 5, 2 * samples)
+        # In double precision from the rounded inputs, so that the rows lie on the curve up to one rounding.
+        curve = amplitude * np.sin(inputs[task].astype(np.float64) - phase)
+        targets[task] = curve + noise * rng.standard_normal(2 * samples)
+    (x, test_x), (y, test_y) = (
+        [torch.from_numpy(half.reshape(shape)) for half in np.hsplit(array, 2)]
+        for array, shape in ((inputs, (-1, 1)), (targets, (-1,)))
+    )
+    return Dataset("sinusoid", x, y, test_x, test_y, 0, np.repeat(np.arange(tasks), samples))
+
+
 SETS: dict[str, Callable[..., Dataset]] = {
     function.__name__: function
     for function in (
@@ -307,6 +341,7 @@ SETS: dict[str, Callable[..., Dataset]] = {
         adult,
         bank,
         mammography,
+        sinusoid,
     )
 }
 """Every data set by its name on the command line."""
