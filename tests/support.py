@@ -97,6 +97,8 @@ def example_for(kind: type[Algorithm], dtype: torch.dtype = torch.float64) -> tu
     problem, data = smooth_example(dtype)
     if kind.solves(problem):
         return problem, data
+    if kind.mixture:
+        return mixture_of(problem, data.clients), data
     levels = min(kind.levels)
     mix = torch.linspace(0.5, 1.5, len(problem.x0), dtype=dtype)
 
@@ -114,13 +116,25 @@ def example_for(kind: type[Algorithm], dtype: torch.dtype = torch.float64) -> tu
         problem.x0,
         levels=(level,) * levels,
         y0=torch.tensor([0.3, -0.2], dtype=dtype) if kind.dual else None,
+        inner_mean="global" if kind.inner_mean == "global" else "local",
         name="layered",
     )
     assert kind.solves(layered)
     return layered, data
 
 
+def mixture_of(problem: fs.Problem, clients: int) -> fs.Problem:
+    """Build the agnostic problem on the loss of ``problem``."""
+    assert problem.flat is not None
+    return fs.agnostic(problem.flat.module, clients)
+
+
 _SHARED: dict[int, Oracles] = {}
+
+
+def shared_oracles(problem: fs.Problem) -> Oracles:
+    """Return the oracles of a problem, the same ones every time: graphs traced for one run are used by all."""
+    return _SHARED.setdefault(id(problem), Oracles(problem))
 
 
 def play(
@@ -135,15 +149,43 @@ def play(
     **options: Any,
 ) -> tuple[fs.State, Counts]:
     """Run rounds without a training loop around them; graphs traced for a problem are used by all its runs."""
-    oracles = _SHARED.setdefault(id(problem), Oracles(problem))
-    setting = make_setting(problem, data, oracles=oracles, **options)
+    setting = make_setting(problem, data, oracles=shared_oracles(problem), **options)
     clients = make_clients(setting, rounds=rounds, participation=participation, weighting=weighting, chunk=chunk)
-    state = algorithm.init(problem)
     with torch.no_grad():
+        state = started(algorithm, clients)
         for r in range(rounds):
             clients.begin(r)
             state = algorithm.round(state, clients)
     return state, clients.counts
+
+
+def started(algorithm: Algorithm, clients: SimulatedClients) -> fs.State:
+    """Let problem and algorithm prepare themselves, as training does before the first round."""
+    clients.begin(-1)
+    if clients.problem.prepare is not None:
+        clients.adopt(clients.problem.prepare(clients.problem, clients))
+    return algorithm.start(algorithm.init(clients.problem), clients)
+
+
+def drawn(
+    data: fs.FederatedData,
+    client: int,
+    names: tuple[int, int, int, int, int],
+    step: int,
+    *,
+    batch_size: int | None,
+    sampling: str = "uniform",
+) -> tuple[np.ndarray, ...]:
+    """Return the arrays that one client draws in NumPy; ``names`` are seed, round, exchange, level and stream."""
+    seed, round, exchange, level, stream = names
+    part = data.part(level)
+    arrays = tuple(a.numpy() for a in part.of_client(client))
+    if batch_size is None:
+        return arrays
+    key = (seed, "batch", round, exchange, level, stream)
+    sampler = SAMPLINGS[sampling](key, np.array([client]), part.sizes[[client]], batch_size)
+    rows = sampler.positions(step, 1)[0][0]
+    return tuple(a[rows] for a in arrays)
 
 
 def without_seconds(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -2,12 +2,21 @@
 
 from fedstrata import data, models, partition, schedules
 from fedstrata.algorithms import (
+    AFL,
+    DRFA,
+    MFCGD,
+    AdaMFCGD,
     Algorithm,
+    ComFedL,
     FedAdagrad,
     FedAdam,
     FedAvg,
+    FedNest,
     FedProx,
     FedYogi,
+    LocalMOML,
+    LocalSCGD,
+    LocalSCGDM,
     QFedAvg,
     Scaffold,
     State,
@@ -20,17 +29,22 @@ from fedstrata.data import Dataset, FederatedData
 from fedstrata.errors import Diverged, FedstrataError, InputError, MissingData
 from fedstrata.metrics import Evaluation
 from fedstrata.problem import Problem
-from fedstrata.problems import Quadratic, erm, quadratic
+from fedstrata.problems import Quadratic, agnostic, composition, damaml, erm, maml, quadratic, robust
 from fedstrata.schedules import CubeRoot, Epochs, RoundDecay, StepDecay
 from fedstrata.train import Run, train
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "AFL",
+    "DRFA",
+    "MFCGD",
+    "AdaMFCGD",
     "Algorithm",
     "Callback",
     "Client",
     "Clients",
+    "ComFedL",
     "CubeRoot",
     "Dataset",
     "Diverged",
@@ -39,11 +53,15 @@ __all__ = [
     "FedAdagrad",
     "FedAdam",
     "FedAvg",
+    "FedNest",
     "FedProx",
     "FedYogi",
     "FederatedData",
     "FedstrataError",
     "InputError",
+    "LocalMOML",
+    "LocalSCGD",
+    "LocalSCGDM",
     "MissingData",
     "Problem",
     "QFedAvg",
@@ -55,13 +73,18 @@ __all__ = [
     "State",
     "StepDecay",
     "TensorBoard",
+    "agnostic",
     "algorithm",
+    "composition",
+    "damaml",
     "data",
     "erm",
+    "maml",
     "models",
     "param",
     "partition",
     "quadratic",
+    "robust",
     "schedules",
     "train",
 ]

@@ -71,15 +71,20 @@ class Algorithm(ABC):
 
     name:                as on the command line.
     levels, dual:        the problems it solves: the numbers K of inner levels, and whether there is a dual.
-    up, down:            numbers sent per client and round, in terms of d (size of x), p (size of y), K.
+    inner_mean:          "local" or "global": which mean is inside, where there are levels.
+    mixture:             whether the dual must be one that weighs the clients.
+    up, down:            numbers sent per client and round, in terms of d (size of x), p (size of y), K, and r (what the
+                         last level gives); a property where it depends on a hyperparameter.
     full_participation:  whether every client must take part in every round.
     """
 
     name: ClassVar[str]
     levels: ClassVar[range] = range(1)
     dual: ClassVar[bool] = False
-    up: ClassVar[str]
-    down: ClassVar[str]
+    inner_mean: ClassVar[str] = "local"
+    mixture: ClassVar[bool] = False
+    up: ClassVar[Any]
+    down: ClassVar[Any]
     full_participation: ClassVar[bool] = False
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -107,14 +112,27 @@ class Algorithm(ABC):
         start = State(x=problem.x0.clone())
         return start if problem.y0 is None else start.replace(y=problem.y0.clone())
 
+    def start(self, s: State, clients: Clients) -> State:
+        """Prepare the server's state with the clients' help, once, before the first round; every client takes part."""
+        return s
+
     @abstractmethod
     def round(self, s: State, clients: Clients) -> State:
         """Do one round on the server, with as many exchanges with the clients as it takes."""
 
+    def solution(self, s: State) -> State:
+        """Return the solution, x and y, that the state stands for; the last iterate unless an algorithm averages."""
+        return s
+
     @classmethod
     def solves(cls, problem: Problem) -> bool:
         """Whether the algorithm is made for this class of problems."""
-        return len(problem.levels) in cls.levels and problem.dual == cls.dual
+        return (
+            len(problem.levels) in cls.levels
+            and problem.dual == cls.dual
+            and (not problem.levels or problem.inner_mean == cls.inner_mean)
+            and (problem.mixture or not cls.mixture)
+        )
 
     def check(self, problem: Problem, participation: int | float, clients: int) -> None:
         """Refuse a problem or a participation that the algorithm is not made for."""

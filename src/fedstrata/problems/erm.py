@@ -63,7 +63,10 @@ def erm(model: nn.Module, loss: str | Losses = "cross_entropy", batchnorm: Batch
         check_model(flat, data, loss if isinstance(loss, str) else "")
         _check_losses(flat, data, losses)
 
-    return Problem(outer, flat.initial, name="erm", flat=flat, predict=flat, losses=losses, check=check)
+    options = {"loss": loss, "batchnorm": batchnorm}
+    return Problem(
+        outer, flat.initial, name="erm", flat=flat, predict=flat, losses=losses, options=options, check=check
+    )
 
 
 def check_model(flat: Flat, data: FederatedData, loss: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 
@@ -35,17 +36,8 @@ def quadratic(
     ``heterogeneity`` is the spread of the clients' minimisers, ``noise`` the spread of samples around them,
     ``condition`` the largest curvature h (the smallest is 1). The solution is that of the uniform mean over clients.
     """
-    for what, count, least in (
-        ("clients", clients, 1),
-        ("dimension", dimension, 1),
-        ("samples", samples, 1),
-        ("seed", seed, 0),
-    ):
-        if isinstance(count, bool) or not isinstance(count, int) or count < least:
-            raise invalid(f"{what} of the quadratic", count, f"a whole number of at least {least}")
-    for what, value, low in (("heterogeneity", heterogeneity, 0), ("noise", noise, 0), ("condition", condition, 1)):
-        if isinstance(value, bool) or not isinstance(value, int | float) or not value >= low:
-            raise invalid(f"{what} of the quadratic", value, f"a number of at least {low}")
+    _check_counts("quadratic", {"clients": clients, "dimension": dimension, "samples": samples}, seed)
+    _check_numbers("quadratic", heterogeneity=(heterogeneity, 0), noise=(noise, 0), condition=(condition, 1))
     generator = torch.Generator().manual_seed(seed)
     shape = (clients, samples, dimension)
     h = 1 + (condition - 1) * torch.rand(shape, generator=generator, dtype=dtype)
@@ -61,3 +53,64 @@ def quadratic(
     data = FederatedData.from_arrays(pairs, name="quadratic")
     solution = (h * b).mean((0, 1)) / h.mean((0, 1))
     return Quadratic(Problem(outer, start, name="quadratic"), data, solution)
+
+
+def composition(
+    clients: int = 10,
+    dimension: int = 10,
+    inner: int = 12,
+    samples: int = 50,
+    heterogeneity: float = 1.0,
+    noise: float = 0.5,
+    inner_mean: Literal["local", "global"] = "local",
+    seed: int = 0,
+    dtype: torch.dtype = torch.float64,
+) -> Quadratic:
+    """Build a composition whose minimiser is known: g_k(x) = A_k x and f_k(u) = 1/2 ||u - b_k||^2.
+
+    A_k and b_k are means over the client's samples; ``heterogeneity`` is the spread of the clients' A_k and b_k,
+    ``noise`` the spread of samples around them. ``inner`` is the number of rows of A. A method that takes value and
+    Jacobian of g on one small batch is biased here: the noise of the two is correlated.
+    """
+    counts = {"clients": clients, "dimension": dimension, "inner": inner, "samples": samples}
+    _check_counts("composition", counts, seed)
+    _check_numbers("composition", heterogeneity=(heterogeneity, 0), noise=(noise, 0))
+    generator = torch.Generator().manual_seed(seed)
+
+    def normal(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator, dtype=dtype)
+
+    scale = dimension**-0.5
+    common = torch.eye(inner, dimension, dtype=dtype)
+    own = common + 0.3 * heterogeneity * scale * normal(clients, 1, inner, dimension)
+    a = own + noise * scale * normal(clients, samples, inner, dimension)
+    b = heterogeneity * normal(clients, 1, inner) + noise * normal(clients, samples, inner)
+    start = normal(dimension)
+
+    def level(x: torch.Tensor, batch: Arrays) -> torch.Tensor:
+        return batch[0].mean(0) @ x
+
+    def outer(u: torch.Tensor, batch: Arrays) -> torch.Tensor:
+        return 0.5 * ((u - batch[1]) ** 2).sum(1).mean()
+
+    data = FederatedData.from_arrays([(a[k], b[k]) for k in range(clients)], name="composition")
+    means, targets = a.mean(1), b.mean(1)
+    if inner_mean == "global":
+        means = means.mean(0, keepdim=True).expand_as(means)
+    left = torch.einsum("krd,kre->de", means, means)
+    solution = torch.linalg.solve(left, torch.einsum("krd,kr->d", means, targets))
+    problem = Problem(outer, start, levels=(level,), inner_mean=inner_mean, name="composition")
+    return Quadratic(problem, data, solution)
+
+
+def _check_counts(name: str, counts: dict[str, int], seed: int) -> None:
+    for what, count in {**counts, "seed": seed}.items():
+        least = 0 if what == "seed" else 1
+        if isinstance(count, bool) or not isinstance(count, int) or count < least:
+            raise invalid(f"{what} of the {name}", count, f"a whole number of at least {least}")
+
+
+def _check_numbers(name: str, **numbers: tuple[float, float]) -> None:
+    for what, (value, least) in numbers.items():
+        if isinstance(value, bool) or not isinstance(value, int | float) or not value >= least:
+            raise invalid(f"{what} of the {name}", value, f"a number of at least {least}")

@@ -1,0 +1,49 @@
+"""Agnostic federated learning: the worst mixture of the clients."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import nn
+
+from fedstrata.data.federated import FederatedData
+from fedstrata.errors import invalid
+from fedstrata.flat import BatchNormRule
+from fedstrata.problem import Arrays, Problem
+from fedstrata.problems.erm import Losses, erm
+
+
+def agnostic(
+    model: nn.Module, clients: int, loss: str | Losses = "cross_entropy", batchnorm: BatchNormRule = "refuse"
+) -> Problem:
+    """Build agnostic learning: min_x max_y sum_k y_k loss_k(x), y on the simplex, an entry for each of ``clients``.
+
+    As a mean over clients: f_k(x, y) = clients * y_k * loss_k(x). At y = (1/clients, ...), where y starts, f_k is the
+    client's own loss.
+    """
+    if isinstance(clients, bool) or not isinstance(clients, int) or clients < 1:
+        raise invalid("clients of the agnostic problem", clients, "a whole number of at least 1")
+    base = erm(model, loss, batchnorm)
+
+    def outer(x: torch.Tensor, y: torch.Tensor, batch: Arrays) -> torch.Tensor:
+        *data, client = batch
+        return clients * y.gather(0, client.reshape(1)).squeeze(0) * base.outer(x, tuple(data))
+
+    def check(data: FederatedData) -> None:
+        if data.clients != clients:
+            raise invalid("clients of the agnostic problem", clients, f"{data.clients}, as many as the data have")
+        if base.check is not None:
+            base.check(data)
+
+    y0 = base.x0.new_full((clients,), 1.0 / clients)
+    return replace(base, outer=outer, y0=y0, project_y=project_simplex, mixture=True, check=check, name="agnostic")
+
+
+def project_simplex(y: torch.Tensor) -> torch.Tensor:
+    """Return the Euclidean projection of y [..., p] onto {y >= 0, sum y = 1}."""
+    ordered = y.sort(-1, descending=True).values
+    counts = torch.arange(1, y.shape[-1] + 1, dtype=y.dtype, device=y.device)
+    excess = (ordered.cumsum(-1) - 1) / counts
+    last = (ordered > excess).sum(-1, keepdim=True) - 1
+    return (y - excess.gather(-1, last)).clamp(min=0)

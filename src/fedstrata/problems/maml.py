@@ -1,0 +1,81 @@
+"""Meta-learning: a starting point from which every client's own gradient steps lead far."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Literal
+
+import torch
+from torch import nn
+
+from fedstrata.errors import invalid
+from fedstrata.flat import BatchNormRule
+from fedstrata.problem import Arrays, Level, Outer, Problem
+from fedstrata.problems.erm import Losses, erm
+from fedstrata.problems.robust import check_positive, linked
+
+
+def maml(
+    model: nn.Module,
+    inner_lr: float = 0.01,
+    steps: int = 1,
+    first_order: bool = False,
+    loss: str | Losses = "cross_entropy",
+    inner_mean: Literal["local", "global"] = "local",
+    batchnorm: BatchNormRule = "refuse",
+) -> Problem:
+    """Build model-agnostic meta-learning: min_x M_k[ loss_k( x after ``steps`` gradient steps on client k's data ) ].
+
+    Each step u -> u - inner_lr * grad loss_k(u) is a level, and the outer function is the loss on an independent batch.
+    Its derivative takes one Hessian-vector product per step; ``first_order`` leaves those out (first-order MAML). With
+    support data (``support`` of a split) the steps draw from there, the outer function from the rest.
+    """
+    check_positive("inner_lr of the maml problem", inner_lr)
+    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
+        raise invalid("steps of the maml problem", steps, "a whole number of at least 1")
+    base = erm(model, loss, batchnorm)
+    level = adaptation(base.outer, inner_lr, first_order)
+    own = {"inner_lr": inner_lr, "steps": steps, "first_order": first_order, "inner_mean": inner_mean}
+    options = {**base.options, **own}
+    return replace(
+        base, levels=(level,) * steps, inner_mean=inner_mean, adapt=(steps, inner_lr), name="maml", options=options
+    )
+
+
+def damaml(
+    model: nn.Module,
+    inner_lr: float = 0.01,
+    gamma: float = 0.5,
+    first_order: bool = False,
+    loss: str | Losses = "cross_entropy",
+    shift: float | None = None,
+    batchnorm: BatchNormRule = "refuse",
+) -> Problem:
+    """Build distribution-agnostic meta-learning: clients that adapt badly weigh more.
+
+    min_x M_k[ gamma * exp((loss_k(x - inner_lr * grad loss_k(x)) - shift) / gamma) ]: the levels are one gradient step
+    and the loss after it. ``gamma`` and ``shift`` are those of :func:`robust`.
+    """
+    check_positive("inner_lr of the damaml problem", inner_lr)
+    check_positive("gamma of the damaml problem", gamma)
+    base = erm(model, loss, batchnorm)
+
+    def after(u: torch.Tensor, batch: Arrays) -> torch.Tensor:
+        return base.outer(u, batch).reshape(1)
+
+    levels = (adaptation(base.outer, inner_lr, first_order), after)
+    own = {"inner_lr": inner_lr, "gamma": gamma, "first_order": first_order, "shift": shift}
+    options = {**base.options, **own}
+    problem = replace(base, levels=levels, outer_draws=False, adapt=(1, inner_lr), name="damaml", options=options)
+    return linked(problem, gamma, "exp", shift)
+
+
+def adaptation(loss: Outer, lr: float, first_order: bool) -> Level:
+    """Return the level u -> u - lr * grad loss(u); ``first_order`` takes its Jacobian for the identity."""
+    gradient = torch.func.grad(loss)
+
+    def level(u: torch.Tensor, batch: Arrays) -> torch.Tensor:
+        g: torch.Tensor = gradient(u.detach(), batch).detach() if first_order else gradient(u, batch)
+        return u - lr * g
+
+    return level

@@ -1,0 +1,106 @@
+"""Robust federated learning: hard clients count more."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Literal
+
+import torch
+from torch import nn
+
+from fedstrata.clients import Client, Clients
+from fedstrata.errors import invalid, unknown
+from fedstrata.flat import BatchNormRule
+from fedstrata.problem import Arrays, Problem
+from fedstrata.problems.erm import Losses, erm
+
+Link = Callable[[torch.Tensor], torch.Tensor]
+
+CAP = 30.0
+
+
+def exponential(u: torch.Tensor, cap: float = CAP) -> torch.Tensor:
+    """Return exp(u), and beyond ``cap`` its tangent there: increasing, and no loss is so high that it overflows."""
+    return u.clamp(max=cap).exp() + math.exp(cap) * (u - cap).relu()
+
+
+def square(u: torch.Tensor) -> torch.Tensor:
+    """Return u^2 / 2: as q-FFL with q = 1; for losses of at least 0."""
+    return 0.5 * u * u
+
+
+LINKS: dict[str, Link] = {"exp": exponential, "square": square}
+
+
+def robust(
+    model: nn.Module,
+    gamma: float = 0.5,
+    link: str | Link = "exp",
+    loss: str | Losses = "cross_entropy",
+    shift: float | None = None,
+    inner_mean: Literal["local", "global"] = "local",
+    batchnorm: BatchNormRule = "refuse",
+) -> Problem:
+    """Build distributionally robust learning: min_x M_k[ gamma * link((loss_k(x) - shift) / gamma) ].
+
+    The inner function is the client's mean loss, a single number; the outer one is an increasing ``link``, so a client
+    with a high loss weighs more, the more so the smaller ``gamma``. ``link`` is "exp" (KL-regularised robustness),
+    "square", or an increasing function of your own on tensors. The factor gamma makes a weight 1 where the loss equals
+    the shift, whatever gamma: gamma -> infinity is ordinary learning.
+
+    ``shift`` is one constant shared by all clients; it rescales the objective and moves no solution. By default, for
+    "exp", the clients are asked before the first round: shift = gamma log M_k[ exp(loss_k(x0) / gamma) ], so that the
+    weights average to one at the start (M_k is the uniform mean here, whatever the run's weighting); where a weight
+    would pass the number of clients, which the weights of that mean cannot, exp goes on as its tangent. The other links
+    have the shift 0.
+    """
+    if isinstance(link, str) and link not in LINKS:
+        raise unknown("link", link, LINKS)
+    if not isinstance(link, str) and not callable(link):
+        raise invalid("link", link, f"one of {', '.join(LINKS)}, or an increasing function of tensors")
+    check_positive("gamma of the robust problem", gamma)
+    base = erm(model, loss, batchnorm)
+
+    def level(x: torch.Tensor, batch: Arrays) -> torch.Tensor:
+        return base.outer(x, batch).reshape(1)
+
+    options = {**base.options, "gamma": gamma, "link": link, "shift": shift, "inner_mean": inner_mean}
+    problem = replace(base, levels=(level,), inner_mean=inner_mean, outer_draws=False, name="robust", options=options)
+    return linked(problem, gamma, link, shift)
+
+
+def linked(problem: Problem, gamma: float, link: str | Link, shift: float | None) -> Problem:
+    """Return the problem with gamma * link((. - shift) / gamma) as its outer function; its last level is a loss."""
+    function = LINKS[link] if isinstance(link, str) else link
+
+    def with_outer(problem: Problem, function: Link, constant: float) -> Problem:
+        def outer(u: torch.Tensor, batch: Arrays) -> torch.Tensor:
+            return (gamma * function((u - constant) / gamma)).sum()
+
+        return replace(problem, outer=outer)
+
+    def prepare(problem: Problem, clients: Clients) -> Problem:
+        losses = clients.gather(_first_loss, problem.x0).double()
+        constant = gamma * float(torch.logsumexp(losses / gamma, 0) - math.log(len(losses)))
+        return with_outer(problem, partial(exponential, cap=math.log(len(losses))), constant)
+
+    asks = shift is None and link == "exp"
+    return replace(with_outer(problem, function, shift or 0.0), prepare=prepare if asks else None)
+
+
+def _first_loss(client: Client, x: torch.Tensor) -> torch.Tensor:
+    """Return each client's loss at the starting point, on one batch for each level: [C]."""
+    u = x
+    for k in range(1, len(client.problem.levels) + 1):
+        u = client.g(k, u, client.draw(k))
+    return u.squeeze(1)
+
+
+def check_positive(what: str, value: object) -> None:
+    """Refuse what is not a positive, finite number."""
+    good = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
+    if not good:
+        raise invalid(what, value, "a positive number")
