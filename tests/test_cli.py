@@ -43,20 +43,6 @@ def experiment(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.fixture
-def fedstrata(capsys, monkeypatch):
-    """Run a command; return (exit code, stdout, stderr)."""
-
-    def run(*words: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(cli, "out_console", cli.Console(width=140))
-        monkeypatch.setattr(cli, "err_console", cli.Console(stderr=True, width=140))
-        code = cli._exit_code(lambda: cli.app([str(w) for w in words], standalone_mode=False))
-        out, err = capsys.readouterr()
-        return code, out, err
-
-    return run
-
-
 def test_run_writes_a_directory_and_prints_a_table(fedstrata, experiment, tmp_path):
     out = tmp_path / "run"
     code, printed, progress = fedstrata("run", experiment, "--out", out)
@@ -414,7 +400,7 @@ def test_a_folder_of_sites_can_be_held_out_and_names_its_clients(fedstrata, tmp_
     assert fedstrata("run", tmp_path / "run" / "config.toml", "--quiet")[0] == 0
 
 
-@pytest.mark.parametrize("command", ["run", "compare", "tune", "list", "show", "plot", "demo"])
+@pytest.mark.parametrize("command", ["run", "compare", "tune", "reproduce", "list", "show", "plot", "demo"])
 def test_help_explains_itself(fedstrata, command):
     code, printed, _ = fedstrata(command, "--help")
     assert code == 0 and "Usage" in printed and len(printed.splitlines()) > 8

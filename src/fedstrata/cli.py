@@ -1,4 +1,4 @@
-"""The command line: run, compare, tune, list, show, plot, demo."""
+"""The command line: run, compare, tune, reproduce, list, show, plot, demo."""
 
 from __future__ import annotations
 
@@ -13,25 +13,29 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import click
+import tomli_w
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from fedstrata import __version__
 from fedstrata.algorithms.base import ALGORITHMS, kind_of
 from fedstrata.callbacks import Callback, ShowProgress, TensorBoard
-from fedstrata.compare import best_options, run_config, table
+from fedstrata.compare import best_options, compare_variants, run_config, table, tune_variants, with_options
 from fedstrata.compare import compare as compare_runs
 from fedstrata.compare import tune as tune_runs
-from fedstrata.config import AlgorithmTable, Config, parse, read
+from fedstrata.config import Config, parse, presets, read
 from fedstrata.data.partition import PARTITIONS
 from fedstrata.data.sets import SETS
 from fedstrata.errors import FedstrataError, InputError, unknown
 from fedstrata.models import MODELS
 from fedstrata.plots import plot as draw
 from fedstrata.problems import PROBLEMS
-from fedstrata.rundir import Row, RunDirectory
-from fedstrata.tables import as_table, mean_and_spread, one_run
+from fedstrata.reproduce import everything, find
+from fedstrata.rundir import Row, RunDirectory, read_toml
+from fedstrata.schema import AlgorithmTable
+from fedstrata.tables import as_markdown, as_table, mean_and_spread, one_run
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -49,7 +53,17 @@ Set = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for a script instead of a table for a person.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Show no progress.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on with what is in the directory already.")]
-Names = Annotated[str, typer.Option("--algorithms", help="Names separated by commas.")]
+Names = Annotated[
+    str | None,
+    typer.Option("--algorithms", help="Names separated by commas; without it the variants of the file are taken."),
+]
+Seeds = Annotated[
+    int | None,
+    typer.Option(
+        min=1, help="How many seeds, counted from the experiment's own; by default compare.seeds of the file."
+    ),
+]
+Preset = Annotated[str | None, typer.Option("--preset", help="A preset of the file; by default its first one.")]
 
 
 def _version(show: bool) -> None:
@@ -79,6 +93,8 @@ def run(
     out: Annotated[
         Path | None, typer.Option(help="The run directory; must be new. Without it nothing is kept.")
     ] = None,
+    preset: Preset = None,
+    variant: Annotated[str | None, typer.Option(help="A variant of the file, by its label.")] = None,
     set_: Set = None,
     resume: Resume = False,
     tensorboard: Annotated[Path | None, typer.Option(help="Also write TensorBoard event files to this folder.")] = None,
@@ -90,7 +106,9 @@ def run(
     With --out the run directory holds config.toml, metrics.jsonl, summary.json, model.safetensors, plot.png and
     checkpoints; an interrupted run goes on with --resume.
     """
-    config = read(experiment, set_)
+    config = read(experiment, set_, preset)
+    if variant is not None:
+        config = config.variant(variant)
     if resume and out is None:
         raise InputError("--resume needs --out: the run directory to go on with.")
     if resume and out is not None and not out.exists():
@@ -113,67 +131,113 @@ def run(
 @app.command()
 def compare(
     experiment: ConfigFile,
-    algorithms: Names,
-    seeds: Annotated[int, typer.Option(min=1, help="How many seeds, counted from the experiment's own.")] = 1,
-    out: Annotated[Path | None, typer.Option(help="Where to keep the runs, compare.json and plot.png.")] = None,
+    algorithms: Names = None,
+    seeds: Seeds = None,
+    out: Annotated[Path | None, typer.Option(help="Where to keep the runs, compare.json, table.md, plot.png.")] = None,
+    preset: Preset = None,
     set_: Set = None,
     resume: Resume = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Run several algorithms on the same experiment, with several seeds: mean and spread, and a picture.
+    """Run several algorithms, or variants, of the same experiment with several seeds: mean and spread, and a picture.
 
     EXPERIMENT is a TOML file. Each algorithm takes its options from its table algorithms.NAME, and from the table
     algorithm where it has an option of that name. The spread is the standard deviation over seeds.
     """
-    config = read(experiment, set_)
+    config = read(experiment, set_, preset)
+    names = _names(algorithms, config, experiment)
     _new_directory(out, resume)
-    _compare(config, _names(algorithms), seeds, out, as_json, quiet)
+    _compare(config, names, seeds or config.compare.seeds or 1, out, as_json, quiet)
+
+
+@app.command()
+def reproduce(
+    name: Annotated[
+        str | None,
+        typer.Argument(help="A TOML file, or a name under experiments/: of a file or a directory.", show_default=False),
+    ] = None,
+    preset: Preset = None,
+    seeds: Seeds = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Where to keep the results; by default runs/NAME-PRESET.", show_default=False)
+    ] = None,
+    set_: Set = None,
+    listing: Annotated[bool, typer.Option("--list", help="List the experiments there are, and their presets.")] = False,
+    quiet: Quiet = False,
+) -> None:
+    """Run all variants of the experiment NAME with several seeds; write table.md, compare.json and plot.png.
+
+    What is in the directory already is not run again; an interrupted run goes on. A directory of experiments is run one
+    after another. The number of seeds is that of --seeds, else of compare.seeds in the file, else 3.
+    """
+    if listing:
+        _list_experiments()
+        return
+    if name is None:
+        raise InputError("reproduce wants the NAME of an experiment, e.g. one of: fedstrata reproduce --list")
+    found = find(name)
+    configs = [read(f.path, set_, preset) for f in found]
+    for config, experiment in zip(configs, found, strict=True):
+        _names(None, config, experiment.path)
+    for number, (config, experiment) in enumerate(zip(configs, found, strict=True), 1):
+        chosen = preset or next(iter(presets(experiment.path)), None)
+        folder = Path("runs") / (experiment.name if chosen is None else f"{experiment.name}-{chosen}")
+        if out is not None:
+            folder = out if len(found) == 1 else out / experiment.path.stem
+        _new_directory(folder, resume=True)
+        if not quiet:
+            _say(f"Experiment {number} of {len(found)}: {experiment.name}, preset {chosen or '(none)'}, in {folder}")
+        _compare(config, None, seeds or config.compare.seeds or 3, folder, False, quiet)
 
 
 @app.command()
 def tune(
     experiment: ConfigFile,
-    algorithms: Names,
+    algorithms: Names = None,
     trials: Annotated[
         int | None,
         typer.Option(min=1, help="Trials for each algorithm; by default tune.trials of the file, which is 8."),
     ] = None,
-    seeds: Annotated[int, typer.Option(min=1, help="Seeds for the final runs on the test data.")] = 1,
-    out: Annotated[Path | None, typer.Option(help="Where to keep the trials, best.toml and the final runs.")] = None,
+    seeds: Annotated[int, typer.Option(min=0, help="Seeds for the final runs on the test data; 0 for none.")] = 1,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Where to keep the trials, best.toml (tuned.toml for variants) and the final runs."),
+    ] = None,
+    preset: Preset = None,
     set_: Set = None,
     resume: Resume = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Tune every algorithm with the same number of trials, then report the best settings on the test data.
+    """Tune every algorithm, or variant, with the same number of trials, then report the best on the test data.
 
     EXPERIMENT is a TOML file. Trials are judged on a validation split of the training data; the test data play no part
-    in the choice.
+    in the choice. For variants the result is printed, and kept in tuned.toml, as tables to put into the file.
     """
-    config = read(experiment, set_)
+    config = read(experiment, set_, preset)
     if trials is not None:
         config = config.model_copy(update={"tune": config.tune.model_copy(update={"trials": trials})})
-    names = _names(algorithms)
+    names = _names(algorithms, config, experiment)
     _new_directory(out, resume)
     say = (lambda _: None) if quiet else _say
     bars = _progress(quiet) if err_console.is_terminal else []
-    results = tune_runs(config, names, None if out is None else out / "trials", bars, say)
-    best = {name: best_options(config, name, rows) for name, rows in results.items()}
-    first = config.algorithm.name if config.algorithm.name in best else names[0]
-    update = {"algorithms": {**config.algorithms, **best}, "algorithm": AlgorithmTable(name=first, **best[first])}
-    chosen = config.model_copy(update=update)
-    if out is not None:
-        import tomli_w
-
+    folder = None if out is None else out / "trials"
+    results = tune_variants(config, folder, bars, say) if names is None else tune_runs(config, names, folder, bars, say)
+    best, chosen = _tuned(config, names, results)
+    tables = tomli_w.dumps({"variants": {label: {"algorithm": options} for label, options in best.items()}})
+    if out is not None and names is None:
+        (out / "tuned.toml").write_text(tables)
+    elif out is not None:
         (out / "best.toml").write_text(tomli_w.dumps(chosen.to_toml()))
-    rows = _compare(chosen, names, seeds, None if out is None else out / "final", False, quiet, show=not as_json)
+    final = None if out is None else out / "final"
+    rows = _compare(chosen, names, seeds, final, False, quiet, show=not as_json) if seeds else []
     if as_json:
         print(json.dumps({"trials": results, "best": best, "test": rows}))
         return
-    for name, options in best.items():
-        shown = ", ".join(f"{k} = {v}" for k, v in options.items())
-        out_console.print(f"{name}: {shown}", highlight=False, soft_wrap=True)
+    lines = (f"{name}: {', '.join(f'{k} = {v}' for k, v in options.items())}" for name, options in best.items())
+    text = tables if names is None else "\n".join(lines)
+    out_console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
 @app.command("list")
@@ -231,14 +295,16 @@ def show(
 
 @app.command()
 def plot(
-    runs: Annotated[list[Path], typer.Argument(help="Run directories; seeds of one algorithm become one line.")],
+    runs: Annotated[
+        list[Path], typer.Argument(help="Run directories; seeds of one algorithm or variant become one line.")
+    ],
     out: Annotated[Path, typer.Option(help="The picture to write (.png, .pdf, .svg).")] = Path("plot.png"),
     measure: Annotated[list[str] | None, typer.Option(help="What to draw, e.g. accuracy. May be repeated.")] = None,
     axis: Annotated[str, typer.Option(help="round, steps, samples, bytes_up, bytes_down or seconds.")] = "round",
 ) -> None:
     """Draw RUNS, run directories, against rounds, steps, samples, bytes or seconds.
 
-    Runs of one algorithm with several seeds become one line with a band: mean and standard deviation.
+    Runs of one algorithm or variant with several seeds become one line with a band: mean and standard deviation.
     """
     groups: dict[str, list[list[Row]]] = {}
     for path in runs:
@@ -246,8 +312,7 @@ def plot(
         if not rows:
             hint = f" Did you mean {path}/*?" if any(path.glob("*/metrics.jsonl")) else ""
             raise InputError(f"There is no run with metrics in {path}.{hint}")
-        label = read(path / "config.toml").algorithm.name if _is_config(path / "config.toml") else path.name
-        groups.setdefault(label, []).append(rows)
+        groups.setdefault(_label(path), []).append(rows)
     draw(groups, out, measure, axis)
     out_console.print(f"Picture written to {out}", highlight=False, soft_wrap=True)
 
@@ -287,9 +352,22 @@ _DEMO: dict[str, Any] = {
 }
 
 
+def _tuned(
+    config: Config, names: list[str] | None, results: dict[str, list[Row]]
+) -> tuple[dict[str, dict[str, Any]], Config]:
+    """Return the best options of each algorithm or variant, and the experiment with them."""
+    if names is None:
+        best = {label: rows[0]["options"] for label, rows in results.items()}
+        return best, with_options(config, best)
+    best = {name: best_options(config, name, rows) for name, rows in results.items()}
+    first = config.algorithm.name if config.algorithm.name in best else names[0]
+    update = {"algorithms": {**config.algorithms, **best}, "algorithm": AlgorithmTable(name=first, **best[first])}
+    return best, config.model_copy(update=update)
+
+
 def _compare(
     config: Config,
-    names: list[str],
+    names: list[str] | None,
     seeds: int,
     out: Path | None,
     as_json: bool,
@@ -297,23 +375,28 @@ def _compare(
     show: bool = True,
     picture: Path | None = None,
 ) -> list[Row]:
-    first = config.train.seed
-    runs = compare_runs(config, names, range(first, first + seeds), out, _progress(quiet, brief=True), _say)
-    rows = table(runs)
+    """Run the algorithms of these names, or the variants of the file, and show how they compare."""
+    numbers, bars = range(config.train.seed, config.train.seed + seeds), _progress(quiet, brief=True)
+    if names is None:
+        runs = compare_variants(config, numbers, out, bars, _say)
+    else:
+        runs = compare_runs(config, names, numbers, out, bars, _say)
+    rows = table(runs, "variant" if names is None else "algorithm")
     histories = {n: [r.history for r in group if r is not None] for n, group in runs.items()}
     histories = {n: h for n, h in histories.items() if h}
     if out is not None:
         (out / "compare.json").write_text(json.dumps(rows, indent=2))
+        (out / "table.md").write_text(as_markdown(rows, config.plot.measures))
         picture = out / "plot.png"
-    if picture is not None and histories:
-        draw(histories, picture)
     if as_json:
         print(json.dumps(rows))
     elif show:
-        data = next((r.summary["data"] for group in runs.values() for r in group if r is not None), "")
-        title = f"{data}, {seeds} seed{'s' * (seeds > 1)}: mean ± spread"
-        out_console.print(as_table([mean_and_spread(r) for r in rows], title))
-        if picture is not None and histories:
+        data = dict.fromkeys(r.summary["data"] for group in runs.values() for r in group if r is not None)
+        title = f"{', '.join(data)}, {seeds} seed{'s' * (seeds > 1)}: mean ± spread"
+        out_console.print(as_table([mean_and_spread(r, config.plot.measures) for r in rows], title))
+    if picture is not None and histories:
+        draw(histories, picture, **config.plot.model_dump())
+        if show and not as_json:
             out_console.print(f"Picture: {picture}", highlight=False, soft_wrap=True)
     if not histories:
         raise FedstrataError("Every run diverged. Try smaller learning rates.")
@@ -330,7 +413,26 @@ def _import(path: Path) -> None:
     spec.loader.exec_module(module)
 
 
-def _names(text: str) -> list[str]:
+def _list_experiments() -> None:
+    found = everything()
+    if not found:
+        raise InputError("There are no experiments: no TOML files under experiments/ here or above.")
+    grid = Table(box=None, pad_edge=False)
+    for column in ("experiment", "presets", "what it is"):
+        grid.add_column(column)
+    for experiment in found:
+        grid.add_row(f"[bold]{experiment.name}[/bold]", ", ".join(presets(experiment.path)), Text(experiment.about))
+    out_console.print(grid)
+
+
+def _names(text: str | None, config: Config, path: Path) -> list[str] | None:
+    """Return the algorithms asked for; None stands for the variants of the file, which must be there."""
+    if text is None:
+        if not config.variants:
+            raise InputError(
+                f"{path} has no variants: add [variants.LABEL] tables. (compare and tune take --algorithms instead.)"
+            )
+        return None
     names = list(dict.fromkeys(n.strip() for n in text.split(",") if n.strip()))
     if not names:
         raise InputError("--algorithms needs at least one name, e.g. --algorithms fedavg,scaffold.")
@@ -351,8 +453,11 @@ def _new_directory(out: Path | None, resume: bool) -> None:
         )
 
 
-def _is_config(path: Path) -> bool:
-    return path.exists() and "[model]" in path.read_text()
+def _label(path: Path) -> str:
+    """Return what a picture calls a run: the label of its variant, else its algorithm, else its directory."""
+    settings = path / "config.toml"
+    raw = read_toml(settings) if settings.exists() else {}
+    return str(raw.get("label") or (raw["algorithm"]["name"] if "model" in raw else path.name))
 
 
 def _progress(quiet: bool, brief: bool = False) -> list[Callback]:

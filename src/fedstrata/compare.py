@@ -1,4 +1,4 @@
-"""Several algorithms, several seeds: the same experiment for each, a table and a picture."""
+"""Several algorithms or variants of an experiment, several seeds: run, put in a table, and tuned."""
 
 from __future__ import annotations
 
@@ -6,18 +6,20 @@ import dataclasses
 import json
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fedstrata.algorithms.base import ALGORITHMS, kind_of
+from fedstrata.algorithms.base import ALGORITHMS, State, kind_of
 from fedstrata.callbacks import Callback
 from fedstrata.checkpoint import write_atomically
-from fedstrata.config import Config, Experiment, build_algorithm
+from fedstrata.config import Config, Experiment, build_algorithm, within
 from fedstrata.errors import Diverged, FedstrataError, InputError, unknown
 from fedstrata.identity import describe
+from fedstrata.merge import merge, slug
 from fedstrata.rundir import Row
 from fedstrata.train import Run, train
 
@@ -26,25 +28,26 @@ Say = Callable[[str], None]
 
 def higher_is_better(measure: str) -> bool:
     """Tell whether a larger value of this measure is the better one."""
-    return measure.startswith(("accuracy", "auc")) and not measure.endswith("_spread")
+    return measure.removeprefix("personal_").startswith(("accuracy", "auc")) and not measure.endswith("_spread")
 
 
 def run_config(
     config: Config, out: Path | None, resume: bool, callbacks: Sequence[Callback], experiment: Experiment | None = None
 ) -> Run:
-    """Train what a configuration says; the run directory gets the whole configuration."""
-    built = Experiment(config) if experiment is None else experiment
-    return train(
-        built.problem,
-        built.data,
-        built.algorithm,
-        **config.train.model_dump(),
-        evaluate=built.evaluation,
-        out=out,
-        resume=resume,
-        callbacks=callbacks,
-        config=config.to_toml() | {"algorithm": describe(built.algorithm)},
-    )
+    """Train what a configuration says; the run directory gets all of the configuration that a run depends on."""
+    with _named(config):
+        built = Experiment(config) if experiment is None else experiment
+        return train(
+            built.problem,
+            built.data,
+            built.algorithm,
+            **config.train.model_dump(),
+            evaluate=built.evaluation,
+            out=out,
+            resume=resume,
+            callbacks=callbacks,
+            config=config.to_toml("compare", "plot", "tune", "variants") | {"algorithm": describe(built.algorithm)},
+        )
 
 
 def compare(
@@ -59,29 +62,78 @@ def compare(
 
     An algorithm that diverges with a seed has None there, and the others go on.
     """
-    runs: dict[str, list[Run | None]] = {}
-    variants = {n: [config.with_algorithm(n).with_seed(s) for s in seeds] for n in names}
-    for name in names:
-        Experiment(variants[name][0])
-    for name in names:
-        runs[name] = []
-        for seed, variant in zip(seeds, variants[name], strict=True):
-            folder = None if out is None else out / f"{name}-seed{seed}"
-            try:
-                runs[name].append(run_config(variant, folder, folder is not None and folder.exists(), callbacks))
-            except Diverged as error:
-                say(f"{name}, seed {seed}: {error}")
-                runs[name].append(None)
+    return _run_all(_by_algorithm(config, names), seeds, out, callbacks, say)
+
+
+def compare_variants(
+    config: Config, seeds: Sequence[int], out: Path | None, callbacks: Sequence[Callback], say: Say
+) -> dict[str, list[Run | None]]:
+    """Run every variant of an experiment with every seed, as :func:`compare` does with algorithms."""
+    return _run_all({label: config.variant(label) for label in config.variants}, seeds, out, callbacks, say)
+
+
+def _by_algorithm(config: Config, names: Sequence[str]) -> dict[str, Config]:
+    plain = config.model_copy(update={"label": None})
+    return {name: plain.with_algorithm(name) for name in names}
+
+
+def _run_all(
+    configs: Mapping[str, Config], seeds: Sequence[int], out: Path | None, callbacks: Sequence[Callback], say: Say
+) -> dict[str, list[Run | None]]:
+    _check(c.with_seed(seeds[0]) for c in configs.values())
+    runs: dict[str, list[Run | None]] = {label: [] for label in configs}
+    plan = [(label, config, seed) for label, config in configs.items() for seed in seeds]
+    for number, (label, config, seed) in enumerate(plan, 1):
+        folder = None if out is None else out / f"{slug(label)}-seed{seed}"
+        listeners = [_Titled(c, f"run {number} of {len(plan)}, {label} seed {seed}") for c in callbacks]
+        try:
+            there = folder is not None and folder.exists()
+            runs[label].append(run_config(config.with_seed(seed), folder, there, listeners))
+        except Diverged as error:
+            say(f"{label}, seed {seed}: {error}")
+            runs[label].append(None)
     return runs
 
 
-def table(runs: dict[str, list[Run | None]]) -> list[Row]:
-    """Return one row per algorithm: mean and standard deviation over seeds of each measure of the last evaluation."""
+def _check(configs: Iterable[Config]) -> None:
+    """Refuse what cannot be run before anything is."""
+    for config in configs:
+        with _named(config):
+            built = Experiment(config)
+            built.algorithm.check(built.problem, config.train.participation, built.data.clients)
+
+
+def _named(config: Config) -> AbstractContextManager[None]:
+    """Let refusals in the block name the variant; those of an algorithm name it already."""
+    return nullcontext() if config.label is None else within(f"variant {config.label!r}")
+
+
+class _Titled(Callback):
+    """Passes on what happens in a run under a title that says which run of how many it is."""
+
+    def __init__(self, listener: Callback, title: str) -> None:
+        self.listener, self.title = listener, title
+
+    def on_start(self, title: str, done: int, rounds: int, note: str) -> None:
+        self.listener.on_start(self.title, done, rounds, note)
+
+    def on_round(self, round: int, state: State) -> None:
+        self.listener.on_round(round, state)
+
+    def on_evaluation(self, row: Row) -> None:
+        self.listener.on_evaluation(row)
+
+    def on_end(self, run: Run | None) -> None:
+        self.listener.on_end(run)
+
+
+def table(runs: dict[str, list[Run | None]], kind: str = "algorithm") -> list[Row]:
+    """Return one row for each algorithm or variant (``kind``): mean and standard deviation over seeds at the end."""
     rows = []
     for name, group in runs.items():
         finished = [r.history[-1] for r in group if r is not None]
-        row: Row = {"algorithm": name, "seeds": len(group), "diverged": len(group) - len(finished)}
-        for key in finished[0] if finished else ():
+        row: Row = {kind: name, "seeds": len(group), "diverged": len(group) - len(finished)}
+        for key in dict.fromkeys(k for f in finished for k in f):
             values = [f[key] for f in finished if key in f]
             row[key] = statistics.fmean(values)
             row[f"{key}_std"] = statistics.stdev(values) if len(values) > 1 else 0.0
@@ -101,19 +153,21 @@ def latin_hypercube(ranges: dict[str, tuple[float, float]], trials: int, seed: i
     return [{n: float(f"{c[i]:.4g}") for n, c in columns.items()} for i in range(trials)]
 
 
-def search_of(config: Config, name: str) -> dict[str, tuple[float, float]]:
-    """Return what is searched for an algorithm: ``[tune.search.NAME]``, or what the algorithm declares."""
+def search_of(config: Config, label: str) -> dict[str, tuple[float, float]]:
+    """Return what is searched: ``[tune.search.LABEL]``, or what the configuration's algorithm declares."""
+    name = config.algorithm.name
     fields = {f.name: f for f in dataclasses.fields(ALGORITHMS[name])}  # type: ignore[arg-type]
-    if name not in config.tune.search:
+    if label not in config.tune.search:
         return {n: tuple(f.metadata["search"]) for n, f in fields.items() if f.metadata.get("search")}
-    for option in config.tune.search[name]:
+    for option in config.tune.search[label]:
         if option not in fields:
-            raise unknown(f"hyperparameter of {name}", option, fields, "[tune.search]")
-    return {n: (low, high) for n, (low, high) in config.tune.search[name].items()}
+            raise unknown(f"hyperparameter of {name}", option, fields, f"[tune.search.{json.dumps(label)}]")
+    return {n: (low, high) for n, (low, high) in config.tune.search[label].items()}
 
 
-def fitting(config: Config, name: str, point: dict[str, float]) -> dict[str, Any]:
+def fitting(config: Config, point: dict[str, float]) -> dict[str, Any]:
     """Return a point of the search as options: whole numbers where they are wanted, schedules scaled, not replaced."""
+    name = config.algorithm.name
     now = config.options_of(name)
     options: dict[str, Any] = {}
     for field in dataclasses.fields(ALGORITHMS[name]):  # type: ignore[arg-type]
@@ -136,22 +190,43 @@ def tune(
 
     Every algorithm gets the same number. With ``out``, trials are kept in trials.jsonl and not run again.
     """
+    return _search(config, _by_algorithm(config, names), "algorithm", out, callbacks, say)
+
+
+def tune_variants(config: Config, out: Path | None, callbacks: Sequence[Callback], say: Say) -> dict[str, list[Row]]:
+    """Try ``trials`` settings for each variant's algorithm, as :func:`tune` does for algorithms."""
+    variants = {label: config.variant(label) for label in config.variants}
+    return _search(config, variants, "variant", out, callbacks, say)
+
+
+def _search(
+    config: Config,
+    configs: Mapping[str, Config],
+    kind: str,
+    out: Path | None,
+    callbacks: Sequence[Callback],
+    say: Say,
+) -> dict[str, list[Row]]:
     for name in config.tune.search:
-        if name not in names:
-            raise unknown("algorithm", name, names, "[tune.search]")
+        if name not in configs:
+            raise unknown(kind, name, configs, "[tune.search]")
+    points = {n: latin_hypercube(search_of(c, n), config.tune.trials, config.train.seed) for n, c in configs.items()}
+    _check(configs.values())
     log = None if out is None else out / "trials.jsonl"
     known = _known_trials(log, config)
     results: dict[str, list[Row]] = {}
     measure = config.tune.measure
-    for name in names:
+    for name, candidate in configs.items():
         results[name] = []
-        points = latin_hypercube(search_of(config, name), config.tune.trials, config.train.seed)
-        for number, point in enumerate(points):
-            options = fitting(config, name, point)
-            trial = {"algorithm": name, "options": options}
-            row = next((k for k in known if {"algorithm": k["algorithm"], "options": k["options"]} == trial), None)
+        for number, point in enumerate(points[name]):
+            options = fitting(candidate, point)
+            trial = {kind: name, "options": options}
+            row = next((k for k in known if {kind: k[kind], "options": k["options"]} == trial), None)
             if row is None:
-                row = {**trial, "measures": _try(config.with_algorithm(name, options), callbacks)}
+                row = {
+                    **trial,
+                    "measures": _try(candidate.with_algorithm(candidate.algorithm.name, options), callbacks),
+                }
                 if log is not None:
                     with log.open("a") as file:
                         file.write(json.dumps(row) + "\n")
@@ -178,9 +253,16 @@ def best_options(config: Config, name: str, trials: list[Row]) -> dict[str, Any]
     return {k: v for k, v in table.items() if k != "name"}
 
 
+def with_options(config: Config, found: Mapping[str, dict[str, Any]]) -> Config:
+    """Return the experiment with these options of the algorithm in each variant."""
+    variants = {label: merge(over, {"algorithm": found[label]}) for label, over in config.variants.items()}
+    return config.model_copy(update={"variants": variants})
+
+
 def _try(config: Config, callbacks: Sequence[Callback]) -> Row | None:
-    experiment = Experiment(config)
-    experiment.data = experiment.data.validation(config.tune.share, config.train.seed)
+    with _named(config):
+        experiment = Experiment(config)
+        experiment.data = experiment.data.validation(config.tune.share, config.train.seed)
     try:
         return run_config(config, None, False, callbacks, experiment).history[-1]
     except Diverged:
@@ -203,7 +285,7 @@ def _known_trials(log: Path | None, config: Config) -> list[dict[str, Any]]:
         return []
     log.parent.mkdir(parents=True, exist_ok=True)
     settings = log.parent / "config.json"
-    wanted = json.dumps(config.to_toml(), sort_keys=True)
+    wanted = json.dumps(config.to_toml("compare", "plot"), sort_keys=True)
     if settings.exists():
         if settings.read_text() != wanted:
             raise InputError(

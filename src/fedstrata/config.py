@@ -3,123 +3,61 @@
 from __future__ import annotations
 
 import sys
-import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
 from fedstrata import models
 from fedstrata.algorithms import Algorithm, algorithm
 from fedstrata.algorithms.base import ALGORITHMS
 from fedstrata.data import Dataset, FederatedData, load
 from fedstrata.data.partition import partition_named
-from fedstrata.errors import InputError, unknown
+from fedstrata.errors import InputError, invalid, unknown
+from fedstrata.merge import merge, override, presets_of, slug, with_preset
 from fedstrata.metrics import Evaluation
 from fedstrata.problem import Problem
 from fedstrata.problems import PROBLEMS
-from fedstrata.rundir import read_toml
+from fedstrata.rundir import flatten, read_toml
+from fedstrata.schema import (
+    AlgorithmTable,
+    CompareTable,
+    DataTable,
+    EvaluateTable,
+    ModelTable,
+    Named,
+    PlotTable,
+    ProblemTable,
+    Table,
+    TrainTable,
+    TuneTable,
+)
 
 
-class _Table(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-
-class _Named(BaseModel):
-    """A thing by name, with its own options beside it."""
-
-    model_config = ConfigDict(extra="allow", strict=True)
-    name: str
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """The options, without the name."""
-        return dict(self.model_extra or {})
-
-
-class ModelTable(_Named):
-    """Which model, with its options."""
-
-    name: str = "mlp"
-
-
-class ProblemTable(_Named):
-    """Which problem, with its options."""
-
-    name: str = "erm"
-
-
-class AlgorithmTable(_Named):
-    """Which algorithm, with its hyperparameters."""
-
-    name: str = "fedavg"
-
-
-class DataTable(_Table):
-    """Which data, and how they are spread over clients."""
-
-    name: str = "digits"
-    folder: str | None = None
-    directory: str | None = None
-    options: dict[str, Any] = {}
-    clients: int = Field(10, ge=1)
-    partition: str | dict[str, Any] = "iid"
-    imbalance: float | None = Field(None, gt=0, lt=1)
-    subset: int | None = Field(None, ge=1)
-    holdout: float = Field(0.0, ge=0, lt=1)
-    support: float = Field(0.0, ge=0, lt=1)
-    seed: int | None = Field(None, ge=0)
-
-
-class TrainTable(_Table):
-    """How to train: the keyword arguments of ``fs.train``."""
-
-    rounds: int = Field(100, ge=1)
-    batch_size: int | None = Field(None, ge=1)
-    participation: int | float = 1.0
-    weighting: Literal["uniform", "samples"] = "uniform"
-    sampling: str = "uniform"
-    seed: int = Field(0, ge=0)
-    chunk: int | str = "auto"
-    threads: int | None = Field(None, ge=1)
-    device: str = "cpu"
-    eval_every: int | None = Field(None, ge=1)
-    checkpoint_every: int = Field(1, ge=1)
-    state_memory: int = Field(4 << 30, ge=1)
-
-
-class EvaluateTable(_Table):
-    """What to measure."""
-
-    clients: Literal["auto", "test", "train", "none"] = "auto"
-
-
-class TuneTable(_Table):
-    """How ``fedstrata tune`` searches: the same number of trials for every algorithm."""
-
-    trials: int = Field(8, ge=1)
-    measure: str | None = None
-    share: float = Field(0.2, gt=0, lt=1)
-    search: dict[str, dict[str, Annotated[list[float], Field(min_length=2, max_length=2)]]] = {}
-
-
-class Config(_Table):
+class Config(Table):
     """One experiment."""
 
+    label: str | None = None
     data: DataTable = DataTable()
     model: ModelTable = ModelTable()
     problem: ProblemTable = ProblemTable()
     algorithm: AlgorithmTable = AlgorithmTable()
-    algorithms: dict[str, dict[str, Any]] = {}
+    algorithms: dict[str, dict[str, Any]] = Field(default_factory=dict)
     train: TrainTable = TrainTable()
     evaluate: EvaluateTable = EvaluateTable()
     tune: TuneTable = TuneTable()
-    digest: dict[str, str] = {}
+    compare: CompareTable = CompareTable()
+    plot: PlotTable = PlotTable()
+    variants: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    digest: dict[str, str] = Field(default_factory=dict)
 
-    def to_toml(self) -> dict[str, Any]:
-        """Return the resolved configuration as TOML tables, enough to run again."""
-        tables = self.model_dump(exclude_none=True, exclude={"digest"})
+    def to_toml(self, *without: str) -> dict[str, Any]:
+        """Return the resolved configuration as TOML tables, enough to run again, without the tables named."""
+        plain = {k for k in ("compare", "plot", "variants") if getattr(self, k) == getattr(Config(), k)}
+        tables = self.model_dump(exclude_none=True, exclude={"digest", *plain, *without})
         if self.data.folder is not None:
             used = ("folder", "holdout", "support", "seed")
             tables["data"] = {k: v for k, v in tables["data"].items() if k in used}
@@ -146,6 +84,12 @@ class Config(_Table):
         mine = set(ALGORITHMS[name].__dataclass_fields__)  # type: ignore[attr-defined]
         return {k: v for k, v in self.algorithm.options.items() if k in mine} | own
 
+    def problem_options_of(self, name: str) -> dict[str, Any]:
+        """Return the options of ``[problem]`` that a problem has."""
+        if name not in PROBLEMS:
+            raise unknown("problem", name, PROBLEMS)
+        return {k: v for k, v in self.problem.options.items() if k in PROBLEMS[name].options}
+
     def with_algorithm(self, name: str, options: dict[str, Any] | None = None) -> Config:
         """Return the same experiment with another algorithm, all its options in ``[algorithm]``."""
         chosen = self.options_of(name) | (options or {})
@@ -157,6 +101,43 @@ class Config(_Table):
         """Return the same experiment with another seed."""
         return self.model_copy(update={"train": self.train.model_copy(update={"seed": seed})})
 
+    def variant(self, label: str) -> Config:
+        """Return the experiment with the overrides of ``[variants.LABEL]``, without variants and with that label.
+
+        The overrides are merged (:func:`fedstrata.merge.merge`). Another algorithm keeps what :meth:`options_of` says,
+        another problem keeps the options that it has too.
+        """
+        if label not in self.variants:
+            raise unknown("variant", label, self.variants)
+        return _variant(self, label, f"variant {label!r}")
+
+
+_OF_THE_WHOLE = ("algorithms", "compare", "label", "plot", "preset", "train.seed", "tune", "variants")
+"""What a variant cannot change: its options are in ``[algorithm]``, and the seeds are those of all variants."""
+
+
+def _variant(config: Config, label: str, where: str) -> Config:
+    over = config.variants[label]
+    for key in [*over, *flatten(over)]:
+        if key in _OF_THE_WHOLE:
+            raise InputError(f"A variant cannot change {key}, which belongs to the experiment as a whole. ({where})")
+    tables = config.model_dump(exclude_none=True, exclude={"variants", "digest"})
+    for kind, surviving in (("algorithm", config.options_of), ("problem", config.problem_options_of)):
+        name = over[kind].get("name") if isinstance(over.get(kind), dict) else None
+        if isinstance(name, str) and name != tables[kind]["name"]:
+            with within(where):
+                tables[kind] = {"name": name, **surviving(name)}
+    return parse(merge(tables, {**over, "label": label}), where)
+
+
+@contextmanager
+def within(where: str) -> Iterator[None]:
+    """Add to the message of every refusal in the block where it comes from."""
+    try:
+        yield
+    except InputError as error:
+        raise type(error)(f"{error} ({where})") from None
+
 
 class Experiment:
     """What a configuration stands for: ``data``, ``problem``, ``algorithm``, ``evaluation``."""
@@ -164,7 +145,7 @@ class Experiment:
     def __init__(self, config: Config, data: FederatedData | None = None) -> None:
         self.config = config
         self.algorithm: Algorithm = build_algorithm(config)
-        self.evaluation = Evaluation(config.evaluate.clients)
+        self.evaluation = Evaluation(**config.evaluate.model_dump())
         kind = config.problem.name
         if kind not in PROBLEMS:
             raise unknown("problem", kind, PROBLEMS)
@@ -174,7 +155,8 @@ class Experiment:
                 raise unknown(f"option of the problem {kind}", option, builder.options)
         if builder.data is None:
             self.data = build_data(config) if data is None else data
-            self.problem: Problem = builder.build(build_model(config, self.data), **config.problem.options)
+            known = {"clients": self.data.clients} if builder.asks_clients else {}
+            self.problem: Problem = builder.build(build_model(config, self.data), **known, **config.problem.options)
         else:
             for table, default in ((config.data, DataTable()), (config.model, ModelTable())):
                 if table != default:
@@ -241,37 +223,40 @@ def build_model(config: Config, data: FederatedData) -> torch.nn.Module:
     return models.model(name, tuple(inputs.shape[1:]), outputs, seed=config.train.seed, **options)
 
 
-def read(path: str | Path, overrides: list[str] | None = None) -> Config:
-    """Read a configuration file and apply ``key=value`` overrides."""
-    raw = read_toml(Path(path))
-    for override in overrides or []:
-        _override(raw, override)
+def read(path: str | Path, overrides: list[str] | None = None, preset: str | None = None) -> Config:
+    """Read a configuration file with one of its presets, the first by default, and apply ``key=value`` overrides."""
+    raw = with_preset(_with_names(read_toml(Path(path))), preset, str(path))
+    for text in overrides or []:
+        override(raw, text)
     return parse(raw, str(path))
 
 
+def presets(path: str | Path) -> list[str]:
+    """Return the names of a configuration file's presets, in its order."""
+    return list(presets_of(read_toml(Path(path)), str(path)))
+
+
 def parse(raw: dict[str, Any], where: str) -> Config:
-    """Validate a configuration; the error names the key, what it got and what it wants."""
+    """Validate a configuration and its variants; the error names the key, what it got and what it wants."""
     try:
-        return Config.model_validate(raw)
+        config = Config.model_validate(raw)
     except ValidationError as error:
         raise _explain(error, where) from None
+    slugs: dict[str, str] = {}
+    for label in config.variants:
+        _variant(config, label, f"variant {label!r} of {where}")
+        other = slugs.setdefault(slug(label), label)
+        if other != label:
+            raise invalid("label of a variant", label, f"different from {other!r} in more than punctuation", where)
+        if not slug(label):
+            raise invalid("label of a variant", label, "a name with letters or digits", where)
+    return config
 
 
-def _override(raw: dict[str, Any], text: str) -> None:
-    key, equals, value = text.partition("=")
-    path = key.strip().split(".")
-    if not equals or not all(path):
-        raise InputError(f"An override must look like key=value, e.g. algorithm.lr=0.1. Got {text!r}.")
-    try:
-        parsed = tomllib.loads(f"value = {value.strip()}")["value"]
-    except tomllib.TOMLDecodeError:
-        parsed = value.strip()
-    table = raw
-    for part in path[:-1]:
-        table = table.setdefault(part, {})
-        if not isinstance(table, dict):
-            raise InputError(f"The override {text!r} does not fit: {part} is not a table.")
-    table[path[-1]] = parsed
+def _with_names(raw: dict[str, Any]) -> dict[str, Any]:
+    """Return the tables with the names that they leave to the default, so that a preset can be told to change them."""
+    names = {k: f.default.name for k, f in Config.model_fields.items() if isinstance(f.default, Named | DataTable)}
+    return {k: {"name": names[k], **v} if k in names and isinstance(v, dict) else v for k, v in raw.items()}
 
 
 def _explain(error: ValidationError, where: str) -> InputError:

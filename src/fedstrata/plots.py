@@ -41,10 +41,13 @@ def plot(
     path: str | Path,
     measures: Sequence[str] | None = None,
     axis: str = "round",
+    log: Sequence[str] = (),
+    title: str | None = None,
 ) -> Path:
     """Draw ``runs`` (a label, then one history per seed) to a picture file; return its path.
 
-    The line is the mean over seeds, the band the standard deviation. By default up to three measures are drawn.
+    The line is the mean over seeds, the band the standard deviation. By default up to three measures are drawn that all
+    runs have; of ``measures``, each is drawn for the runs that have it. Those in ``log`` get a logarithmic scale.
     """
     import matplotlib
 
@@ -52,29 +55,37 @@ def plot(
     import matplotlib.pyplot as plt
 
     known = measures_of(runs)
+    some = {k for group in runs.values() for run in group for row in run for k in row} - set(AXES)
     if axis not in AXES:
         raise unknown("axis", axis, AXES)
-    for name in measures or ():
-        if name not in known:
-            raise unknown("measure", name, known)
+    for name in (*(measures or ()), *log):
+        if name not in some:
+            raise unknown("measure", name, some)
     shown = list(measures or [m for m in ("auc", "accuracy", "accuracy_worst", "loss") if m in known][:3] or known[:3])
     if not shown:
         raise InputError("The runs have no measure in common, so there is nothing to draw.")
     figure, axes = plt.subplots(1, len(shown), figsize=(4.6 * len(shown), 3.6), squeeze=False, layout="constrained")
     for panel, name in zip(axes[0], shown, strict=True):
-        for style, (label, group) in zip(cycle(("-", "--", "-.", ":")), runs.items(), strict=False):
-            grid, mean, spread = _mean_and_spread(group, name, axis)
-            (line,) = panel.plot(grid, mean, style, label=label, linewidth=1.6)
-            if len(group) > 1:
-                panel.fill_between(grid, mean - spread, mean + spread, color=line.get_color(), alpha=0.18, linewidth=0)
+        for number, (style, (label, group)) in enumerate(
+            zip(cycle(("-", "--", "-.", ":")), runs.items(), strict=False)
+        ):
+            curves = [c for c in ([(r[axis], r[name]) for r in run if name in r] for run in group) if c]
+            if not curves:
+                continue
+            grid, mean, spread = _mean_and_spread(curves)
+            panel.plot(grid, mean, style, color=f"C{number}", label=label, linewidth=1.6)
+            if len(curves) > 1:
+                panel.fill_between(grid, mean - spread, mean + spread, color=f"C{number}", alpha=0.18, linewidth=0)
         panel.set_xlabel(AXES[axis])
         panel.set_ylabel(LABELS.get(name, name.replace("_", " ")))
         panel.grid(alpha=0.25)
         values = [r[name] for g in runs.values() for run in g for r in run if name in r]
-        if name == "loss" and 0 < 20 * min(values) < max(values):
+        if name in log or (name == "loss" and 0 < 20 * min(values) < max(values)):
             panel.set_yscale("log")
     if len(runs) > 1:
-        axes[0][0].legend(frameon=False, fontsize="small")
+        max(axes[0], key=lambda panel: len(panel.lines)).legend(frameon=False, fontsize="small")
+    if title is not None:
+        figure.suptitle(title)
     try:
         figure.savefig(path, dpi=130)
     except (OSError, ValueError) as error:
@@ -84,10 +95,9 @@ def plot(
     return Path(path)
 
 
-def _mean_and_spread(group: Sequence[Sequence[Row]], name: str, axis: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _mean_and_spread(curves: Sequence[Sequence[tuple[float, float]]]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return the runs of one label on a common grid: that of the run with the fewest rows, ends trimmed."""
-    curves = [[(r[axis], r[name]) for r in run if name in r] for run in group]
-    points = [np.array(c, dtype=float) for c in curves if c]
+    points = [np.array(c, dtype=float) for c in curves]
     end = min(p[-1, 0] for p in points)
     grid = min(points, key=len)[:, 0]
     grid = grid[grid <= end]

@@ -1,16 +1,23 @@
-"""Results as tables for a terminal."""
+"""Results as tables, for a terminal and in Markdown."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from rich.table import Table
 
 from fedstrata.rundir import Row
 
+_PERSONAL = ("personal_accuracy_mean", "personal_accuracy_worst", "personal_loss_mean")
+
+MAIN = ("auc", "auc_mean", "auc_worst", "accuracy", "accuracy_mean", "accuracy_worst", *_PERSONAL, "loss")
+"""The measures of a comparison that are shown when nobody says which."""
+
 
 def one_run(row: Row) -> Row:
     """Return the last row of a run as a person wants to see it."""
     shown: Row = {"round": row["round"]}
-    for key in ("loss", "accuracy", "accuracy_mean", "accuracy_worst", "auc", "auc_mean", "auc_worst"):
+    for key in ("loss", "accuracy", "accuracy_mean", "accuracy_worst", "auc", "auc_mean", "auc_worst", *_PERSONAL):
         if key in row:
             shown[key.replace("_", " ")] = f"{row[key]:.4f}"
     return shown | {
@@ -21,17 +28,39 @@ def one_run(row: Row) -> Row:
     }
 
 
-def mean_and_spread(row: Row) -> Row:
-    """Return one algorithm's row of a comparison as a person wants to see it."""
-    shown: Row = {"algorithm": row["algorithm"]}
+def mean_and_spread(row: Row, measures: Sequence[str] | None = None) -> Row:
+    """Return one row of a comparison as a person wants to see it."""
+    kind = next(iter(row))
+    shown: Row = {kind: row[kind]}
     if row["diverged"]:
-        shown["algorithm"] += f" ({row['diverged']} of {row['seeds']} diverged)"
-    for key in ("auc", "auc_mean", "auc_worst", "accuracy", "accuracy_mean", "accuracy_worst", "loss"):
+        shown[kind] += f" ({row['diverged']} of {row['seeds']} diverged)"
+    for key in measures or MAIN:
         if key in row:
-            shown[key.replace("_", " ")] = f"{row[key]:.3f} ± {row[f'{key}_std']:.3f}"
+            shown[key.replace("_", " ")] = _mean_and_spread(row, key)
     if "bytes_up" in row:
         shown |= {"sent up": size(row["bytes_up"]), "seconds": f"{row['seconds']:.1f}"}
     return shown
+
+
+def as_markdown(rows: Sequence[Row], measures: Sequence[str] | None = None) -> str:
+    """Return the rows of a comparison as a Markdown table, mean ± standard deviation over seeds."""
+    columns = measures or [m for m in MAIN if any(m in r for r in rows)]
+    kind = next(iter(rows[0]))
+    head = [kind, *(c.replace("_", " ") for c in columns), "samples", "bytes up", "seconds", "diverged"]
+    lines = [head, ["---", *["---:"] * (len(head) - 1)]]
+    for row in rows:
+        cells = [_mean_and_spread(row, c) if c in row else "–" for c in columns]
+        costs = ["–"] * 3
+        if "samples" in row:
+            costs = [f"{row['samples']:,.0f}", size(row["bytes_up"]), f"{row['seconds']:.1f}"]
+        lines.append([row[kind].replace("|", r"\|"), *cells, *costs, f"{row['diverged']} of {row['seeds']}"])
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def _mean_and_spread(row: Row, measure: str) -> str:
+    mean, spread = row[measure], row[f"{measure}_std"]
+    form = ".3f" if mean == 0 or 0.01 <= abs(mean) < 10_000 else ".2e"
+    return f"{mean:{form}} ± {spread:{form}}"
 
 
 def size(count: float) -> str:
@@ -48,7 +77,7 @@ def as_table(rows: list[Row], title: str) -> Table:
     grid = Table(title=title, title_justify="left")
     columns = list(dict.fromkeys(k for r in rows for k in r))
     for column in columns:
-        grid.add_column(column, justify="left" if column == "algorithm" else "right")
+        grid.add_column(column, justify="left" if column in ("algorithm", "variant") else "right")
     for row in rows:
         grid.add_row(*(str(row.get(c, "")) for c in columns))
     return grid

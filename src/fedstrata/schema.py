@@ -1,0 +1,110 @@
+"""The tables of a configuration file: their keys, types and defaults."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class Table(BaseModel):
+    """A table without room for keys that mean nothing."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class Named(BaseModel):
+    """A thing by name, with its own options beside it."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+    name: str
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The options, without the name."""
+        return dict(self.model_extra or {})
+
+
+class ModelTable(Named):
+    """Which model, with its options."""
+
+    name: str = "mlp"
+
+
+class ProblemTable(Named):
+    """Which problem, with its options."""
+
+    name: str = "erm"
+
+
+class AlgorithmTable(Named):
+    """Which algorithm, with its hyperparameters."""
+
+    name: str = "fedavg"
+
+
+class DataTable(Table):
+    """Which data, and how they are spread over clients."""
+
+    name: str = "digits"
+    folder: str | None = None
+    directory: str | None = None
+    options: dict[str, Any] = {}
+    clients: int = Field(10, ge=1)
+    partition: str | dict[str, Any] = "iid"
+    imbalance: float | None = Field(None, gt=0, lt=1)
+    subset: int | None = Field(None, ge=1)
+    holdout: float = Field(0.0, ge=0, lt=1)
+    support: float = Field(0.0, ge=0, lt=1)
+    seed: int | None = Field(None, ge=0)
+
+
+class TrainTable(Table):
+    """How to train: the keyword arguments of ``fs.train``."""
+
+    rounds: int = Field(100, ge=1)
+    batch_size: int | None = Field(None, ge=1)
+    participation: int | float = 1.0
+    weighting: Literal["uniform", "samples"] = "uniform"
+    sampling: str = "uniform"
+    seed: int = Field(0, ge=0)
+    chunk: int | str = "auto"
+    threads: int | None = Field(None, ge=1)
+    device: str = "cpu"
+    eval_every: int | None = Field(None, ge=1)
+    checkpoint_every: int = Field(1, ge=1)
+    state_memory: int = Field(4 << 30, ge=1)
+
+
+class EvaluateTable(Table):
+    """What to measure: the keyword arguments of ``fs.Evaluation``."""
+
+    clients: Literal["auto", "test", "train", "none"] = "auto"
+    adapt_steps: int | None = Field(None, ge=0)
+    adapt_lr: float | None = Field(None, gt=0, allow_inf_nan=False)
+    adapt_rows: int | None = Field(None, ge=1)
+    stationarity: bool = False
+
+
+class CompareTable(Table):
+    """How ``fedstrata compare`` and ``fedstrata reproduce`` repeat runs."""
+
+    seeds: int | None = Field(None, ge=1)
+
+
+class PlotTable(Table):
+    """What the picture of a comparison shows: the keyword arguments of :func:`fedstrata.plots.plot`."""
+
+    measures: Annotated[list[str], Field(min_length=1)] | None = None
+    axis: Literal["round", "steps", "samples", "bytes_up", "bytes_down", "seconds"] = "round"
+    log: list[str] = []
+    title: str | None = None
+
+
+class TuneTable(Table):
+    """How ``fedstrata tune`` searches: the same number of trials for every algorithm or variant."""
+
+    trials: int = Field(8, ge=1)
+    measure: str | None = None
+    share: float = Field(0.2, gt=0, lt=1)
+    search: dict[str, dict[str, Annotated[list[float], Field(min_length=2, max_length=2)]]] = {}

@@ -1,0 +1,164 @@
+"""Experiments by name: found, listed, run with all their variants, and put into a table."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from fedstrata import reproduce
+from fedstrata.errors import InputError
+from fedstrata.tables import as_markdown
+
+FIGURE = """# Noise on a quadratic: Figure 2 of [paper].
+# A second line.
+[problem]
+name = "quadratic"
+clients = 3
+dimension = 2
+[algorithm]
+lr = 0.01
+[compare]
+seeds = 2
+[plot]
+measures = ["loss"]
+[variants.calm]
+[variants."noise = 0.5".problem]
+noise = 0.5
+[preset.cpu.train]
+rounds = 2
+[preset.paper.train]
+rounds = 4
+"""
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch) -> Path:
+    """A directory below one that has experiments/, where pictures are not drawn."""
+    folder = tmp_path / "experiments" / "001"
+    folder.mkdir(parents=True)
+    (folder / "figure2.toml").write_text(FIGURE)
+    (folder / "figure3.toml").write_text(
+        "[variants.only]\n" + FIGURE.partition("[variants.calm]")[0].partition("\n")[2]
+    )
+    (tmp_path / "below").mkdir()
+    monkeypatch.chdir(tmp_path / "below")
+    monkeypatch.setattr(reproduce, "__file__", str(tmp_path / "checkout/src/fedstrata/reproduce.py"))
+    monkeypatch.setattr("fedstrata.plots.plot", lambda *_, **__: None)
+    monkeypatch.setattr("fedstrata.cli.draw", lambda runs, path, **_: path.write_text("picture"))
+    return tmp_path / "below"
+
+
+@pytest.mark.parametrize("name", ["001/figure2", "001/figure2.toml", "../experiments/001/figure2.toml"])
+def test_an_experiment_is_found_by_name_or_path(here, name):
+    (found,) = reproduce.find(name)
+    assert found.name == "001/figure2" and found.path.samefile(here.parent / "experiments/001/figure2.toml")
+
+
+def test_a_directory_stands_for_all_of_its_files(here):
+    assert [f.name for f in reproduce.find("001")] == ["001/figure2", "001/figure3"]
+
+
+def test_a_file_elsewhere_goes_by_its_own_name(here):
+    (here / "mine.toml").write_text(FIGURE)
+    assert [f.name for f in reproduce.find("mine.toml")] == ["mine"]
+
+
+def test_an_unknown_experiment_lists_those_there_are(here):
+    with pytest.raises(InputError) as error:
+        reproduce.find("001/figur2")
+    assert "Did you mean '001/figure2'?" in str(error.value) and "001, 001/figure2, 001/figure3" in str(error.value)
+
+
+def test_the_nearest_experiment_of_a_name_counts(here):
+    nearer = here / "experiments" / "001"
+    nearer.mkdir(parents=True)
+    (nearer / "figure2.toml").write_text("# Another\n")
+    assert {f.name: f.about for f in reproduce.everything()}["001/figure2"] == "Another"
+    assert reproduce.find("001/figure2")[0].about == "Another"
+
+
+def test_the_checkout_of_the_package_is_looked_into(here):
+    checkout = here.parent / "checkout"
+    (checkout / "experiments").mkdir(parents=True)
+    (checkout / "experiments/own.toml").write_text(FIGURE)
+    assert "own" not in [f.name for f in reproduce.everything()]
+    (checkout / "pyproject.toml").touch()
+    assert [f.name for f in reproduce.everything()] == ["001/figure2", "001/figure3", "own"]
+
+
+def test_list_has_a_line_on_each(fedstrata, here):
+    code, printed, _ = fedstrata("reproduce", "--list")
+    lines = printed.splitlines()
+    assert code == 0
+    assert any("001/figure2" in li and "cpu, paper" in li and "Figure 2 of [paper]." in li for li in lines)
+    assert any("001/figure3" in li and "A second line." in li for li in lines) and printed.count("second line") == 1
+
+
+def test_reproduce_runs_everything_once_and_writes_the_results(fedstrata, here):
+    code, printed, progress = fedstrata("reproduce", "001/figure2")
+    out = here / "runs/001/figure2-cpu"
+    assert code == 0 and "noise = 0.5" in printed and "2 seeds" in printed
+    assert "Experiment 1 of 1: 001/figure2, preset cpu" in progress
+    assert "run 4 of 4, noise = 0.5 seed 1: round 2/2" in progress
+    assert {p.name for p in out.iterdir() if p.is_file()} == {"compare.json", "plot.png", "table.md"}
+    rows = json.loads((out / "compare.json").read_text())
+    assert [r["variant"] for r in rows] == ["calm", "noise = 0.5"] and rows[0]["seeds"] == 2
+    table = (out / "table.md").read_text().splitlines()
+    assert table[0] == "| variant | loss | samples | bytes up | seconds | diverged |" and len(table) == 4
+    assert table[2].startswith(f"| calm | {rows[0]['loss']:.3f} ± {rows[0]['loss_std']:.3f} | ")
+    code, _, progress = fedstrata("reproduce", "001/figure2", "--seeds", 3)
+    assert code == 0 and [li[: li.index(":")] for li in progress.splitlines()[1:]] == [
+        "run 3 of 6, calm seed 2",
+        "run 6 of 6, noise = 0.5 seed 2",
+    ]
+
+
+def test_a_preset_and_a_directory_of_results_can_be_chosen(fedstrata, here):
+    words = ("--preset", "paper", "--seeds", 1, "--quiet", "--set", "train.batch_size=2")
+    code, _, err = fedstrata("reproduce", "001/figure2", *words, "--out", here / "mine")
+    assert code == 0 and err == ""
+    assert json.loads((here / "mine/compare.json").read_text())[0]["round"] == 4
+    assert fedstrata("reproduce", "001/figure2", *words)[0] == 0
+    assert (here / "runs/001/figure2-paper/table.md").exists()
+
+
+def test_a_directory_is_run_one_after_another(fedstrata, here):
+    code, _, progress = fedstrata("reproduce", "001", "--seeds", 1, "--set", "train.rounds=1", "--out", here / "all")
+    assert code == 0 and "Experiment 2 of 2: 001/figure3, preset (none)" in progress
+    assert (here / "all/figure2/table.md").exists() and (here / "all/figure3/table.md").exists()
+    code, _, err = fedstrata("reproduce", "001", "--preset", "cpu", "--out", here / "other")
+    assert code == 2 and "the file has no [preset.NAME] tables" in err and "figure3.toml" in err
+    assert not (here / "other").exists(), "every file is read before anything runs"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ((), "reproduce wants the NAME of an experiment"),
+        (("002",), "Unknown experiment '002'. Did you mean '001'?"),
+        (("001/figure2", "--preset", "gpu"), "Unknown preset 'gpu'."),
+        (("bare.toml",), "has no variants"),
+    ],
+)
+def test_bad_commands_exit_with_2(fedstrata, here, words, message):
+    (here / "bare.toml").write_text("[train]\nrounds = 1\n")
+    code, _, err = fedstrata("reproduce", *words)
+    assert code == 2 and message in err
+
+
+def test_a_markdown_table_has_what_a_readme_needs():
+    costs = {"samples": 1200.0, "bytes_up": 4.1e6, "seconds": 2.04}
+    rows = [
+        {"variant": "a|b", "seeds": 3, "diverged": 1, "accuracy": 0.91, "accuracy_std": 0.02, "loss": 3e-5, **costs}
+        | {"loss_std": 1e-6},
+        {"variant": "lost", "seeds": 3, "diverged": 3},
+    ]
+    assert as_markdown(rows).splitlines() == [
+        "| variant | accuracy | loss | samples | bytes up | seconds | diverged |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: |",
+        r"| a\|b | 0.910 ± 0.020 | 3.00e-05 ± 1.00e-06 | 1,200 | 4.1 MB | 2.0 | 1 of 3 |",
+        "| lost | – | – | – | – | – | 3 of 3 |",
+    ]
+    assert as_markdown(rows, ["loss"]).startswith("| variant | loss | samples |")

@@ -1,0 +1,367 @@
+"""Presets and variants of a configuration file: how they are merged, run, compared, tuned and drawn."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from fedstrata import compare
+from fedstrata.algorithms import ALGORITHMS
+from fedstrata.config import Config, Experiment, parse, presets, read
+from fedstrata.errors import InputError
+from fedstrata.merge import merge, slug
+from fedstrata.plots import plot
+from fedstrata.problems import PROBLEMS, ProblemKind
+
+SMALL = """
+[problem]
+name = "quadratic"
+clients = 3
+dimension = 2
+[algorithm]
+name = "fedavg"
+lr = 0.01
+steps = 2
+[train]
+rounds = 3
+"""
+
+VARIANTS = """
+[variants."noise = 0.5".problem]
+noise = 0.5
+[variants.scaffold]
+algorithm = { name = "scaffold", lr = 0.02 }
+[variants.base]
+"""
+
+PRESETS = """
+[model]
+hidden = [8]
+[data]
+clients = 4
+partition = { name = "dirichlet", alpha = 0.3 }
+[train]
+rounds = 9
+batch_size = 8
+[preset.cpu.train]
+rounds = 5
+[preset.paper]
+model = { name = "lenet5" }
+data = { partition = { alpha = 0.1 } }
+tune = { trials = 3 }
+[preset.paper.variants.slow.algorithm]
+lr = 0.001
+"""
+
+
+@pytest.fixture
+def write(tmp_path: Path):
+    def file(*parts: str) -> Path:
+        path = tmp_path / "experiment.toml"
+        path.write_text("".join(parts))
+        return path
+
+    return file
+
+
+@pytest.fixture
+def no_pictures(monkeypatch):
+    """Drawing costs more than these runs."""
+    monkeypatch.setattr("fedstrata.plots.plot", lambda *_, **__: None)
+    monkeypatch.setattr("fedstrata.cli.draw", lambda *_, **__: None)
+
+
+@pytest.mark.parametrize(
+    ("base", "over", "result"),
+    [
+        ({"a": 1, "b": 2}, {"b": 3}, {"a": 1, "b": 3}),
+        ({"t": {"a": 1, "b": [1, 2]}}, {"t": {"b": [3]}}, {"t": {"a": 1, "b": [3]}}),
+        ({"t": {"name": "x", "a": 1}}, {"t": {"name": "x", "b": 2}}, {"t": {"name": "x", "a": 1, "b": 2}}),
+        ({"t": {"name": "x", "a": 1}}, {"t": {"name": "y"}}, {"t": {"name": "y"}}),
+        ({"t": {"name": "x", "a": 1}}, {"t": "y"}, {"t": "y"}),
+        ({"t": "x"}, {"t": {"name": "y"}}, {"t": {"name": "y"}}),
+        ({"lr": {"schedule": "step", "at": [1]}}, {"lr": {"schedule": "cube_root"}}, {"lr": {"schedule": "cube_root"}}),
+        ({"t": {"name": {"a": 1}}}, {"t": {"name": {"b": 1}}}, {"t": {"name": {"a": 1, "b": 1}}}),
+    ],
+)
+def test_merge(base, over, result):
+    before = json.dumps([base, over])
+    assert merge(base, over) == result
+    assert json.dumps([base, over]) == before
+
+
+def test_the_first_preset_is_the_default(write):
+    path = write(PRESETS)
+    assert presets(path) == ["cpu", "paper"]
+    assert read(path) == read(path, preset="cpu")
+    assert read(path).train.rounds == 5 and read(path).train.batch_size == 8 and read(path).variants == {}
+
+
+def test_a_preset_may_hold_anything_and_overrides_come_last(write):
+    config = read(write(PRESETS), ["train.rounds=2", "model.x=1"], "paper")
+    assert config.train.rounds == 2 and config.tune.trials == 3
+    assert config.data.partition == {"name": "dirichlet", "alpha": 0.1} and config.data.clients == 4
+    assert config.model.model_dump() == {"name": "lenet5", "x": 1}, "hidden of the default mlp is forgotten"
+    assert config.variant("slow").algorithm.options == {"lr": 0.001}
+
+
+@pytest.mark.parametrize(
+    ("text", "preset", "message"),
+    [
+        (PRESETS, "papr", "Unknown preset 'papr'. Did you mean 'paper'? Known: cpu, paper."),
+        (SMALL, "cpu", "There is no preset 'cpu': the file has no [preset.NAME] tables."),
+        ("[preset]\ncpu = 3", None, "The key preset must be tables such as [preset.cpu.train]. Got {'cpu': 3}."),
+        ("[preset.cpu.preset.x]", None, "A preset cannot hold presets. Got [preset.cpu.preset]."),
+        ("[preset.cpu.train]\nround = 3", None, "Did you mean 'train.rounds'?"),
+    ],
+)
+def test_bad_presets(write, text, preset, message):
+    with pytest.raises(InputError) as error:
+        read(write(text), preset=preset)
+    assert message in str(error.value) and "experiment.toml" in str(error.value)
+
+
+def test_variants_change_the_experiment_and_nothing_else(write):
+    config = read(write(SMALL, VARIANTS))
+    assert list(config.variants) == ["noise = 0.5", "scaffold", "base"]
+    noisy = config.variant("noise = 0.5")
+    assert noisy.problem.options == {"clients": 3, "dimension": 2, "noise": 0.5}
+    assert noisy.label == "noise = 0.5" and noisy.variants == {}
+    plain = {"label": None, "variants": config.variants}
+    assert config.variant("base").model_copy(update=plain) == config
+    assert noisy.model_copy(update={**plain, "problem": config.problem}) == config
+
+
+def test_another_algorithm_keeps_the_options_that_it_has_too():
+    raw = {
+        "algorithm": {"name": "fedprox", "lr": 0.3, "steps": {"epochs": 2}, "mu": 0.5},
+        "algorithms": {"scaffold": {"server_lr": 0.7}},
+        "variants": {"other": {"algorithm": {"name": "scaffold", "lr": 0.2}}, "same": {"algorithm": {"mu": 0.1}}},
+    }
+    config = parse(raw, "here")
+    assert config.variant("other").algorithm.model_dump() == {
+        "name": "scaffold",
+        "lr": 0.2,
+        "steps": {"epochs": 2},
+        "server_lr": 0.7,
+    }
+    assert config.variant("same").algorithm.options == {"lr": 0.3, "steps": {"epochs": 2}, "mu": 0.1}
+
+
+def test_another_problem_keeps_the_options_that_it_has_too(monkeypatch):
+    def other(model, loss, gamma=1.0):
+        raise NotImplementedError
+
+    monkeypatch.setitem(PROBLEMS, "other", ProblemKind(other))
+    raw = {
+        "problem": {"loss": "squared", "batchnorm": "group"},
+        "variants": {"o": {"problem": {"name": "other", "gamma": 2.0}}},
+    }
+    assert parse(raw, "here").variant("o").problem.model_dump() == {"name": "other", "loss": "squared", "gamma": 2.0}
+
+
+def test_another_model_or_partition_keeps_nothing():
+    raw = {
+        "model": {"hidden": [8]},
+        "data": {"clients": 3, "partition": {"name": "dirichlet", "alpha": 1.0}},
+        "variants": {"v": {"model": {"name": "logreg"}, "data": {"partition": {"name": "shards", "per_client": 2}}}},
+    }
+    config = parse(raw, "here").variant("v")
+    assert config.model.options == {} and config.data.clients == 3
+    assert config.data.partition == {"name": "shards", "per_client": 2}
+
+
+BAD = {
+    "a wrong value": ({"train": {"rounds": "x"}}, "The key train.rounds must be a valid integer. Got 'x'."),
+    "a wrong key": ({"train": {"round": 1}}, "Did you mean 'train.rounds'?"),
+    "a wrong table": ({"problem": "erm"}, "The key problem must be"),
+    "an unknown algorithm": ({"algorithm": {"name": "fedavgg"}}, "Unknown algorithm 'fedavgg'"),
+    "an unknown problem": ({"problem": {"name": "ermm"}}, "Unknown problem 'ermm'"),
+    "variants": ({"variants": {}}, "A variant cannot change variants"),
+    "a preset": ({"preset": {}}, "A variant cannot change preset"),
+    "what a run does not depend on": ({"plot": {"axis": "steps"}}, "A variant cannot change plot"),
+    "the seed": ({"train": {"seed": 3}}, "A variant cannot change train.seed"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_a_bad_variant_is_named(case):
+    over, message = BAD[case]
+    with pytest.raises(InputError) as error:
+        parse({"variants": {"good": {}, "my variant": over}}, "file.toml")
+    assert message in str(error.value) and str(error.value).endswith("(variant 'my variant' of file.toml)")
+
+
+def test_labels_need_directories_of_their_own():
+    assert slug("gamma = 0.1") == "gamma-0.1" and slug("../up") == "up" and slug("γ = 1e-3 (α)") == "γ-1e-3-α"
+    with pytest.raises(InputError, match=r"different from 'a b' in more than punctuation. Got 'a=b'"):
+        parse({"variants": {"a b": {}, "a=b": {}}}, "here")
+    with pytest.raises(InputError, match=r"must be a name with letters or digits. Got '=='"):
+        parse({"variants": {"==": {}}}, "here")
+    with pytest.raises(InputError, match=r"Unknown variant 'bas'. Did you mean 'base'"):
+        parse({"variants": {"base": {}}}, "here").variant("bas")
+
+
+def test_compare_runs_the_variants_and_goes_on(fedstrata, write, tmp_path, no_pictures):
+    path, out = write(SMALL, VARIANTS, "[compare]\nseeds = 2\n"), tmp_path / "out"
+    code, printed, progress = fedstrata("compare", path, "--out", out)
+    assert code == 0 and "noise = 0.5" in printed and "2 seeds" in printed
+    folders = [f"{v}-seed{s}" for v in ("noise-0.5", "scaffold", "base") for s in (0, 1)]
+    assert sorted(p.name for p in out.iterdir() if p.is_dir()) == sorted(folders)
+    assert "run 4 of 6, scaffold seed 1: round 3/3" in progress
+    rows = json.loads((out / "compare.json").read_text())
+    assert [r["variant"] for r in rows] == ["noise = 0.5", "scaffold", "base"] and rows[0]["loss"] > rows[2]["loss"]
+    more = (
+        SMALL + VARIANTS + '[variants.more.algorithm]\nname = "fedprox"\n[plot]\nlog = ["loss"]\n[tune]\ntrials = 2\n'
+    )
+    path.write_text(more)
+    code, _, progress = fedstrata("compare", path, "--out", out, "--seeds", 1, "--resume")
+    assert code == 0 and [line.split(":")[0] for line in progress.splitlines()] == ["run 4 of 4, more seed 0"]
+
+
+def test_a_variant_that_cannot_be_built_is_named_before_anything_runs(fedstrata, write, tmp_path):
+    path = write(SMALL, VARIANTS, "[variants.bad.problem]\nnois = 1\n")
+    code, _, err = fedstrata("compare", path, "--out", tmp_path / "out")
+    assert code == 2 and "Did you mean 'noise'?" in err and "(variant 'bad')" in err
+    assert not (tmp_path / "out").exists()
+    code, _, err = fedstrata("run", path, "--variant", "bad")
+    assert code == 2 and "Did you mean 'noise'?" in err and err.count("(variant 'bad')") == 1
+
+
+@pytest.mark.parametrize("command", ["compare", "tune"])
+def test_a_variant_of_the_wrong_class_is_named_before_anything_runs(fedstrata, write, tmp_path, monkeypatch, command):
+    monkeypatch.setattr(ALGORITHMS["scaffold"], "full_participation", True)
+    path = write(SMALL, "participation = 0.5\n", VARIANTS)
+    code, _, err = fedstrata(command, path, "--out", tmp_path / "out")
+    assert code == 2 and "The participation of scaffold must be" in err and "(variant 'scaffold')" in err
+    assert not (tmp_path / "out").exists()
+
+
+def test_one_variant_runs_alone_and_its_directory_runs_again(fedstrata, write, tmp_path, no_pictures):
+    words = ("run", write(SMALL, VARIANTS), "--variant", "noise = 0.5", "--quiet", "--out", tmp_path / "a")
+    assert fedstrata(*words)[0] == 0
+    kept = tomllib.loads((tmp_path / "a/config.toml").read_text())
+    assert kept["label"] == "noise = 0.5" and kept["problem"]["noise"] == 0.5
+    assert not {"variants", "tune", "compare", "plot"} & set(kept)
+    code, _, err = fedstrata("run", tmp_path / "a/config.toml", "--quiet", "--out", tmp_path / "b")
+    assert code == 0, err
+    assert (tmp_path / "a/model.safetensors").read_bytes() == (tmp_path / "b/model.safetensors").read_bytes()
+    assert (tmp_path / "a/config.toml").read_text() == (tmp_path / "b/config.toml").read_text()
+    words = (
+        "compare",
+        tmp_path / "a/config.toml",
+        "--algorithms",
+        "fedavg,fedprox",
+        "--quiet",
+        "--out",
+        tmp_path / "c",
+    )
+    assert fedstrata(*words)[0] == 0
+    assert "label" not in tomllib.loads((tmp_path / "c/fedprox-seed0/config.toml").read_text()), "no longer the variant"
+
+
+def test_plot_calls_runs_by_their_variants(fedstrata, write, tmp_path, monkeypatch):
+    monkeypatch.setattr("fedstrata.plots.plot", lambda *_, **__: None)
+    drawn: list = []
+    monkeypatch.setattr("fedstrata.cli.draw", lambda groups, *rest, **options: drawn.append((groups, options)))
+    text = "[plot]\nmeasures = ['loss']\naxis = 'samples'\nlog = ['loss']\ntitle = 'Noise'\n"
+    out = tmp_path / "out"
+    assert fedstrata("compare", write(SMALL, VARIANTS, text), "--out", out, "--seeds", 2, "--quiet")[0] == 0
+    assert fedstrata("plot", *sorted(out.glob("*-seed*")), "--out", tmp_path / "x.png")[0] == 0
+    assert {k: len(v) for k, v in drawn[0][0].items()} == {k: len(v) for k, v in drawn[1][0].items()}
+    assert set(drawn[0][0]) == {"noise = 0.5", "scaffold", "base"}
+    assert drawn[0][1] == {"measures": ["loss"], "axis": "samples", "log": ["loss"], "title": "Noise"}
+
+
+@pytest.mark.parametrize("command", ["compare", "tune"])
+def test_without_variants_and_algorithms_there_is_nothing_to_do(fedstrata, write, command):
+    code, _, err = fedstrata(command, write(SMALL))
+    assert code == 2 and "has no variants: add [variants.LABEL] tables" in err and "--algorithms" in err
+
+
+def test_commands_take_a_preset(fedstrata, write, no_pictures):
+    path = write(SMALL, VARIANTS, "[preset.short.train]\nrounds = 1\n[preset.long.train]\nrounds = 4\n")
+    for command, count in (("run", 1), ("compare", 3)):
+        words = (command, path, "--json", "--quiet", "--preset", "long")
+        result = json.loads(fedstrata(*words)[1])
+        assert (result["round"] if count == 1 else result[0]["round"]) == 4
+    assert json.loads(fedstrata("run", path, "--json", "--quiet")[1])["round"] == 1
+
+
+def test_tune_gives_every_variant_the_same_number_of_trials(fedstrata, write, tmp_path, no_pictures):
+    search = '[tune]\ntrials = 3\n[tune.search."noise = 0.5"]\nlr = [0.001, 0.1]\nsteps = [1, 4]\n'
+    path, out = write(SMALL, VARIANTS, search), tmp_path / "out"
+    code, printed, err = fedstrata("tune", path, "--out", out, "--json", "--quiet")
+    assert code == 0, err
+    result = json.loads(printed)
+    assert {label: len(t) for label, t in result["trials"].items()} == {"noise = 0.5": 3, "scaffold": 3, "base": 3}
+    for label, trials in result["trials"].items():
+        losses = [t["measures"]["loss"] for t in trials]
+        assert losses == sorted(losses) and result["best"][label] == trials[0]["options"]
+    assert set(result["best"]["noise = 0.5"]) == {"lr", "steps"} and "lr" in result["best"]["base"]
+    tuned = tomllib.loads((out / "tuned.toml").read_text())
+    assert tuned["variants"] == {label: {"algorithm": options} for label, options in result["best"].items()}
+    assert tomllib.loads((out / "final/scaffold-seed0/config.toml").read_text())["algorithm"]["name"] == "scaffold"
+    before = (out / "trials/trials.jsonl").read_text()
+    assert len(before.splitlines()) == 9 and path.read_text() == SMALL + VARIANTS + search
+    code, printed, _ = fedstrata("tune", path, "--out", out, "--quiet", "--resume", "--seeds", 0)
+    assert code == 0 and '[variants."noise = 0.5".algorithm]' in printed and "spread" not in printed
+    assert (out / "trials/trials.jsonl").read_text() == before
+
+
+def test_the_tuned_tables_run_what_was_tried(fedstrata, write, monkeypatch, no_pictures):
+    used = []
+    real = compare.run_config
+
+    def spy(config, *rest):
+        used.append(Experiment(config).algorithm)
+        return real(config, *rest)
+
+    monkeypatch.setattr(compare, "run_config", spy)
+    text = "[variants.decay.algorithm.lr]\nschedule = 'step'\nvalue = 0.01\nat = [2]\n[tune]\ntrials = 2\n"
+    code, printed, _ = fedstrata("tune", write(SMALL, text), "--json", "--quiet")
+    assert code == 0 and len(used) == 3 and used[2] in used[:2]
+    assert used[2].lr.at == (2,) and used[2].lr.value == json.loads(printed)["best"]["decay"]["lr"]["value"]
+
+
+@pytest.mark.parametrize(
+    ("search", "message"),
+    [
+        ("[tune.search.bas]\nlr = [0.1, 1.0]", "Unknown variant 'bas'. Did you mean 'base'?"),
+        ("[tune.search.base]\nlrr = [0.1, 1.0]", "Unknown hyperparameter of fedavg 'lrr'"),
+    ],
+)
+def test_a_search_must_be_of_what_there_is(fedstrata, write, search, message):
+    code, _, err = fedstrata("tune", write(SMALL, VARIANTS, search))
+    assert code == 2 and message in err and "trial" not in err
+
+
+def test_a_picture_shows_each_measure_of_the_runs_that_have_it(tmp_path, monkeypatch):
+    figures: list = []
+    monkeypatch.setattr("matplotlib.pyplot.close", figures.append)
+    rows = [{"round": r, "samples": 2 * r, "loss": 1.0, "gradient_norm": 10.0**-r} for r in range(3)]
+    bare = [{k: v for k, v in row.items() if k != "gradient_norm"} for row in rows]
+    runs = {"bare": [bare], "both": [rows, rows]}
+    plot(runs, tmp_path / "x.png", ["loss", "gradient_norm"], "samples", log=["gradient_norm"], title="Two")
+    loss, norm = figures[0].axes
+    assert [p.get_yscale() for p in (loss, norm)] == ["linear", "log"] and figures[0].get_suptitle() == "Two"
+    assert len(loss.lines) == 2 and len(norm.lines) == 1
+    assert norm.lines[0].get_color() == loss.lines[1].get_color() and loss.get_legend() and not norm.get_legend()
+    with pytest.raises(InputError, match=r"Unknown measure 'los'. Did you mean 'loss'"):
+        plot(runs, tmp_path / "x.png", log=["los"])
+
+
+def test_what_nobody_said_is_not_written():
+    assert set(Config().to_toml()) == {
+        "data",
+        "model",
+        "problem",
+        "algorithm",
+        "algorithms",
+        "train",
+        "evaluate",
+        "tune",
+    }
