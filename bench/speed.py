@@ -54,7 +54,8 @@ def rounds_of(problem: fs.Problem, data: fs.FederatedData, algorithm: fs.Algorit
     }
     settings |= {"participation": 1.0, "batch_size": None, "state_memory": 4 << 30, **options}
     _, clients = _clients(problem, data, settings, None)
-    state = algorithm.init(problem)
+    clients.begin(-1)
+    state = algorithm.start(algorithm.init(problem), clients)
     done = 0
 
     @torch.no_grad()
