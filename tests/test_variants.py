@@ -11,7 +11,7 @@ import pytest
 from fedstrata import compare
 from fedstrata.algorithms import ALGORITHMS
 from fedstrata.config import Config, Experiment, parse, presets, read
-from fedstrata.errors import InputError
+from fedstrata.errors import Diverged, InputError
 from fedstrata.merge import merge, slug
 from fedstrata.plots import plot
 from fedstrata.problems import PROBLEMS, ProblemKind
@@ -310,6 +310,37 @@ def test_tune_gives_every_variant_the_same_number_of_trials(fedstrata, write, tm
     code, printed, _ = fedstrata("tune", path, "--out", out, "--quiet", "--resume", "--seeds", 0)
     assert code == 0 and '[variants."noise = 0.5".algorithm]' in printed and "spread" not in printed
     assert (out / "trials/trials.jsonl").read_text() == before
+
+
+def test_a_trial_is_the_mean_over_its_seeds_and_falls_with_any_of_them(fedstrata, write, monkeypatch, no_pictures):
+    text = "[variants.base]\n[tune]\ntrials = 2\nseeds = 3\n[tune.search.base]\nlr = [0.001, 0.01]\n"
+    measured: dict[float, list[float]] = {}
+    real = compare.run_config
+
+    def spy(config, *rest):
+        run = real(config, *rest)
+        measured.setdefault(config.algorithm.options["lr"], []).append(run.history[-1]["loss"])
+        return run
+
+    monkeypatch.setattr(compare, "run_config", spy)
+    code, printed, err = fedstrata("tune", write(SMALL, text), "--json", "--quiet", "--seeds", 0)
+    assert code == 0, err
+    for trial in json.loads(printed)["trials"]["base"]:
+        losses = measured[trial["options"]["lr"]]
+        assert len(set(losses)) == 3
+        assert trial["measures"]["loss"] == pytest.approx(sum(losses) / 3)
+
+    worst = max(measured)
+
+    def fragile(config, *rest):
+        if config.algorithm.options["lr"] == worst and config.train.seed == 2:
+            raise Diverged("with the last seed")
+        return real(config, *rest)
+
+    monkeypatch.setattr(compare, "run_config", fragile)
+    _, printed, _ = fedstrata("tune", write(SMALL, text), "--json", "--quiet", "--seeds", 0)
+    best, last = json.loads(printed)["trials"]["base"]
+    assert last["measures"] is None and last["options"]["lr"] == worst and best["measures"] is not None
 
 
 def test_the_tuned_tables_run_what_was_tried(fedstrata, write, monkeypatch, no_pictures):

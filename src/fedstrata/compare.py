@@ -260,6 +260,17 @@ def with_options(config: Config, found: Mapping[str, dict[str, Any]]) -> Config:
 
 
 def _try(config: Config, callbacks: Sequence[Callback]) -> Row | None:
+    """Return one setting's measures, the mean over ``tune.seeds`` seeds; None when it diverged with any of them."""
+    rows: list[Row] = []
+    for seed in range(config.train.seed, config.train.seed + config.tune.seeds):
+        row = _try_once(config.with_seed(seed), callbacks)
+        if row is None:
+            return None
+        rows.append(row)
+    return {k: statistics.fmean(r[k] for r in rows) for k in rows[0] if all(k in r for r in rows)}
+
+
+def _try_once(config: Config, callbacks: Sequence[Callback]) -> Row | None:
     with _named(config):
         experiment = Experiment(config)
         experiment.data = experiment.data.validation(config.tune.share, config.train.seed)

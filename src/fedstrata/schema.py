@@ -105,6 +105,7 @@ class TuneTable(Table):
     """How ``fedstrata tune`` searches: the same number of trials for every algorithm or variant."""
 
     trials: int = Field(8, ge=1)
+    seeds: int = Field(1, ge=1)
     measure: str | None = None
     share: float = Field(0.2, gt=0, lt=1)
     search: dict[str, dict[str, Annotated[list[float], Field(min_length=2, max_length=2)]]] = {}
