@@ -13,6 +13,7 @@ from torch import nn
 import fedstrata as fs
 from fedstrata import metrics
 from fedstrata.metrics import Evaluation, auc, gradient_norm, objective
+from fedstrata.problems.agnostic import project_simplex
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -328,6 +329,7 @@ def test_the_gradient_norm_of_outer_functions_without_data_and_of_mixtures(
         inner_mean=inner_mean,
         outer_draws=outer_draws,
         mixture=mixture,
+        project_y=project_simplex if mixture else None,
     )
     check_stationarity(problem, rough_data(False))
 

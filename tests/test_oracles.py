@@ -9,8 +9,9 @@ import pytest
 import torch
 
 import fedstrata as fs
-from fedstrata.data.batch import Batch
-from fedstrata.oracles import Oracles
+from fedstrata.data.batch import NO_DATA, Batch
+from fedstrata.oracles import Chain, Oracles
+from fedstrata.problems.agnostic import project_simplex
 
 D, R1, R2, P = 4, 3, 5, 2
 GENERATOR = torch.Generator().manual_seed(0)
@@ -172,6 +173,246 @@ def test_a_problem_without_dual_has_one_gradient() -> None:
         torch.testing.assert_close(gradient, batch.parts[0][0].mean((1, 2))[:, None].expand(clients, 2))
 
 
+# --- all layers in one pass -------------------------------------------------------------------------------------------
+
+
+OUTPUTS = {1: R1, 2: R2}
+LAYERS = {1: first, 2: second}
+
+
+def plain(u: torch.Tensor, batch: tuple[torch.Tensor, ...]) -> torch.Tensor:
+    inputs, targets = batch
+    return torch.exp(-(u**2)).sum() * inputs.mean() + (u[0] - targets.mean()) ** 2
+
+
+def layered(levels: int, dual: bool) -> fs.Problem:
+    """The first ``levels`` of the two levels above, and an outer function with or without a dual."""
+    functions = tuple(LAYERS[k] for k in range(1, levels + 1))
+    return fs.Problem(outer if dual else plain, random(D), levels=functions, y0=random(P) if dual else None)
+
+
+def even(clients: int, length: int, traced: bool = True) -> Batch:
+    return Batch(((random(clients, length, D), random(clients, length)),), traced=traced)
+
+
+def uneven(*groups: tuple[int, list[int]]) -> Batch:
+    """A batch whose groups of clients have samples of different numbers: (number, clients)."""
+    parts = tuple((random(len(who), length, D), random(len(who), length)) for length, who in groups)
+    return Batch(parts, tuple(torch.tensor(who) for _, who in groups), traced=False)
+
+
+def through(
+    problem: fs.Problem,
+    x: torch.Tensor,
+    y: torch.Tensor | None,
+    data: list[tuple[torch.Tensor, ...]],
+    offsets: list[torch.Tensor] | None,
+    weight: float,
+) -> tuple[torch.Tensor, list[torch.Tensor], list[torch.Tensor]]:
+    """One client's pass by plain autograd: the gradient, what the levels give, the gradients of f."""
+    u, values, jacobians = x, [], []
+    for k, level in enumerate(problem.levels):
+        jacobians.append(torch.autograd.functional.jacobian(lambda z, k=k, level=level: level(z, data[k]), u))
+        values.append(level(u, data[k]))
+        u = values[-1] if offsets is None else offsets[k] + weight * values[-1]
+    leaves = [v.clone().requires_grad_() for v in (u, *(() if y is None else (y,)))]
+    grads = torch.autograd.grad(problem.outer(*leaves, data[-1]), leaves)
+    gradient = grads[0]
+    for jacobian in reversed(jacobians):
+        gradient = jacobian.T @ gradient
+    return gradient, values, list(grads)
+
+
+def assert_chain(
+    problem: fs.Problem, batches: list[Batch], clients: int, weight: float | None, oracles: Oracles | None = None
+) -> None:
+    """Compare a pass for all clients at once with each client's own; ``weight`` None is without offsets."""
+    oracles = Oracles(problem) if oracles is None else oracles
+    levels = len(problem.levels)
+    x = random(clients, D)
+    y = random(clients, len(problem.y0)) if problem.y0 is not None else None
+    offsets = None if weight is None else [random(clients, OUTPUTS[k]) for k in range(1, levels + 1)]
+    found = oracles.chain(x, y, batches, offsets, *(() if weight is None else (weight,)))
+    assert isinstance(found, Chain)
+    assert len(found.values) == levels
+    assert len(found.outer_grads) == (2 if problem.dual else 1)
+    for c in range(clients):
+        gradient, values, grads = through(
+            problem,
+            x[c],
+            None if y is None else y[c],
+            [own(b, c) for b in batches],
+            None if offsets is None else [o[c] for o in offsets],
+            1.0 if weight is None else weight,
+        )
+        torch.testing.assert_close(found.gradient[c], gradient, atol=1e-12, rtol=1e-12)
+        for ours, theirs in zip(found.values, values, strict=True):
+            torch.testing.assert_close(ours[c], theirs, atol=1e-12, rtol=1e-12)
+        for ours, theirs in zip(found.outer_grads, grads, strict=True):
+            torch.testing.assert_close(ours[c], theirs, atol=1e-12, rtol=1e-12)
+
+
+@pytest.mark.parametrize("clients", [1, 3])
+@pytest.mark.parametrize(
+    ("traced", "weight"), [(True, None), (True, 0.3), (False, None), (False, 1.0), (False, 0.3), (False, 0.0)]
+)
+@pytest.mark.parametrize("levels", [0, 1, 2])
+@pytest.mark.parametrize("dual", [False, True])
+def test_a_pass_through_all_layers(levels: int, dual: bool, weight: float | None, traced: bool, clients: int) -> None:
+    """Each layer has a batch of its own length."""
+    batches = [even(clients, 4 + k, traced) for k in range(levels + 1)]
+    assert_chain(layered(levels, dual), batches, clients, weight)
+
+
+def test_a_pass_without_offsets_is_the_gradient_of_the_composition(gradients_off: bool) -> None:
+    problem = layered(2, True)
+    batches = [even(3, 4), even(3, 5), even(3, 6)]
+    x, y = random(3, D), random(3, P)
+    with torch.set_grad_enabled(not gradients_off):
+        found = Oracles(problem).chain(x, y, batches)
+    for c in range(3):
+        leaf = x[c].clone().requires_grad_()
+        data = [own(b, c) for b in batches]
+        value = outer(second(first(leaf, data[0]), data[1]), y[c], data[2])
+        torch.testing.assert_close(found.gradient[c], torch.autograd.grad(value, leaf)[0], atol=1e-12, rtol=1e-12)
+
+
+@pytest.mark.parametrize("weight", [None, 0.3])
+@pytest.mark.parametrize("dual", [False, True])
+def test_clients_whose_batches_differ_in_length_level_by_level(dual: bool, weight: float | None) -> None:
+    """As with support data: a client's inner batch is short where another's outer batch is, or both, or neither."""
+    inner = uneven((2, [1, 3]), (5, [0, 2, 4]))
+    middle = uneven((3, [4]), (6, [2, 0]), (7, [3, 1]))
+    outside = uneven((4, [3, 0]), (5, [1, 2, 4]))
+    problem = layered(2, dual)
+    for batches in (
+        [inner, middle, outside],
+        [inner, even(5, 4), outside],
+        [even(5, 3), even(5, 4, False), outside],
+        [inner, even(5, 4), even(5, 2)],
+    ):
+        assert_chain(problem, batches, 5, weight)
+
+
+def test_one_graph_for_every_weight_and_offset() -> None:
+    oracles = Oracles(layered(1, False))
+    for weight in (1.0, 0.25, 0.0):
+        assert_chain(oracles.problem, [even(3, 4), even(3, 5)], 3, weight, oracles)
+    assert len(oracles._graphs) == 1
+
+
+def test_a_layer_that_looks_at_values_is_passed_one_client_at_a_time() -> None:
+    def decides(u: torch.Tensor, batch: tuple[torch.Tensor, ...]) -> torch.Tensor:
+        return first(u, batch) if float(u.detach().sum()) > 0 else -2 * first(u, batch)
+
+    problem = fs.Problem(plain, random(D), levels=(decides,), name="deciding")
+    oracles = Oracles(problem)
+    batches = [even(4, 4), even(4, 5)]
+    with pytest.warns(UserWarning, match="deciding runs one client at a time"):
+        assert_chain(problem, batches, 4, 0.3, oracles)
+    assert_chain(problem, batches, 4, 0.3, oracles)
+    ragged = [uneven((2, [0, 3]), (4, [1, 2])), even(4, 5)]
+    assert_chain(problem, ragged, 4, 0.3, oracles)
+
+
+@pytest.mark.parametrize("clients", [1, 3])
+@pytest.mark.parametrize("inner", ["even", "uneven"])
+def test_an_outer_function_without_data(clients: int, inner: str) -> None:
+    def blind(u: torch.Tensor, batch: tuple[torch.Tensor, ...]) -> torch.Tensor:
+        assert batch == ()
+        return torch.exp(u).sum()
+
+    problem = fs.Problem(blind, random(D), levels=(first,), outer_draws=False)
+    oracles = Oracles(problem)
+    batch = even(clients, 4) if inner == "even" else uneven(*[(2 + k % 2, [k]) for k in range(clients)])
+    x = random(clients, D)
+    found = oracles.chain(x, None, [batch, NO_DATA])
+    u = oracles.level(1, x, batch)
+    torch.testing.assert_close(found.outer_grads[0], u.exp(), atol=1e-12, rtol=0)
+    torch.testing.assert_close(found.gradient, oracles.level_vjp(1, x, u.exp(), batch), atol=1e-12, rtol=0)
+    torch.testing.assert_close(oracles.outer(u, None, NO_DATA), u.exp().sum(1), atol=1e-12, rtol=0)
+    torch.testing.assert_close(oracles.outer_grads(u, None, NO_DATA)[0], u.exp(), atol=1e-12, rtol=0)
+
+
+NUMBERS = np.array([7, 2, 5])
+
+
+@pytest.mark.parametrize("who", [NUMBERS, NUMBERS[1:2]], ids=["three", "one"])
+@pytest.mark.parametrize("data", ["even", "uneven", "none"])
+def test_a_batch_that_ends_with_the_clients_number(who: np.ndarray, data: str) -> None:
+    """The dual of a mixture: every client sees its own entry of y."""
+
+    def own_entry(u: torch.Tensor, y: torch.Tensor, batch: tuple[torch.Tensor, ...]) -> torch.Tensor:
+        *arrays, number = batch
+        scale = arrays[0].mean() if arrays else 1.0
+        return y.gather(0, number.reshape(1)).squeeze(0) * scale * (u**2).sum()
+
+    clients = len(who)
+    problem = fs.Problem(own_entry, random(R1), levels=(first,), y0=random(9), project_y=project_simplex, mixture=True)
+    groups = ((2, [0]), (4, list(range(1, clients))))
+    seen = {"even": even(clients, 4), "uneven": uneven(*groups[: min(2, clients)]), "none": NO_DATA}[data]
+    batch = seen.numbered(who)
+    assert batch.clients == clients
+    oracles = Oracles(problem)
+    u, y, inner = random(clients, D), random(clients, 9), even(clients, 3)
+    chain = oracles.chain(u, y, [inner, batch])
+    values = oracles.outer(chain.values[0], y, batch)
+    for c, number in enumerate(who.tolist()):
+        scale = 1.0 if data == "none" else own(seen, c)[0].mean()
+        h = first(u[c], own(inner, c))
+        torch.testing.assert_close(values[c], y[c, number] * scale * h @ h, atol=1e-12, rtol=0)
+        in_y = torch.zeros(9, dtype=torch.float64)
+        in_y[number] = scale * h @ h
+        torch.testing.assert_close(chain.outer_grads[1][c], in_y, atol=1e-12, rtol=0)
+        torch.testing.assert_close(chain.outer_grads[0][c], 2 * y[c, number] * scale * h, atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize("number", [0, 1, 3])
+def test_a_pass_wants_a_batch_for_each_layer(number: int) -> None:
+    oracles = Oracles(layered(1, False))
+    with pytest.raises(fs.FedstrataError, match=rf"A chain of 1 levels takes 2 batches\. Got {number}\."):
+        oracles.chain(random(2, D), None, [even(2, 3)] * number)
+
+
+def test_a_dual_is_passed_where_there_is_one_and_only_there() -> None:
+    batches = [even(2, 3)]
+    with pytest.raises(fs.FedstrataError, match="has a dual: pass y"):
+        Oracles(layered(0, True)).chain(random(2, D), None, batches)
+    with pytest.raises(fs.FedstrataError, match="has no dual: pass no y"):
+        Oracles(layered(0, False)).chain(random(2, D), random(2, P), batches)
+
+
+# --- Jacobians --------------------------------------------------------------------------------------------------------
+
+
+def single(u: torch.Tensor, batch: tuple[torch.Tensor, ...]) -> torch.Tensor:
+    """One number, as the loss of the robust problem is."""
+    return torch.exp(-(batch[0] @ u)).mean().reshape(1)
+
+
+@pytest.mark.parametrize(("level", "size"), [(single, D), (first, D), (second, R1)], ids=["r = 1", "r = 3", "r = 5"])
+def test_the_value_and_the_jacobian(batch: Batch, gradients_off: bool, level: fs.problem.Level, size: int) -> None:
+    oracles = Oracles(fs.Problem(lambda u, batch: u.sum(), random(D), levels=(level,)))
+    u = random(batch.clients, size)
+    with torch.set_grad_enabled(not gradients_off):
+        value, jacobian = oracles.level_jacobian(1, u, batch)
+    for c in range(batch.clients):
+        data = own(batch, c)
+        torch.testing.assert_close(value[c], level(u[c], data), atol=1e-12, rtol=0)
+        expected = torch.autograd.functional.jacobian(lambda z, data=data: level(z, data), u[c])
+        assert jacobian[c].shape == expected.shape
+        torch.testing.assert_close(jacobian[c], expected, atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize("clients", [1, 3])
+@pytest.mark.parametrize("traced", [True, False])
+def test_the_jacobian_of_a_constant_is_zero(clients: int, traced: bool) -> None:
+    zero = torch.zeros(2, dtype=torch.float64)
+    oracles = Oracles(fs.Problem(lambda u, batch: u.sum(), random(D), levels=(lambda u, b: b[1].mean() + zero,)))
+    _, jacobian = oracles.level_jacobian(1, random(clients, D), even(clients, 3, traced))
+    assert torch.equal(jacobian, torch.zeros(clients, 2, D, dtype=torch.float64))
+
+
 # --- the problem itself ----------------------------------------------------------------------------------------------
 
 
@@ -198,8 +439,19 @@ def test_a_problem_tells_its_class(levels: int, dual: bool, kind: str) -> None:
         ({"x0": torch.zeros(3), "y0": torch.zeros(())}, "y0 of the problem problem must be a vector of floats"),
         ({"x0": torch.zeros(3), "inner_mean": "all"}, "inner_mean must be 'local' or 'global'"),
         ({"x0": torch.zeros(3), "project_y": lambda y: y}, "has project_y but no dual: pass y0 too"),
+        ({"x0": torch.zeros(3), "y0": torch.zeros(3), "mixture": True}, "pass y0 and project_y, onto the simplex, too"),
+        ({"x0": torch.zeros(3), "mixture": True}, "is a mixture: pass y0 and project_y, onto the simplex, too"),
     ],
 )
 def test_a_bad_problem_is_refused(arguments: dict[str, object], message: str) -> None:
     with pytest.raises(fs.InputError, match=message):
         fs.Problem(outer, **arguments, name="problem")  # type: ignore[arg-type]
+
+
+def test_a_problem_tells_its_inner_mean_and_its_mixture() -> None:
+    x0 = torch.zeros(2)
+    inside = fs.Problem(outer, x0, levels=(first,), inner_mean="global")
+    assert inside.kind == "1 inner level, a global inner mean, no dual"
+    assert fs.Problem(outer, x0, inner_mean="global").kind == "no inner level, no dual"
+    mixed = fs.Problem(outer, x0, y0=x0, project_y=project_simplex, mixture=True)
+    assert mixed.kind == "no inner level, a dual that weighs the clients"

@@ -106,7 +106,8 @@ def test_reproduce_runs_everything_once_and_writes_the_results(fedstrata, here):
     rows = json.loads((out / "compare.json").read_text())
     assert [r["variant"] for r in rows] == ["calm", "noise = 0.5"] and rows[0]["seeds"] == 2
     table = (out / "table.md").read_text().splitlines()
-    assert table[0] == "| variant | loss | samples | bytes up | seconds | diverged |" and len(table) == 4
+    assert table[0] == "| variant | loss | samples | bytes up | seconds | diverged |" and len(table) == 6
+    assert table[5].startswith("Measured on the pooled ")
     assert table[2].startswith(f"| calm | {rows[0]['loss']:.3f} ± {rows[0]['loss_std']:.3f} | ")
     code, _, progress = fedstrata("reproduce", "001/figure2", "--seeds", 3)
     assert code == 0 and [li[: li.index(":")] for li in progress.splitlines()[1:]] == [

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from fedstrata import checkpoint
 from fedstrata.algorithms import ALGORITHMS
 from fedstrata.identity import describe
 from fedstrata.rundir import RunDirectory
-from support import sized_data, smooth_example, softmax_problem, without_seconds
+from support import example_for, mixture_of, sized_data, smooth_example, softmax_problem, without_seconds
 
 SCAFFOLD = fs.Scaffold(lr=0.2, steps=3)
 OPTIONS: dict[str, Any] = {"batch_size": 4, "participation": 3, "chunk": 2, "eval_every": 1, "seed": 5}
@@ -190,6 +191,131 @@ def test_resume_with_fewer_rounds_than_done_is_refused(tmp_path: Path) -> None:
     with pytest.raises(fs.InputError, match="rounds"):
         train(2, out=tmp_path / "run", resume=True)
     assert contents(tmp_path / "run") == before
+
+
+# --- before the first round ------------------------------------------------------------------------------------------
+
+
+PREPARED: dict[str, fs.Algorithm] = {
+    "robust, comfedl": fs.ComFedL(lr=0.2, steps=2),
+    "robust, adamfcgd": fs.AdaMFCGD(gamma=0.02, steps=2, average=True),
+    "agnostic, afl": fs.AFL(lr=0.2, dual_lr=0.2),
+    "agnostic, drfa": fs.DRFA(lr=0.2, dual_lr=0.2, steps=2),
+}
+
+
+def prepared(case: str, rounds: int, **options: Any) -> fs.Run:
+    """A problem or an algorithm that asks the clients something before the first round."""
+    plain, data = smooth_example()
+    assert plain.flat is not None
+    problem = fs.robust(plain.flat.module, gamma=0.4) if case.startswith("robust") else mixture_of(plain, data.clients)
+    algorithm = PREPARED[case]
+    partial = {} if algorithm.full_participation else {"participation": 3}
+    options = {"batch_size": 4, "chunk": 2, "eval_every": 1, "seed": 5, **partial, **options}
+    return fs.train(problem, data, algorithm, rounds=rounds, **options)
+
+
+@pytest.mark.parametrize(
+    ("case", "options"), [*((case, {}) for case in PREPARED), ("robust, adamfcgd", {"state_memory": 1})]
+)
+def test_a_resumed_run_prepares_again_and_counts_once(case: str, options: dict[str, Any], tmp_path: Path) -> None:
+    straight = prepared(case, 4)
+    for rounds in (1, 4):
+        run = prepared(case, rounds, out=tmp_path / "run", resume=True, **options)
+    assert_same(run, straight)
+    if straight.y is not None:
+        assert torch.equal(run.y, straight.y)
+    counts = [{k: row[k] for k in ("samples", "bytes_up", "bytes_down", "steps")} for row in run.history]
+    assert counts == [{k: row[k] for k in counts[0]} for row in straight.history]
+    assert (counts[0]["bytes_down"] > 0) == case.startswith("robust")
+    if case.startswith("robust"):
+        u = torch.linspace(0.1, 3.0, 5, dtype=torch.float64)
+        assert [run.problem.outer(v.reshape(1), ()) for v in u] == [
+            straight.problem.outer(v.reshape(1), ()) for v in u
+        ], "the shift is the same"
+
+
+def test_what_was_asked_before_the_first_round_is_counted() -> None:
+    run = prepared("robust, adamfcgd", 2)
+    d, clients = len(run.x), 7
+    first = run.history[0]
+    assert first["bytes_down"] == clients * 8 * 2 * d, "x for the losses, x for the first estimates"
+    assert first["bytes_up"] == clients * 8 * (1 + d), "a loss, and w_1"
+    assert first["samples"] == clients * 4 * (1 + 2), "a batch, and two batches' worth"
+    assert (first["round"], first["steps"]) == (0, 0)
+
+
+def test_a_run_killed_before_its_first_checkpoint_prepares_from_scratch(tmp_path: Path) -> None:
+    class Stop(fs.Callback):
+        def on_round(self, round: int, state: fs.State) -> None:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        prepared("robust, adamfcgd", 3, out=tmp_path / "run", callbacks=[Stop()])
+    run = prepared("robust, adamfcgd", 3, out=tmp_path / "run", resume=True)
+    assert_same(run, prepared("robust, adamfcgd", 3))
+
+
+def test_resuming_a_problem_with_another_gamma_is_refused(tmp_path: Path) -> None:
+    plain, data = smooth_example()
+    assert plain.flat is not None
+    fs.train(fs.robust(plain.flat.module, gamma=0.4), data, fs.ComFedL(), rounds=1, out=tmp_path / "run")
+    other = fs.robust(plain.flat.module, gamma=0.5)
+    with pytest.raises(fs.InputError, match=r"gamma was 0\.4 there and is 0\.5 now"):
+        fs.train(other, data, fs.ComFedL(), rounds=2, out=tmp_path / "run", resume=True)
+
+
+# --- the solution ----------------------------------------------------------------------------------------------------
+
+
+class Iterates(fs.Callback):
+    """What the server had after each round."""
+
+    def __init__(self) -> None:
+        self.states: list[fs.State] = []
+
+    def on_round(self, round: int, state: fs.State) -> None:
+        self.states.append(state)
+
+
+AVERAGING = [fs.MFCGD(steps=2, average=True), fs.AdaMFCGD(steps=2, average=True), fs.AFL(average=True)]
+
+
+@pytest.mark.parametrize("algorithm", AVERAGING, ids=lambda a: a.name)
+def test_averaging_returns_the_mean_of_the_servers_iterates(algorithm: fs.Algorithm, tmp_path: Path) -> None:
+    problem, data = example_for(type(algorithm))
+    iterates, seen = Iterates(), []
+
+    def evaluate(
+        problem: fs.Problem, data: fs.FederatedData, x: torch.Tensor, y: torch.Tensor | None
+    ) -> dict[str, float]:
+        seen.append((x.clone(), y))
+        return {"loss": float(x.norm())}
+
+    options: dict[str, Any] = {"batch_size": 4, "evaluate": evaluate, "eval_every": 1}
+    run = fs.train(problem, data, algorithm, rounds=4, callbacks=[iterates], **options)
+    mean = torch.stack([s.x for s in iterates.states]).mean(0)
+    torch.testing.assert_close(run.x, mean, atol=1e-12, rtol=0)
+    assert not torch.equal(run.x, iterates.states[-1].x)
+    assert torch.equal(seen[0][0], problem.x0), "before the first round it is the start"
+    assert torch.equal(seen[-1][0], run.x), "what is measured is the solution"
+    torch.testing.assert_close(seen[2][0], torch.stack([s.x for s in iterates.states[:2]]).mean(0), atol=1e-12, rtol=0)
+    if problem.dual:
+        torch.testing.assert_close(run.y, torch.stack([s.y for s in iterates.states]).mean(0), atol=1e-12, rtol=0)
+    last = fs.train(problem, data, replace(algorithm, average=False), rounds=4, batch_size=4)
+    assert torch.equal(last.x, iterates.states[-1].x)
+
+
+def test_the_saved_model_is_the_solution(tmp_path: Path) -> None:
+    run = prepared("agnostic, afl", 3, out=tmp_path / "run")
+    saved = load_file(tmp_path / "run" / "model.safetensors")
+    for name, weights in run.model().state_dict().items():
+        assert torch.equal(saved[name], weights)
+    flat = torch.cat([saved[name].flatten() for name in run.model().state_dict()])
+    assert torch.equal(flat, run.x)
+    assert run.summary["per_client"]["loss"] == pytest.approx(
+        [float(smooth_example()[0].outer(run.x, smooth_example()[1].train.of_client(k))) for k in range(7)]
+    )
 
 
 # --- damaged checkpoints ---------------------------------------------------------------------------------------------

@@ -35,7 +35,7 @@ from fedstrata.problems import PROBLEMS
 from fedstrata.reproduce import everything, find
 from fedstrata.rundir import Row, RunDirectory, read_toml
 from fedstrata.schema import AlgorithmTable
-from fedstrata.tables import as_markdown, as_table, mean_and_spread, one_run
+from fedstrata.tables import as_markdown, as_table, mean_and_spread, measured, one_run
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -120,10 +120,7 @@ def run(
         return
     title = f"{result.summary['algorithm']} on {result.summary['data']}"
     out_console.print(as_table([one_run(result.history[-1])], title))
-    where = result.summary.get("measured_on")
-    if where:
-        clients = "" if where["clients"] == "nothing" else f"; per client on its {where['clients']}"
-        out_console.print(f"Measured on the pooled {where['pooled']}{clients}.", highlight=False)
+    out_console.print(measured(result.summary), highlight=False)
     if out is not None:
         out_console.print(f"Written to {out} (picture: {out / 'plot.png'})", highlight=False, soft_wrap=True)
 
@@ -142,8 +139,8 @@ def compare(
 ) -> None:
     """Run several algorithms, or variants, of the same experiment with several seeds: mean and spread, and a picture.
 
-    EXPERIMENT is a TOML file. Each algorithm takes its options from its table algorithms.NAME, and from the table
-    algorithm where it has an option of that name. The spread is the standard deviation over seeds.
+    EXPERIMENT is a TOML file. Each algorithm takes its options from its table algorithms.NAME, and lr, steps, server_lr
+    and weight_decay from the table algorithm. The spread is the standard deviation over seeds.
     """
     config = read(experiment, set_, preset)
     names = _names(algorithms, config, experiment)
@@ -280,7 +277,7 @@ def show(
         for f in dataclasses.fields(kind)  # type: ignore[arg-type]
     }
     if as_json:
-        described = {"name": algorithm, "text": text, "hyperparameters": params, "up": kind.up, "down": kind.down}
+        described = {"name": algorithm, "text": text, "hyperparameters": params, "up": kind().up, "down": kind().down}
         print(json.dumps(described))
         return
     out_console.print(text, highlight=False, markup=False, soft_wrap=True)
@@ -384,9 +381,10 @@ def _compare(
     rows = table(runs, "variant" if names is None else "algorithm")
     histories = {n: [r.history for r in group if r is not None] for n, group in runs.items()}
     histories = {n: h for n, h in histories.items() if h}
+    where = " ".join(dict.fromkeys(measured(r.summary) for group in runs.values() for r in group if r is not None))
     if out is not None:
         (out / "compare.json").write_text(json.dumps(rows, indent=2))
-        (out / "table.md").write_text(as_markdown(rows, config.plot.measures))
+        (out / "table.md").write_text(as_markdown(rows, config.plot.measures) + f"\n{where}\n")
         picture = out / "plot.png"
     if as_json:
         print(json.dumps(rows))
@@ -394,6 +392,7 @@ def _compare(
         data = dict.fromkeys(r.summary["data"] for group in runs.values() for r in group if r is not None)
         title = f"{', '.join(data)}, {seeds} seed{'s' * (seeds > 1)}: mean ± spread"
         out_console.print(as_table([mean_and_spread(r, config.plot.measures) for r in rows], title))
+        out_console.print(where, highlight=False)
     if picture is not None and histories:
         draw(histories, picture, **config.plot.model_dump())
         if show and not as_json:
@@ -457,7 +456,8 @@ def _label(path: Path) -> str:
     """Return what a picture calls a run: the label of its variant, else its algorithm, else its directory."""
     settings = path / "config.toml"
     raw = read_toml(settings) if settings.exists() else {}
-    return str(raw.get("label") or (raw["algorithm"]["name"] if "model" in raw else path.name))
+    by_name = "algorithm" in raw and "size" not in raw.get("problem", {})  # the size is what a run from Python writes
+    return str(raw.get("label") or (raw["algorithm"]["name"] if by_name else path.name))
 
 
 def _progress(quiet: bool, brief: bool = False) -> list[Callback]:

@@ -128,7 +128,10 @@ class _Titled(Callback):
 
 
 def table(runs: dict[str, list[Run | None]], kind: str = "algorithm") -> list[Row]:
-    """Return one row for each algorithm or variant (``kind``): mean and standard deviation over seeds at the end."""
+    """Return one row for each algorithm or variant (``kind``): mean and standard deviation over seeds at the end.
+
+    ``NAME_seeds`` says how many runs a measure was finite in, where that is not all that finished.
+    """
     rows = []
     for name, group in runs.items():
         finished = [r.history[-1] for r in group if r is not None]
@@ -137,6 +140,8 @@ def table(runs: dict[str, list[Run | None]], kind: str = "algorithm") -> list[Ro
             values = [f[key] for f in finished if key in f]
             row[key] = statistics.fmean(values)
             row[f"{key}_std"] = statistics.stdev(values) if len(values) > 1 else 0.0
+            if len(values) < len(finished):
+                row[f"{key}_seeds"] = len(values)
         rows.append(row)
     return rows
 
@@ -221,7 +226,7 @@ def _search(
         for number, point in enumerate(points[name]):
             options = fitting(candidate, point)
             trial = {kind: name, "options": options}
-            row = next((k for k in known if {kind: k[kind], "options": k["options"]} == trial), None)
+            row = next((k for k in known if {kind: k.get(kind), "options": k["options"]} == trial), None)
             if row is None:
                 row = {
                     **trial,
@@ -274,10 +279,16 @@ def _try_once(config: Config, callbacks: Sequence[Callback]) -> Row | None:
     with _named(config):
         experiment = Experiment(config)
         experiment.data = experiment.data.validation(config.tune.share, config.train.seed)
+        if experiment.evaluation.clients == "train":
+            experiment.evaluation = dataclasses.replace(experiment.evaluation, clients="test")
     try:
-        return run_config(config, None, False, callbacks, experiment).history[-1]
+        first, *_, last = run_config(config, None, False, callbacks, experiment).history
     except Diverged:
         return None
+    measure = config.tune.measure
+    if measure is not None and measure not in first:
+        raise unknown("measure", measure, first, "tune.measure")
+    return None if measure is not None and measure not in last else last
 
 
 def _main_measure(measures: Row | None) -> str | None:
@@ -285,8 +296,6 @@ def _main_measure(measures: Row | None) -> str | None:
 
 
 def _value(row: Row, measure: str) -> float:
-    if measure not in row["measures"]:
-        raise unknown("measure", measure, row["measures"], "tune.measure")
     return float(row["measures"][measure])
 
 

@@ -18,7 +18,7 @@ from fedstrata.data import Dataset, FederatedData, load
 from fedstrata.data.partition import partition_named
 from fedstrata.errors import InputError, invalid, unknown
 from fedstrata.merge import merge, override, presets_of, slug, with_preset
-from fedstrata.metrics import Evaluation
+from fedstrata.metrics import MEASURES, Evaluation
 from fedstrata.problem import Problem
 from fedstrata.problems import PROBLEMS
 from fedstrata.rundir import flatten, read_toml
@@ -35,6 +35,9 @@ from fedstrata.schema import (
     TrainTable,
     TuneTable,
 )
+
+SHARED = ("lr", "steps", "server_lr", "weight_decay")
+"""The hyperparameters that mean the same in every algorithm: a comparison may share them. Greek letters do not."""
 
 
 class Config(Table):
@@ -73,8 +76,8 @@ class Config(Table):
     def options_of(self, name: str) -> dict[str, Any]:
         """Return an algorithm's options.
 
-        For the algorithm of ``[algorithm]`` that table wins over ``[algorithms.NAME]``. Another algorithm takes what
-        ``[algorithm]`` says where it has an option of that name, and ``[algorithms.NAME]`` wins.
+        For the algorithm of ``[algorithm]`` that table wins over ``[algorithms.NAME]``. Another algorithm takes from
+        ``[algorithm]`` only what means the same everywhere (``SHARED``), and ``[algorithms.NAME]`` wins.
         """
         if name not in ALGORITHMS:
             raise unknown("algorithm", name, ALGORITHMS)
@@ -82,7 +85,7 @@ class Config(Table):
         if name == self.algorithm.name:
             return own | self.algorithm.options
         mine = set(ALGORITHMS[name].__dataclass_fields__)  # type: ignore[attr-defined]
-        return {k: v for k, v in self.algorithm.options.items() if k in mine} | own
+        return {k: v for k, v in self.algorithm.options.items() if k in SHARED and k in mine} | own
 
     def problem_options_of(self, name: str) -> dict[str, Any]:
         """Return the options of ``[problem]`` that a problem has."""
@@ -242,6 +245,14 @@ def parse(raw: dict[str, Any], where: str) -> Config:
         config = Config.model_validate(raw)
     except ValidationError as error:
         raise _explain(error, where) from None
+    for key, names in (
+        ("plot.measures", config.plot.measures or []),
+        ("plot.log", config.plot.log or []),
+        ("tune.measure", [config.tune.measure] if config.tune.measure else []),
+    ):
+        for name in names:
+            if name not in MEASURES:
+                raise unknown("measure", name, MEASURES, f"{key}, {where}")
     slugs: dict[str, str] = {}
     for label in config.variants:
         _variant(config, label, f"variant {label!r} of {where}")

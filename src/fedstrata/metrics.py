@@ -21,6 +21,16 @@ _ROWS = 1024
 
 Measures = dict[str, float]
 
+MEASURES = (
+    *("loss", "accuracy", "auc", "auc_mean", "auc_worst", "objective", "gradient_norm"),
+    *(
+        f"{name}_{over}"
+        for name in ("loss", "accuracy", "personal_loss", "personal_accuracy")
+        for over in ("mean", "worst", "spread")
+    ),
+)
+"""Every measure there is; which of them a run has depends on its problem, data and evaluation."""
+
 
 @dataclass(frozen=True)
 class Evaluation:
@@ -32,13 +42,14 @@ class Evaluation:
                   default what the problem says.
     adapt_lr:     their learning rate; by default the problem's.
     adapt_rows:   how many of its training rows, at most, a client adapts on; by default all of them.
-    stationarity: whether to measure ``objective`` and ``gradient_norm``, a pass over all the training data.
+    stationarity: whether to measure ``objective`` and ``gradient_norm`` on all the training data, the mean over clients
+                  uniform whatever the run's weighting.
 
-    Gives ``loss``, ``accuracy`` (with classes) and ``auc`` (with two) on the pooled test set, on the training data when
-    there is none; and over the clients ``loss_mean``, ``loss_worst``, ``loss_spread`` (standard deviation),
-    ``accuracy_mean``, ``accuracy_worst``, ``accuracy_spread``, ``auc_mean`` and ``auc_worst`` (of clients that have
-    both classes). A problem without a model gives ``loss``, its objective, on the clients' held-out parts where all
-    have one, else on the training data.
+    Gives ``loss``, ``accuracy`` (with classes) and ``auc`` (with two) on the pooled test set, else on the clients'
+    held-out parts, else on the training data; and over the clients ``loss_mean``, ``loss_worst``, ``loss_spread``
+    (standard deviation), ``accuracy_mean``, ``accuracy_worst``, ``accuracy_spread``, ``auc_mean`` and ``auc_worst`` (of
+    clients that have both classes). A problem without a model gives ``loss``, its objective, on the clients' held-out
+    parts where all have one, else on the training data.
 
     When the model is adapted, ``personal_loss`` and ``personal_accuracy`` (``_mean``, ``_worst``, ``_spread``) are
     measured on the same data with each client's own model: full-batch steps x <- x - lr grad(mean loss) on the rows
@@ -59,8 +70,11 @@ class Evaluation:
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
                 raise invalid(f"{name} of the evaluation", value, f"a whole number of at least {least}")
-        if self.adapt_lr is not None and not 0 < self.adapt_lr < math.inf:
-            raise invalid("adapt_lr of the evaluation", self.adapt_lr, "a positive number")
+        lr = self.adapt_lr
+        if lr is not None and (isinstance(lr, bool) or not isinstance(lr, int | float) or not 0 < lr < math.inf):
+            raise invalid("adapt_lr of the evaluation", lr, "a positive number")
+        if not isinstance(self.stationarity, bool):
+            raise invalid("stationarity of the evaluation", self.stationarity, "true or false")
 
     def __call__(self, problem: Problem, data: FederatedData, x: torch.Tensor, y: torch.Tensor | None) -> Measures:
         """Return the measures at ``x`` (and ``y``)."""

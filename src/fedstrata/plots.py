@@ -30,6 +30,9 @@ LABELS = {
 }
 
 
+_FIRST = ("auc", "personal_accuracy_mean", "accuracy", "accuracy_worst", "personal_loss_mean", "gradient_norm", "loss")
+
+
 def measures_of(runs: Mapping[str, Sequence[Sequence[Row]]]) -> list[str]:
     """Return the measures that every run has, in the order of their rows."""
     rows = [run[-1] for group in runs.values() for run in group if run]
@@ -61,7 +64,7 @@ def plot(
     for name in (*(measures or ()), *log):
         if name not in some:
             raise unknown("measure", name, some)
-    shown = list(measures or [m for m in ("auc", "accuracy", "accuracy_worst", "loss") if m in known][:3] or known[:3])
+    shown = list(measures or [m for m in _FIRST if m in known][:3] or known[:3])
     if not shown:
         raise InputError("The runs have no measure in common, so there is nothing to draw.")
     figure, axes = plt.subplots(1, len(shown), figsize=(4.6 * len(shown), 3.6), squeeze=False, layout="constrained")
@@ -102,4 +105,4 @@ def _mean_and_spread(curves: Sequence[Sequence[tuple[float, float]]]) -> tuple[n
     grid = min(points, key=len)[:, 0]
     grid = grid[grid <= end]
     values = np.stack([np.interp(grid, p[:, 0], p[:, 1]) for p in points])
-    return grid, values.mean(0), values.std(0)
+    return grid, values.mean(0), values.std(0, ddof=1) if len(values) > 1 else np.zeros_like(grid)

@@ -42,8 +42,10 @@ class Problem:
     inner_mean: "local" when f_k meets the client's own G_k, "global" when it meets the mean of G over clients.
     name:       how messages and tables call it.
     outer_draws: whether the outer function looks at data; when not, its batch is empty and costs no samples.
+    weighs:     whether the outer function takes a single number, a loss, and is increasing: its derivative is the
+                client's weight.
     mixture:    whether the dual weighs the clients: y on the simplex, one entry for each. The outer function's batch
-                then ends with the client's number.
+                then ends with the client's number, and at uniform y the outer function is the client's own loss.
     flat:       the model whose weights are the first entries of the vector, if there is one.
     predict:    ``predict(x, inputs) -> outputs`` of the model, for metrics.
     losses:     ``losses(outputs, targets) -> one loss per sample``, for metrics.
@@ -61,6 +63,7 @@ class Problem:
     inner_mean: Literal["local", "global"] = "local"
     name: str = "custom"
     outer_draws: bool = True
+    weighs: bool = False
     mixture: bool = False
     flat: Flat | None = None
     predict: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None
@@ -82,10 +85,8 @@ class Problem:
             raise invalid("inner_mean", self.inner_mean, "'local' or 'global'")
         if self.project_y is not None and self.y0 is None:
             raise InputError(f"The problem {self.name} has project_y but no dual: pass y0 too.")
-        if self.mixture and self.y0 is None:
-            raise InputError(
-                f"The problem {self.name} is a mixture but has no dual: pass y0, a weight for each client."
-            )
+        if self.mixture and (self.y0 is None or self.project_y is None):
+            raise InputError(f"The problem {self.name} is a mixture: pass y0 and project_y, onto the simplex, too.")
 
     @property
     def dual(self) -> bool:

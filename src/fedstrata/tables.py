@@ -10,8 +10,27 @@ from fedstrata.rundir import Row
 
 _PERSONAL = ("personal_accuracy_mean", "personal_accuracy_worst", "personal_loss_mean")
 
-MAIN = ("auc", "auc_mean", "auc_worst", "accuracy", "accuracy_mean", "accuracy_worst", *_PERSONAL, "loss")
+MAIN = (
+    "auc",
+    "auc_mean",
+    "auc_worst",
+    "accuracy",
+    "accuracy_mean",
+    "accuracy_worst",
+    *_PERSONAL,
+    "loss",
+    "gradient_norm",
+)
 """The measures of a comparison that are shown when nobody says which."""
+
+
+def measured(summary: Row) -> str:
+    """Say in a sentence what a run was measured on."""
+    where = summary.get("measured_on")
+    if not where:
+        return "Measured by a function of the user's."
+    clients = "" if where["clients"] == "nothing" else f"; per client on its {where['clients']}"
+    return f"Measured on the pooled {where['pooled']}{clients}."
 
 
 def one_run(row: Row) -> Row:
@@ -20,6 +39,8 @@ def one_run(row: Row) -> Row:
     for key in ("loss", "accuracy", "accuracy_mean", "accuracy_worst", "auc", "auc_mean", "auc_worst", *_PERSONAL):
         if key in row:
             shown[key.replace("_", " ")] = f"{row[key]:.4f}"
+    if "gradient_norm" in row:
+        shown["gradient norm"] = f"{row['gradient_norm']:.3g}"
     return shown | {
         "samples": f"{row['samples']:,}",
         "sent up": size(row["bytes_up"]),
@@ -60,7 +81,8 @@ def as_markdown(rows: Sequence[Row], measures: Sequence[str] | None = None) -> s
 def _mean_and_spread(row: Row, measure: str) -> str:
     mean, spread = row[measure], row[f"{measure}_std"]
     form = ".3f" if mean == 0 or 0.01 <= abs(mean) < 10_000 else ".2e"
-    return f"{mean:{form}} ± {spread:{form}}"
+    fewer = f" ({row[f'{measure}_seeds']} of {row['seeds']})" if f"{measure}_seeds" in row else ""
+    return f"{mean:{form}} ± {spread:{form}}{fewer}"
 
 
 def size(count: float) -> str:

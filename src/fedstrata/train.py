@@ -304,6 +304,8 @@ def _check_settings(problem: Problem, data: FederatedData, algorithm: Algorithm,
         raise InputError(f"The sampling 'stratified' needs classes, which the data {data.name!r} do not have.")
     if problem.check is not None:
         problem.check(data)
+    if problem.mixture and problem.y0 is not None and len(problem.y0) != data.clients:
+        raise invalid(f"length of y0 of the problem {problem.name}", len(problem.y0), f"{data.clients}, one per client")
     algorithm.check(problem, settings["participation"], data.clients)
 
 

@@ -6,14 +6,29 @@ import ast
 import dataclasses
 import inspect
 import operator
+import re
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 import fedstrata as fs
 from fedstrata.algorithms import ALGORITHMS
-from support import example_for, play, without_seconds
+from fedstrata.clients import Counts
+from fedstrata.clients.simulated import SimulatedClients
+from fedstrata.problems.agnostic import project_simplex
+from support import (
+    example_for,
+    make_clients,
+    make_setting,
+    play,
+    shared_oracles,
+    smooth_example,
+    started,
+    without_seconds,
+)
 
 NAMES = sorted(ALGORITHMS)
 OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Pow: operator.pow}
@@ -59,23 +74,171 @@ def test_chunks_of_any_size_agree(name: str, sampling: str, dtype: torch.dtype, 
             torch.testing.assert_close(other[vector], expected, atol=tolerance, rtol=tolerance)
 
 
+# --- what is sent ----------------------------------------------------------------------------------------------------
+
+
+def sent(
+    algorithm: fs.Algorithm, problem: fs.Problem, data: fs.FederatedData, rounds: int = 2, **options: Any
+) -> tuple[Counts, Counts, SimulatedClients]:
+    """What was counted before the first round, what in the rounds after it, and the clients."""
+    setting = make_setting(problem, data, batch_size=4, oracles=shared_oracles(problem))
+    clients = make_clients(setting, rounds=rounds, chunk=2, **options)
+    with torch.no_grad():
+        state = started(algorithm, clients)
+        before = dataclasses.replace(clients.counts)
+        for r in range(rounds):
+            clients.begin(r)
+            state = algorithm.round(state, clients)
+    found = {f.name: getattr(clients.counts, f.name) - getattr(before, f.name) for f in dataclasses.fields(Counts)}
+    return before, Counts(**found), clients
+
+
+def sizes_of(clients: SimulatedClients) -> dict[str, int]:
+    """What the letters of a formula stand for."""
+    problem = clients.problem
+    return {
+        "d": len(problem.x0),
+        "p": 0 if problem.y0 is None else len(problem.y0),
+        "K": len(problem.levels),
+        "r": clients.inner_sizes[-1] if problem.levels else 0,
+    }
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("share", [1.0, 3])
 @pytest.mark.parametrize("name", NAMES)
 def test_counted_bytes_are_the_formula(name: str, share: int | float, dtype: torch.dtype) -> None:
-    kind = ALGORITHMS[name]
-    problem, data = example_for(kind, dtype)
+    algorithm = ALGORITHMS[name]()
+    problem, data = example_for(type(algorithm), dtype)
     participation = participation_of(name, share)
-    _, counts = play(kind(), problem, data, 2, batch_size=4, participation=participation, chunk=2)
-    sizes = {
-        "d": len(problem.x0),
-        "p": 0 if problem.y0 is None else len(problem.y0),
-        "K": len(problem.levels),
-    }
+    _, counts, clients = sent(algorithm, problem, data, participation=participation)
+    sizes = sizes_of(clients)
     cohort = data.clients if participation == 1.0 else share
     messages = 2 * cohort * problem.x0.element_size()
-    assert counts.bytes_up == messages * numbers_sent(kind.up, **sizes)
-    assert counts.bytes_down == messages * numbers_sent(kind.down, **sizes)
+    assert counts.bytes_up == messages * numbers_sent(algorithm.up, **sizes)
+    assert counts.bytes_down == messages * numbers_sent(algorithm.down, **sizes)
+
+
+def document(name: str) -> str:
+    """An algorithm's file in words, on one line."""
+    module = inspect.getmodule(ALGORITHMS[name])
+    assert module is not None
+    return " ".join(str(module.__doc__).split())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_is_sent_before_the_first_round_is_what_the_file_says(name: str) -> None:
+    """ "Before the first round: up ..., down ...", or nothing; every client is asked, whoever takes part."""
+    algorithm = ALGORITHMS[name]()
+    problem, data = example_for(type(algorithm))
+    before, _, clients = sent(algorithm, problem, data, 1, participation=participation_of(name, 3))
+    said = re.search(r"[Bb]efore the first round: (?:up (\w+)[^,.]*(?:\([^)]*\))?, )?down (\w+)", document(name))
+    up, down = ("0", "0") if said is None else (said[1] or "0", said[2])
+    unit = data.clients * problem.x0.element_size()
+    assert before.bytes_up == unit * numbers_sent(up, **sizes_of(clients))
+    assert before.bytes_down == unit * numbers_sent(down, **sizes_of(clients))
+    assert before.steps == 0
+
+
+COSTS: list[tuple[str, dict[str, Any], int | str, int | str]] = [
+    ("fedavg", {}, "d", "d"),
+    ("fedprox", {}, "d", "d"),
+    ("fedadam", {}, "d", "d"),
+    ("fedyogi", {}, "d", "d"),
+    ("fedadagrad", {}, "d", "d"),
+    ("scaffold", {}, "2*d", "2*d"),
+    ("qfedavg", {}, "d + 1", "d"),
+    ("afl", {}, "d + 1", "d"),
+    ("drfa", {}, "2*d + 1", "d + d"),
+    ("comfedl", {}, "d", "d"),
+    ("local_moml", {}, "d", "d"),
+    ("local_scgd", {}, "d + r", "d + r"),
+    ("local_scgdm", {}, "2*d + r", "2*d + r"),
+    ("mfcgd", {}, "2*d", "d"),
+    ("mfcgd", {"jacobian": "product"}, "2*d", "d"),
+    ("adamfcgd", {}, "2*d", "2*d"),
+    ("adamfcgd", {"matrix": "belief"}, "2*d", "2*d"),
+    ("adamfcgd", {"matrix": "norm"}, "2*d", "d + 1"),
+    ("fednest", {"inner_rounds": 1}, "3*r + 2*d", "4*d + 5*r"),
+    ("fednest", {"inner_rounds": 4}, "9*r + 2*d", "7*d + 14*r"),
+]
+
+
+@cache
+def flattened(kind: type[fs.Algorithm]) -> fs.Problem:
+    """A problem of the algorithm's class; where it has a level, its inner dimension r = 2 is not that of x."""
+    problem = example_for(kind)[0]
+    return (
+        problem
+        if not problem.levels
+        else dataclasses.replace(
+            problem,
+            outer=lambda u, batch: (u**2).sum() * batch[0].mean(),
+            levels=(lambda u, batch: torch.tanh(u[:2] + batch[0].mean()),),
+        )
+    )
+
+
+@pytest.mark.parametrize(("name", "options", "up", "down"), COSTS, ids=[f"{n} {o}" for n, o, *_ in COSTS])
+def test_the_cost_table(name: str, options: dict[str, Any], up: str, down: str) -> None:
+    """Numbers per client and round, row by row as the papers have them; d and r differ."""
+    algorithm = ALGORITHMS[name](**options)
+    problem, data = flattened(type(algorithm)), example_for(type(algorithm))[1]
+    _, counts, clients = sent(algorithm, problem, data, 3)
+    sizes = sizes_of(clients)
+    assert sizes["r"] in (0, 2)
+    unit = 3 * data.clients * problem.x0.element_size()
+    assert counts.bytes_up == unit * numbers_sent(up, **sizes)
+    assert counts.bytes_down == unit * numbers_sent(down, **sizes)
+
+
+def test_every_algorithm_is_in_the_cost_table() -> None:
+    assert {name for name, *_ in COSTS} == set(NAMES)
+
+
+@pytest.mark.parametrize("inner_rounds", [1, 2, 5])
+def test_fednest_makes_2t_plus_3_exchanges(inner_rounds: int) -> None:
+    algorithm = fs.FedNest(inner_rounds=inner_rounds)
+    _, counts, clients = sent(algorithm, *example_for(fs.FedNest), rounds=1)
+    assert clients._exchange == [2 * inner_rounds + 3]
+    assert counts.steps == (inner_rounds + 1) * algorithm.steps
+
+
+def test_drfa_makes_two_exchanges_of_their_own_cohorts() -> None:
+    """d down and 2d up, then d down and one number up."""
+    problem, data = example_for(fs.DRFA)
+    seen: list[tuple[int, int, int]] = []
+    send = SimulatedClients._send
+
+    def noted(self: SimulatedClients, work: Any, message: Any) -> Any:
+        before = dataclasses.replace(self.counts)
+        yield from send(self, work, message)
+        up, down = self.counts.bytes_up - before.bytes_up, self.counts.bytes_down - before.bytes_down
+        seen.append((len(self), up // 8, down // 8))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(SimulatedClients, "_send", noted)
+        sent(fs.DRFA(), problem, data, rounds=1, participation=3)
+    d = len(problem.x0)
+    assert seen == [(3, 3 * 2 * d, 3 * d), (3, 3, 3 * d)]
+
+
+@pytest.mark.parametrize("normalise", [True, False])
+@pytest.mark.parametrize("shift", [None, 0.0])
+def test_comfedl_sends_a_weight_along_where_it_normalises(normalise: bool, shift: float | None) -> None:
+    """And asks for the first one; the problem asks for the losses that make its shift."""
+    plain, data = smooth_example()
+    assert plain.flat is not None
+    problem = fs.robust(plain.flat.module, shift=shift)
+    before, counts, clients = sent(fs.ComFedL(normalise=normalise), problem, data, 2)
+    d, unit = len(plain.x0), 8 * data.clients
+    assert (counts.bytes_up, counts.bytes_down) == (2 * unit * (d + normalise),) * 2
+    asks = (shift is None) + normalise
+    assert (before.bytes_up, before.bytes_down) == (asks * unit, asks * unit * d)
+    assert clients.inner_sizes == (1,)
+
+
+# --- resume ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -129,39 +292,136 @@ def test_the_file_tells_where_the_algorithm_comes_from(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_what_is_sent_is_what_the_file_says(name: str) -> None:
-    module = inspect.getmodule(ALGORITHMS[name])
+    """The line may count in terms of a hyperparameter, as FedNest's T; here it has its default."""
+    algorithm = ALGORITHMS[name]()
+    module = inspect.getmodule(type(algorithm))
     assert module is not None
     (line,) = [line for line in str(module.__doc__).splitlines() if line.startswith("Sent:")]
     said = dict(part.split(maxsplit=1) for part in line.removeprefix("Sent: ").split(".")[0].split(", "))
-    spaceless = {way: formula.replace("*", "").replace(" ", "") for way, formula in said.items()}
     for way in ("up", "down"):
-        assert spaceless[way] == getattr(ALGORITHMS[name], way).replace("*", "").replace(" ", "")
+        written = re.sub(r"(\d)([a-zA-Z])", r"\1*\2", said[way])  # 2d is 2*d
+        for sizes in ({"d": 7, "p": 3, "K": 2, "r": 5}, {"d": 100, "p": 11, "K": 1, "r": 1}):
+            default = {"T": algorithm.inner_rounds} if isinstance(algorithm, fs.FedNest) else {}
+            formula = getattr(algorithm, way)
+            assert numbers_sent(written, **sizes, **default) == numbers_sent(formula, **sizes)
 
 
-def other_problem(kind: type[fs.Algorithm]) -> fs.Problem:
-    """A problem outside the algorithm's class: with a dual if it wants none, and the other way round."""
-    x0 = torch.zeros(2)
+# --- which problems --------------------------------------------------------------------------------------------------
 
-    def saddle(u: torch.Tensor, y: torch.Tensor, batch: tuple[torch.Tensor, ...]) -> torch.Tensor:
-        return u @ y
 
-    def plain(u: torch.Tensor, batch: tuple[torch.Tensor, ...]) -> torch.Tensor:
-        return u @ u
+X0 = torch.zeros(2)
 
-    return fs.Problem(plain, x0, name="other") if kind.dual else fs.Problem(saddle, x0, y0=x0, name="other")
+
+def inner(u: torch.Tensor, batch: tuple[torch.Tensor, ...]) -> torch.Tensor:
+    return u
+
+
+def plain(u: torch.Tensor, batch: tuple[torch.Tensor, ...]) -> torch.Tensor:
+    return u @ u
+
+
+def saddle(u: torch.Tensor, y: torch.Tensor, batch: tuple[torch.Tensor, ...]) -> torch.Tensor:
+    return u @ y
+
+
+def problem_with(levels: int = 0, dual: bool = False, inner_mean: str = "local", mixture: bool = False) -> fs.Problem:
+    return fs.Problem(
+        saddle if dual else plain,
+        X0,
+        levels=(inner,) * levels,
+        y0=X0 if dual else None,
+        inner_mean="global" if inner_mean == "global" else "local",
+        project_y=project_simplex if mixture else None,
+        mixture=mixture,
+        name="other",
+    )
+
+
+def other_problems(kind: type[fs.Algorithm]) -> list[fs.Problem]:
+    """Problems just outside the algorithm's class: one property is another, the rest as it wants it."""
+    own: dict[str, Any] = {"levels": min(kind.levels), "dual": kind.dual, "inner_mean": kind.inner_mean}
+    own["mixture"] = kind.mixture
+    assert kind.solves(problem_with(**own))
+    others = [problem_with(**{**own, "dual": not kind.dual, "mixture": False})]
+    others += [problem_with(**{**own, "levels": n}) for n in (0, 1, 2, 3) if n not in kind.levels]
+    if own["levels"]:
+        others.append(problem_with(**{**own, "inner_mean": "global" if kind.inner_mean == "local" else "local"}))
+    if kind.mixture:
+        others.append(problem_with(**{**own, "mixture": False}))
+    return others
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_problem_of_another_class_is_refused(name: str) -> None:
     kind = ALGORITHMS[name]
-    problem = other_problem(kind)
+    for problem in other_problems(kind):
+        assert not kind.solves(problem)
+        with pytest.raises(fs.InputError) as refused:
+            kind().check(problem, 1.0, 5)
+        message = str(refused.value)
+        assert message.startswith(f"{name} does not solve the problem 'other' ({problem.kind}).")
+        named = message.split("Algorithms that do: ")[1].rstrip(".").split(", ")
+        assert named == (sorted(n for n, a in ALGORITHMS.items() if a.solves(problem)) or ["none"])
+        assert name not in named
+
+
+LOCAL = ["adamfcgd", "comfedl", "local_moml", "local_scgd", "local_scgdm", "mfcgd"]
+REFUSALS: list[tuple[str, fs.Problem, str]] = [
+    *((name, problem_with(1, inner_mean="global"), "fednest") for name in LOCAL),
+    ("fednest", problem_with(1), ", ".join(LOCAL)),
+    ("drfa", problem_with(dual=True), "none"),
+    ("afl", problem_with(dual=True), "none"),
+    ("afl", problem_with(), "fedadagrad, fedadam, fedavg, fedprox, fedyogi, qfedavg, scaffold"),
+    ("fedavg", problem_with(dual=True, mixture=True), "afl, drfa"),
+    ("mfcgd", problem_with(2), "comfedl"),
+    ("fedavg", problem_with(1), ", ".join(LOCAL)),
+    ("fedavg", problem_with(1, inner_mean="global"), "fednest"),
+    ("comfedl", problem_with(0), "fedadagrad, fedadam, fedavg, fedprox, fedyogi, qfedavg, scaffold"),
+]
+
+
+@pytest.mark.parametrize(("name", "problem", "others"), REFUSALS, ids=[f"{n}: {p.kind}" for n, p, _ in REFUSALS])
+def test_a_refusal_names_those_that_do(name: str, problem: fs.Problem, others: str) -> None:
     with pytest.raises(fs.InputError) as refused:
-        kind().check(problem, 1.0, 5)
-    message = str(refused.value)
-    assert message.startswith(f"{name} does not solve the problem 'other' ({problem.kind}).")
-    named = message.split("Algorithms that do: ")[1].rstrip(".").split(", ")
-    assert named == (sorted(n for n, a in ALGORITHMS.items() if a.solves(problem)) or ["none"])
-    assert name not in named
+        ALGORITHMS[name]().check(problem, 1.0, 5)
+    assert str(refused.value).endswith(f"({problem.kind}). Algorithms that do: {others}.")
+
+
+def test_a_number_that_is_no_loss_is_not_normalised() -> None:
+    """Only where the outer function weighs losses, not wherever the inner one gives a single number."""
+    problem, data = example_for(fs.ComFedL)
+    single = dataclasses.replace(problem, levels=(lambda u, batch: (u**2).sum().reshape(1) * batch[0].mean(),))
+    single = dataclasses.replace(single, outer=lambda u, batch: (u**2).sum())
+    before, counts, clients = sent(fs.ComFedL(lr=1e-3), single, data)
+    assert clients.inner_sizes == (1,)
+    assert before.bytes_down == 0
+    assert counts.bytes_up == 2 * 8 * data.clients * len(problem.x0)
+
+
+@pytest.mark.parametrize("name", ["mfcgd", "adamfcgd"])
+@pytest.mark.parametrize("radius", ["c_g", "c_f"])
+def test_products_have_nothing_to_project(name: str, radius: str) -> None:
+    problem, data = example_for(ALGORITHMS[name])
+    algorithm = ALGORITHMS[name](jacobian="product", **{radius: 1.0})
+    with pytest.raises(fs.InputError, match=rf"c_g and c_f of {name} need jacobian = 'exact'"):
+        fs.train(problem, data, algorithm, rounds=1)
+
+
+def test_comfedl_takes_any_number_of_levels() -> None:
+    for levels in (1, 2, 5):
+        fs.ComFedL().check(problem_with(levels), 0.5, 10)
+
+
+@pytest.mark.parametrize("name", ["mfcgd", "adamfcgd", "fednest", "afl"])
+def test_partial_participation_is_refused_where_the_paper_has_none(name: str) -> None:
+    problem, data = example_for(ALGORITHMS[name])
+    with pytest.raises(
+        fs.InputError, match=rf"The participation of {name} must be 1\.0 \(every client in every round\)"
+    ):
+        fs.train(problem, data, ALGORITHMS[name](), rounds=1, participation=3)
+
+
+# --- defaults --------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -177,3 +437,35 @@ def test_default_hyperparameters_learn_digits(name: str, digits: fs.FederatedDat
     assert first["loss"] == pytest.approx(2.302585, abs=1e-4)  # log 10: the model starts at zero
     assert last["loss"] < 0.8 * first["loss"]
     assert last["accuracy"] > 0.6
+
+
+LAYERED: list[tuple[str, str, dict[str, Any], int]] = [
+    *(("robust", name, {}, 20) for name in ("comfedl", "mfcgd", "adamfcgd", "local_scgd", "local_scgdm", "local_moml")),
+    *(("maml", name, {}, 20) for name in ("comfedl", "local_scgd", "local_scgdm", "local_moml")),
+    *(("maml", name, {"jacobian": "product"}, 20) for name in ("mfcgd", "adamfcgd")),
+    ("damaml", "comfedl", {}, 20),
+    ("agnostic", "drfa", {}, 20),
+    ("agnostic", "afl", {}, 60),
+    ("robust, the mean inside", "fednest", {}, 60),
+    ("maml, the mean inside", "fednest", {}, 60),
+]
+
+
+@pytest.mark.parametrize(("problem", "name", "options", "rounds"), LAYERED, ids=[f"{n} on {p}" for p, n, *_ in LAYERED])
+def test_default_hyperparameters_learn_layered_problems(
+    problem: str, name: str, options: dict[str, Any], rounds: int, digits: fs.FederatedData
+) -> None:
+    kind, _, inside = problem.partition(", ")
+    more: dict[str, Any] = {"clients": digits.clients} if kind == "agnostic" else {}
+    more |= {"inner_mean": "global"} if inside else {}
+    built = getattr(fs, kind)(fs.models.model("logreg", (1, 8, 8), 10), **more)
+    run = fs.train(built, digits, ALGORITHMS[name](**options), rounds=rounds, batch_size=16, eval_every=rounds)
+    first, last = run.history[0], run.history[-1]
+    assert last["loss"] < 0.85 * first["loss"]
+    assert last["accuracy"] > 0.65
+    assert last["accuracy_worst"] > 2 * first["accuracy_worst"] or last["accuracy_worst"] > 0.5
+
+
+def test_every_algorithm_is_shown_to_learn() -> None:
+    shown = {name for _, name, *_ in LAYERED}
+    assert shown | {n for n in NAMES if ALGORITHMS[n].solves(fs.quadratic().problem)} == set(NAMES)

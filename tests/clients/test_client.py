@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,8 +13,10 @@ import fedstrata as fs
 from fedstrata.clients.base import cohort_size
 from fedstrata.clients.chunk import CPU_BUDGET, choose_chunk
 from fedstrata.clients.client import Client, Setting
+from fedstrata.data.batch import NO_DATA
+from fedstrata.oracles import Oracles
 from fedstrata.schedules import Clock
-from support import make_client, make_clients, make_setting, sized_data, softmax_problem
+from support import make_client, make_clients, make_setting, mixture_of, sized_data, softmax_problem
 
 SIZES = [9, 4, 7, 2, 4]
 DECREASING = [0, 2, 1, 4, 3]  # clients in order of decreasing size, as a chunk has them
@@ -392,6 +395,188 @@ def test_a_rate_at_the_start_of_a_round_stays_when_clients_have_worked() -> None
     before = clients.rate(fs.CubeRoot(1.0))
     clients.mean(lambda client: client.repeat(4, lambda client, x: x, ids_of(client)))
     assert clients.rate(fs.CubeRoot(1.0)) == before
+
+
+def test_a_rate_after_some_of_the_rounds_steps_and_some_iterations_ago() -> None:
+    """What a server's step uses at the end of a round, and what a client uses for the step before."""
+    clients = make_clients(setting(), rounds=9)
+    for r in range(2):
+        clients.begin(r)
+        clients.mean(lambda client: client.repeat(4, lambda client, x: x, ids_of(client)))
+    clients.begin(2)
+    decay = fs.CubeRoot(1.0, 1.0)
+    assert clients.rate(decay) == pytest.approx(9 ** (-1 / 3))
+    assert clients.rate(decay, after=3) == pytest.approx(12 ** (-1 / 3))
+    assert clients.rate(fs.StepDecay(1.0, at=(2,)), after=3) == pytest.approx(0.1)
+    assert clients.rate(0.25, after=3) == 0.25
+    seen: list[tuple[float, float, float]] = []
+
+    def step(client: Client, x: torch.Tensor) -> torch.Tensor:
+        seen.append((client.rate(decay), client.rate(decay, ago=1), client.rate(0.5, ago=1)))
+        return x
+
+    clients.mean(lambda client: client.repeat(2, step, ids_of(client)))
+    assert seen == [
+        pytest.approx((9 ** (-1 / 3), 8 ** (-1 / 3), 0.5)),
+        pytest.approx((10 ** (-1 / 3), 9 ** (-1 / 3), 0.5)),
+    ]
+
+
+# --- before the first round ------------------------------------------------------------------------------------------
+
+
+def test_before_the_first_round_every_client_is_there() -> None:
+    clients = make_clients(make_setting(softmax_problem(), sized_data([50, 40, 30]), batch_size=8), participation=1)
+    clients.begin(-1)
+    assert clients.cohort.tolist() == [0, 1, 2]
+    assert clients.clock == Clock(-1, 10, 0, 0)
+
+    def inputs(client: Client) -> torch.Tensor:
+        return client.draw().parts[0][0]
+
+    early = clients.gather(inputs)
+    clients.begin(0)
+    assert len(clients) == 1
+    late = clients.gather(inputs)
+    assert not torch.equal(early[clients.cohort.tolist()], late)
+
+
+def test_a_prepared_problem_takes_the_place_of_the_first() -> None:
+    clients = make_clients(setting())
+    first = clients.problem
+    other = softmax_problem(seed=1)
+    chosen = clients.choose(2)
+    clients.adopt(other)
+    assert clients.problem is other
+    assert chosen.problem is first
+    losses = clients.gather(lambda client, x: client.loss(x, client.all_data()), other.x0)
+    data = sized_data(SIZES).train
+    expected = [float(other.outer(other.x0, data.of_client(k))) for k in range(5)]
+    assert losses.tolist() == pytest.approx(expected, rel=1e-12)
+    assert clients.mean(lambda client: ids_of(client) * (client.problem is other)).item() == pytest.approx(2.0)
+
+
+def test_a_number_for_the_server_is_uniform_and_a_function_of_its_name() -> None:
+    clients = make_clients(setting())
+    numbers = []
+    for r in range(300):
+        clients.begin(r)
+        numbers.append(clients.integer(2, 5))
+    assert set(numbers) == {2, 3, 4, 5}
+    assert all(45 < numbers.count(n) < 105 for n in set(numbers))
+    clients.begin(7)
+    assert clients.integer(2, 5) == numbers[7]
+    assert len({clients.integer(0, 10**6) for _ in range(5)}) == 5, "a new one each time"
+    assert {clients.integer(3, 3) for _ in range(5)} == {3}
+    clients.begin(7)
+    assert make_clients(setting(seed=1)).integer(0, 10**6) != clients.integer(0, 10**6)
+
+
+# --- layers ----------------------------------------------------------------------------------------------------------
+
+
+def short(u: torch.Tensor, batch: tuple[torch.Tensor, ...]) -> torch.Tensor:
+    return torch.tanh(u[:3] * batch[0].mean())
+
+
+def single(u: torch.Tensor, batch: tuple[torch.Tensor, ...]) -> torch.Tensor:
+    return (u**2).sum().reshape(1) + batch[0].std()
+
+
+def blind(u: torch.Tensor, batch: tuple[torch.Tensor, ...]) -> torch.Tensor:
+    return u.exp().sum()
+
+
+LAYERED = fs.Problem(blind, softmax_problem().x0, levels=(short, single), outer_draws=False, name="layered")
+
+
+def test_the_sizes_of_the_levels() -> None:
+    clients = make_clients(make_setting(LAYERED, sized_data(SIZES), batch_size=2))
+    assert clients.inner_sizes == (3, 1)
+    assert clients.counts.samples == clients.counts.bytes_up == 0
+    assert make_clients(setting()).inner_sizes == ()
+
+
+def test_a_level_that_gives_no_vector_is_named() -> None:
+    problem = fs.Problem(blind, LAYERED.x0, levels=(short, lambda u, batch: u.sum()), name="scalar")
+    clients = make_clients(make_setting(problem, sized_data(SIZES)))
+    with pytest.raises(
+        fs.InputError, match=r"The value of level 2 of scalar must be a vector \(1-d\)\. Got 'shape \(\)'"
+    ):
+        _ = clients.inner_sizes
+
+
+def test_a_draw_for_every_layer_comes_in_the_order_of_the_layers() -> None:
+    client = make_client(make_setting(softmax_problem(), sized_data(SIZES), batch_size=3), [0, 2])
+    assert [torch.equal(b.parts[0][0], client.draw().parts[0][0]) for b in client.draw_all()] == [True]
+    layered = fs.Problem(softmax_problem().outer, LAYERED.x0, levels=(short, short))
+    client = make_client(make_setting(layered, sized_data(SIZES), batch_size=3), [0, 2])
+    client.samples = 0
+    for options in ({}, {"stream": 2}, {"batch_size": 5}):
+        found = client.draw_all(**options)
+        expected = [client.draw(k, **options) for k in (1, 2, 0)]
+        for ours, theirs in zip(found, expected, strict=True):
+            assert torch.equal(ours.parts[0][0], theirs.parts[0][0])
+        inputs = [b.parts[0][0] for b in found]
+        assert not torch.equal(inputs[0], inputs[1]) and not torch.equal(inputs[1], inputs[2])
+    assert client.samples == 2 * (2 * 3 * 3 + 2 * 3 * 3 + 2 * 3 * 5)
+
+
+def test_an_outer_function_without_data_draws_none() -> None:
+    client = make_client(make_setting(LAYERED, sized_data(SIZES), batch_size=3), [0, 2])
+    assert client.draw() is NO_DATA
+    assert client.all_data() is NO_DATA
+    assert client.samples == 0
+    assert client.draw_all()[-1] is NO_DATA
+    assert client.samples == 2 * 2 * 3
+    assert client.batch_size == 3
+    assert client.problem is LAYERED
+
+
+@pytest.mark.parametrize("outer_draws", [True, False])
+@pytest.mark.parametrize("batch_size", [3, None])
+def test_in_a_mixture_a_batch_ends_with_the_clients_numbers(batch_size: int | None, outer_draws: bool) -> None:
+    problem = replace(mixture_of(softmax_problem(), 5), outer_draws=outer_draws)
+    client = make_client(make_setting(problem, sized_data(SIZES), batch_size=batch_size), DECREASING)
+    widths = []
+
+    def numbers(client: Client) -> list[int]:
+        batch = client.draw()
+        found = [0] * len(client)
+        for where, part in zip(batch.where or (torch.arange(len(client)),), batch.parts, strict=True):
+            assert len(part) == (3 if outer_draws else 1)
+            for place, number in zip(where.tolist(), part[-1].tolist(), strict=True):
+                found[place] = number
+        return found
+
+    def step(client: Client, x: torch.Tensor) -> torch.Tensor:
+        widths.append(len(client))
+        assert numbers(client) == client.ids[: len(client)].tolist()
+        return x
+
+    client.repeat(fs.Epochs(1), step, column(0, 0, 0, 0, 0))
+    assert numbers(client) == DECREASING
+    assert widths[0] == 5
+    if batch_size is not None:
+        assert widths[-1] < 5
+    inner = client.draw(1)
+    assert all(len(part) == 2 for part in inner.parts), "levels see no number"
+
+
+def test_the_oracles_of_a_client_are_those_of_the_problem() -> None:
+    s = make_setting(LAYERED, sized_data(SIZES), batch_size=3)
+    client, oracles = make_client(s, [0, 2]), Oracles(LAYERED)
+    x = torch.stack([LAYERED.x0, LAYERED.x0 + 0.1])
+    batches = client.draw_all()
+    value, jacobian = client.g_jacobian(1, x, batches[0])
+    torch.testing.assert_close((value, jacobian), oracles.level_jacobian(1, x, batches[0]))
+    assert jacobian.shape == (2, 3, len(LAYERED.x0))
+    offsets = [0.3 * torch.ones(2, 3, dtype=torch.float64), torch.ones(2, 1, dtype=torch.float64)]
+    for options in ({}, {"offsets": offsets, "weight": 0.4}):
+        ours, theirs = client.chain(x, batches, **options), oracles.chain(x, None, batches, **options)
+        torch.testing.assert_close(ours, theirs)
+    first = oracles.level(1, x, batches[0])
+    torch.testing.assert_close(client.chain(x, batches).values, (first, oracles.level(2, first, batches[1])))
 
 
 # --- chunks ----------------------------------------------------------------------------------------------------------

@@ -25,7 +25,14 @@ import torch
 
 from fedstrata.algorithms.base import Algorithm, State, param
 from fedstrata.algorithms.descent import RATES
-from fedstrata.algorithms.estimators import direction, first_estimates, next_estimates, stores_jacobian
+from fedstrata.algorithms.estimators import (
+    direction,
+    first_estimates,
+    kept_estimates,
+    next_estimates,
+    stores_jacobian,
+    weights_now,
+)
 from fedstrata.algorithms.matrices import MATRICES, diagonal, first_memory, next_memory
 from fedstrata.clients import Client, Clients
 from fedstrata.problem import Problem
@@ -48,7 +55,7 @@ class AdaMFCGD(Algorithm):
     varrho: Rate = param(0.5, "weight of a fresh outer gradient; c_3", above=0, search=(0.05, 1))
     weights: str = param(
         "constant",
-        "'constant': alpha, beta, varrho as they are; 'theorem': times eta_t^2, at most 1",
+        "'constant': alpha, beta, varrho as they are; 'theorem': times eta_t^2; either way at most 1",
         choices=("constant", "theorem"),
     )
     matrix: str = param("adam", "the adaptive matrix", choices=MATRICES)
@@ -98,7 +105,7 @@ class AdaMFCGD(Algorithm):
 
     def exact(self, clients: Clients) -> bool:
         """Whether clients store the inner Jacobian."""
-        return stores_jacobian(self.jacobian, len(clients.problem.x0), clients.inner_sizes[0])
+        return stores_jacobian(clients, self.jacobian, (self.c_g, self.c_f))
 
     def first(self, client: Client, x: torch.Tensor, exact: bool) -> torch.Tensor:
         """Make the first estimates and keep them; send w_1 if A_1 is made of it."""
@@ -110,8 +117,7 @@ class AdaMFCGD(Algorithm):
         self, client: Client, x: torch.Tensor, matrix: torch.Tensor, exact: bool
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Renew the estimates at the server's new point, then step and renew, q - 1 times (lines 9 to 21)."""
-        names = ("h", "u", "v") if exact else ("h", "w")
-        kept = {name: client.recall(name, x) for name in names}
+        kept = kept_estimates(client, x, exact)
         x, _, kept = client.repeat(self.steps, self.iteration, x, client.recall("x", x), kept, matrix)
         client.keep(x=x, **kept)
         return x, direction(kept)
@@ -121,8 +127,7 @@ class AdaMFCGD(Algorithm):
     ) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
         """Renew the estimates (lines 15 to 20), then step (line 11); the last step of a round is the server's."""
         if client.clock.iteration > 0:
-            scale = client.rate(self.eta, ago=1) ** 2 if self.weights == "theorem" else 1.0
-            weights = [min(1.0, scale * client.rate(w, ago=1)) for w in (self.alpha, self.beta, self.varrho)]
+            weights = weights_now(client, (self.alpha, self.beta, self.varrho), self.eta, self.weights)
             kept = next_estimates(client, old, x, kept, weights, (self.c_g, self.c_f))
         if client.clock.step == self.steps - 1:
             return x, old, kept

@@ -9,20 +9,23 @@ Problem: min_x M_k[ f_k( g_k(x) ) ], any number K >= 1 of levels, a local inner 
                          x_k <- x_k - lr * J_k(x_k; inner batch)^T v
     x   <- M_k[x_k]
 
-Sent: up d, down d. Where f takes a single number and ``normalise`` is on, one number more each way.
+Sent: up d, down d. Where f weighs losses (``robust``, ``damaml``) and ``normalise`` is on: one number more each way,
+and before the first round up 1, down d.
 
 Departures from the paper: with more than one level, every level has a batch of its own and the Jacobians are chained.
 The mean inside exp is over a minibatch, as printed, so the direction is biased for small inner batches.
-``normalise`` (on by default, only where f takes a single number, as in ``robust`` and ``damaml``): v is the client's
+``normalise`` (on by default, only where f weighs losses, as in ``robust`` and ``damaml``): v is the client's
 weight, exp(loss / gamma) up to a constant. As printed, the weights at the start are 200 for gamma = 0.5 on ten classes,
 and 1e11 for gamma = 0.1: the run is lost. Here a step has v / s instead, s the mean of v over the clients in the round
 before, and at most the number of clients in the cohort, which exact weights of a uniform mean never pass. So the
 weights average to about one: this is the gradient of the paper's eq. (5), gamma log M_k[exp(loss_k / gamma)], where
-eq. (6) leaves out the logarithm.
+eq. (6) leaves out the logarithm. (With another link than exp it is the gradient of eq. (6), rescaled for all alike.)
 ``normalise = false`` is the printed algorithm.
 """
 
 from __future__ import annotations
+
+import warnings
 
 import torch
 
@@ -30,6 +33,9 @@ from fedstrata.algorithms.base import Algorithm, State, param
 from fedstrata.algorithms.descent import RATES
 from fedstrata.clients import Client, Clients
 from fedstrata.schedules import Rate, Steps
+
+TINY_WEIGHT = 1e-30
+"""A mean weight below this is about to vanish in single precision."""
 
 
 class ComFedL(Algorithm):
@@ -41,11 +47,11 @@ class ComFedL(Algorithm):
 
     lr: Rate = param(0.1, "local learning rate, eta", above=0, search=RATES)
     steps: Steps = param(5, "local steps per round, tau, or Epochs(e)")
-    normalise: bool = param(True, "let the clients' weights average to one, where f takes a single number")
+    normalise: bool = param(True, "let the clients' weights average to one, where f weighs losses")
 
     def start(self, s: State, clients: Clients) -> State:
         """Ask for the mean weight at the starting point, where there are weights."""
-        if not self.normalise or clients.inner_sizes[-1] != 1:
+        if not (self.normalise and clients.problem.weighs):
             return s
         return s.replace(weight=clients.mean(self.first_weight, s.x))
 
@@ -54,6 +60,12 @@ class ComFedL(Algorithm):
         if "weight" not in s:
             return s.replace(x=clients.mean(self.local, s.x))
         x, weight = clients.mean(self.local_normalised, s.x, s.weight, len(clients))
+        if float(weight) < TINY_WEIGHT:
+            warnings.warn(
+                f"The clients' mean weight is {float(weight):.1g}: their losses are so far below the shift that the "
+                "weights soon vanish, and training stalls. A larger gamma is the remedy.",
+                stacklevel=2,
+            )
         return s.replace(x=x, weight=weight)
 
     def local(self, client: Client, x: torch.Tensor) -> torch.Tensor:

@@ -6,10 +6,12 @@ from collections.abc import Sequence
 
 import torch
 
-from fedstrata.clients import Client
+from fedstrata.clients import Client, Clients
+from fedstrata.errors import InputError
+from fedstrata.schedules import Rate
 
-EXACT_BUDGET = 1 << 20
-"""The largest d * r for which ``jacobian = "auto"`` stores the inner Jacobian on each client: a million numbers."""
+EXACT_BUDGET = 1 << 16
+"""The largest d * r, with r > 1, for which ``jacobian = "auto"`` stores the inner Jacobian on each client."""
 
 
 def storm(estimate: torch.Tensor, new: torch.Tensor, old: torch.Tensor, weight: float) -> torch.Tensor:
@@ -22,9 +24,24 @@ def moving_average(estimate: torch.Tensor, new: torch.Tensor, weight: float) -> 
     return (1 - weight) * estimate + weight * new
 
 
-def stores_jacobian(jacobian: str, d: int, r: int) -> bool:
-    """Whether the inner Jacobian is stored ("exact"), or only its products ("product"); "auto" goes by its size."""
-    return jacobian == "exact" or (jacobian == "auto" and d * r <= EXACT_BUDGET)
+def stores_jacobian(clients: Clients, jacobian: str, radii: tuple[float, float]) -> bool:
+    """Whether clients store the inner Jacobian ("exact"), or only its products ("product"); "auto" goes by its size."""
+    d, r = len(clients.problem.x0), clients.inner_sizes[0]
+    exact = jacobian == "exact" or (jacobian == "auto" and (r == 1 or d * r <= EXACT_BUDGET))
+    if not exact and any(radii):
+        raise InputError("The projections c_g and c_f need jacobian = 'exact': products are not projected.")
+    return exact
+
+
+def weights_now(client: Client, rates: Sequence[Rate], eta: Rate, kind: str) -> list[float]:
+    """Return the weights of fresh values at this update, at most 1; ``kind`` "theorem" multiplies them by eta_t^2."""
+    scale = client.rate(eta, ago=1) ** 2 if kind == "theorem" else 1.0
+    return [min(1.0, scale * client.rate(rate, ago=1)) for rate in rates]
+
+
+def kept_estimates(client: Client, x: torch.Tensor, exact: bool) -> dict[str, torch.Tensor]:
+    """Return the estimates that the clients kept: h, u, v, or h, w."""
+    return {name: client.recall(name, x) for name in (("h", "u", "v") if exact else ("h", "w"))}
 
 
 def first_estimates(client: Client, x: torch.Tensor, exact: bool, batches: int) -> dict[str, torch.Tensor]:

@@ -13,6 +13,8 @@ Sent: up d + r, down d + r.
 
 Departures from the paper: the first step of the run has no u and takes u_k = g_k(x). Weights above 1 count as 1. With
 partial participation, which the paper does not have, the server's means stand for every client's state.
+Worth knowing: the mean of the clients' u is no client's g, so with clients that differ, and a weight below 1, the limit
+is biased whatever the step size.
 """
 
 from __future__ import annotations

@@ -16,6 +16,8 @@ Sent: up 2d + r, down 2d + r.
 Departures from the paper: none with every client in every round. The first step of the run has no u and m and takes
 u_k = g_k(x), m_k = the gradient. Weights above 1 count as 1. With partial participation, which the paper does not have,
 the server's means stand for every client's state.
+Worth knowing: the mean of the clients' u is no client's g, so with clients that differ, and a weight below 1, the limit
+is biased whatever the step size.
 """
 
 from __future__ import annotations

@@ -16,14 +16,15 @@ Problem: min_x M_k[ f_k( g_k(x) ) ], one level, a local inner mean, no dual; eve
 Sent: up 2d, down d. Before the first round: down d. Kept on a client: x_k, h_k, u_k, v_k (or x_k, h_k, w_k).
 
 Departures from the paper: ``jacobian = "product"`` is for inner functions whose Jacobian, d times r numbers, is too
-large to keep (MAML has r = d). It replaces u and v by one STORM estimate of their product,
-w <- z(x_new, h_new) + (1 - beta) (w - z(x_old, h_old)) with z(x, h) = J(x)^T grad f(h), has no projections, and uses
-beta for varrho; for a linear g with one Jacobian and beta = varrho the two forms agree. "auto" stores the Jacobian up
-to a million numbers. w_1 is taken to be u_1^T v_1. Batches of any size take the place of single samples; the first
-estimates use ``first_batches`` of them (the paper has q samples). The update after a synchronisation needs the server's
-new model, so a client makes it on receipt, first thing in the next round. The paper's output is a random iterate; here
-it is the last one, or with ``average`` the mean of the server's iterates. A rate that follows the rounds, not the
-iterations, is read in the round of the update. ``cube_root`` counts t from 0, the paper from 1: its n is this n - 1.
+large to keep (MAML has r = d). It replaces u and v by one STORM estimate of their product, w <- z(x_new, h_new) + (1 -
+beta) (w - z(x_old, h_old)) with z(x, h) = J(x)^T grad f(h), has no projections, and uses beta for varrho; for a linear
+g with one Jacobian and beta = varrho the two forms agree. "auto" stores the Jacobian where r = 1 or d r is at most
+65,536. The projections, off by default, are in the Frobenius norm. w_1 is taken to be u_1^T v_1. Batches of any size
+take the place of single samples; the first estimates use ``first_batches`` of them (the paper has q samples). The
+update after a synchronisation needs the server's new model, so a client makes it on receipt, first thing in the next
+round. The paper's output is a random iterate; here it is the last one, or with ``average`` the mean of the server's
+iterates. A rate that follows the rounds, not the iterations, is read in the round of the update. ``cube_root`` counts
+t from 0, the paper from 1: its n is this n - 1.
 """
 
 from __future__ import annotations
@@ -32,7 +33,14 @@ import torch
 
 from fedstrata.algorithms.base import Algorithm, State, param
 from fedstrata.algorithms.descent import RATES
-from fedstrata.algorithms.estimators import direction, first_estimates, next_estimates, stores_jacobian
+from fedstrata.algorithms.estimators import (
+    direction,
+    first_estimates,
+    kept_estimates,
+    next_estimates,
+    stores_jacobian,
+    weights_now,
+)
 from fedstrata.clients import Client, Clients
 from fedstrata.schedules import Rate
 
@@ -53,7 +61,7 @@ class MFCGD(Algorithm):
     varrho: Rate = param(0.5, "weight of a fresh outer gradient; c_3", above=0, search=(0.05, 1))
     weights: str = param(
         "constant",
-        "'constant': alpha, beta, varrho as they are; 'theorem': times eta_t^2, at most 1",
+        "'constant': alpha, beta, varrho as they are; 'theorem': times eta_t^2; either way at most 1",
         choices=("constant", "theorem"),
     )
     jacobian: str = param("auto", "how the inner Jacobian is kept", choices=("auto", "exact", "product"))
@@ -81,7 +89,7 @@ class MFCGD(Algorithm):
 
     def exact(self, clients: Clients) -> bool:
         """Whether clients store the inner Jacobian."""
-        return stores_jacobian(self.jacobian, len(clients.problem.x0), clients.inner_sizes[0])
+        return stores_jacobian(clients, self.jacobian, (self.c_g, self.c_f))
 
     def first(self, client: Client, x: torch.Tensor, exact: bool) -> torch.Tensor:
         """Make the first estimates and keep them; nothing is sent."""
@@ -90,8 +98,7 @@ class MFCGD(Algorithm):
 
     def local(self, client: Client, x: torch.Tensor, exact: bool) -> tuple[torch.Tensor, torch.Tensor]:
         """Renew the estimates at the server's new point, then step and renew, q - 1 times (lines 9 to 21)."""
-        names = ("h", "u", "v") if exact else ("h", "w")
-        kept = {name: client.recall(name, x) for name in names}
+        kept = kept_estimates(client, x, exact)
         x, _, kept = client.repeat(self.steps, self.iteration, x, client.recall("x", x), kept)
         client.keep(x=x, **kept)
         return x, direction(kept)
@@ -101,8 +108,7 @@ class MFCGD(Algorithm):
     ) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
         """Renew the estimates (lines 15 to 20), then step (line 11); the last step of a round is the server's."""
         if client.clock.iteration > 0:
-            scale = client.rate(self.eta, ago=1) ** 2 if self.weights == "theorem" else 1.0
-            weights = [min(1.0, scale * client.rate(w, ago=1)) for w in (self.alpha, self.beta, self.varrho)]
+            weights = weights_now(client, (self.alpha, self.beta, self.varrho), self.eta, self.weights)
             kept = next_estimates(client, old, x, kept, weights, (self.c_g, self.c_f))
         if client.clock.step == self.steps - 1:
             return x, old, kept

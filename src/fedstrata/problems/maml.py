@@ -12,7 +12,7 @@ from fedstrata.errors import invalid
 from fedstrata.flat import BatchNormRule
 from fedstrata.problem import Arrays, Level, Outer, Problem
 from fedstrata.problems.erm import Losses, erm
-from fedstrata.problems.robust import check_positive, linked
+from fedstrata.problems.robust import check_positive, check_shift, linked
 
 
 def maml(
@@ -33,6 +33,7 @@ def maml(
     check_positive("inner_lr of the maml problem", inner_lr)
     if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
         raise invalid("steps of the maml problem", steps, "a whole number of at least 1")
+    check_switch("first_order of the maml problem", first_order)
     base = erm(model, loss, batchnorm)
     level = adaptation(base.outer, inner_lr, first_order)
     own = {"inner_lr": inner_lr, "steps": steps, "first_order": first_order, "inner_mean": inner_mean}
@@ -58,6 +59,8 @@ def damaml(
     """
     check_positive("inner_lr of the damaml problem", inner_lr)
     check_positive("gamma of the damaml problem", gamma)
+    check_shift("damaml", shift)
+    check_switch("first_order of the damaml problem", first_order)
     base = erm(model, loss, batchnorm)
 
     def after(u: torch.Tensor, batch: Arrays) -> torch.Tensor:
@@ -66,7 +69,7 @@ def damaml(
     levels = (adaptation(base.outer, inner_lr, first_order), after)
     own = {"inner_lr": inner_lr, "gamma": gamma, "first_order": first_order, "shift": shift}
     options = {**base.options, **own}
-    problem = replace(base, levels=levels, outer_draws=False, adapt=(1, inner_lr), name="damaml", options=options)
+    problem = replace(base, levels=levels, adapt=(1, inner_lr), name="damaml", options=options)
     return linked(problem, gamma, "exp", shift)
 
 
@@ -79,3 +82,9 @@ def adaptation(loss: Outer, lr: float, first_order: bool) -> Level:
         return u - lr * g
 
     return level
+
+
+def check_switch(what: str, value: object) -> None:
+    """Refuse what is neither true nor false."""
+    if not isinstance(value, bool):
+        raise invalid(what, value, "true or false")

@@ -75,6 +75,8 @@ def composition(
     counts = {"clients": clients, "dimension": dimension, "inner": inner, "samples": samples}
     _check_counts("composition", counts, seed)
     _check_numbers("composition", heterogeneity=(heterogeneity, 0), noise=(noise, 0))
+    if inner < dimension:
+        raise invalid("inner of the composition", inner, f"at least the dimension, {dimension}, so that one x is best")
     generator = torch.Generator().manual_seed(seed)
 
     def normal(*shape: int) -> torch.Tensor:

@@ -6,16 +6,18 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import nn
 
-from fedstrata.clients import Client, Clients
 from fedstrata.errors import invalid, unknown
 from fedstrata.flat import BatchNormRule
 from fedstrata.problem import Arrays, Problem
 from fedstrata.problems.erm import Losses, erm
+
+if TYPE_CHECKING:
+    from fedstrata.clients import Client, Clients
 
 Link = Callable[[torch.Tensor], torch.Tensor]
 
@@ -51,7 +53,8 @@ def robust(
     "square", or an increasing function of your own on tensors. The factor gamma makes a weight 1 where the loss equals
     the shift, whatever gamma: gamma -> infinity is ordinary learning.
 
-    ``shift`` is one constant shared by all clients; it rescales the objective and moves no solution. By default, for
+    ``shift`` is one constant shared by all clients; for "exp" it rescales the objective and moves no solution. With a
+    shift of your own, exp goes on as its tangent beyond exp(30), so choose it near the losses. By default, for
     "exp", the clients are asked before the first round: shift = gamma log M_k[ exp(loss_k(x0) / gamma) ], so that the
     weights average to one at the start (M_k is the uniform mean here, whatever the run's weighting); where a weight
     would pass the number of clients, which the weights of that mean cannot, exp goes on as its tangent. The other links
@@ -62,13 +65,14 @@ def robust(
     if not isinstance(link, str) and not callable(link):
         raise invalid("link", link, f"one of {', '.join(LINKS)}, or an increasing function of tensors")
     check_positive("gamma of the robust problem", gamma)
+    check_shift("robust", shift)
     base = erm(model, loss, batchnorm)
 
     def level(x: torch.Tensor, batch: Arrays) -> torch.Tensor:
         return base.outer(x, batch).reshape(1)
 
     options = {**base.options, "gamma": gamma, "link": link, "shift": shift, "inner_mean": inner_mean}
-    problem = replace(base, levels=(level,), inner_mean=inner_mean, outer_draws=False, name="robust", options=options)
+    problem = replace(base, levels=(level,), inner_mean=inner_mean, name="robust", options=options)
     return linked(problem, gamma, link, shift)
 
 
@@ -88,7 +92,8 @@ def linked(problem: Problem, gamma: float, link: str | Link, shift: float | None
         return with_outer(problem, partial(exponential, cap=math.log(len(losses))), constant)
 
     asks = shift is None and link == "exp"
-    return replace(with_outer(problem, function, shift or 0.0), prepare=prepare if asks else None)
+    built = with_outer(problem, function, shift or 0.0)
+    return replace(built, outer_draws=False, weighs=True, prepare=prepare if asks else None)
 
 
 def _first_loss(client: Client, x: torch.Tensor) -> torch.Tensor:
@@ -97,6 +102,13 @@ def _first_loss(client: Client, x: torch.Tensor) -> torch.Tensor:
     for k in range(1, len(client.problem.levels) + 1):
         u = client.g(k, u, client.draw(k))
     return u.squeeze(1)
+
+
+def check_shift(name: str, shift: object) -> None:
+    """Refuse what is neither None nor a finite number."""
+    number = isinstance(shift, int | float) and not isinstance(shift, bool) and math.isfinite(shift)
+    if shift is not None and not number:
+        raise invalid(f"shift of the {name} problem", shift, "a finite number, or left out")
 
 
 def check_positive(what: str, value: object) -> None:

@@ -1,0 +1,167 @@
+"""Meta-learning: the adapted loss and its gradient, written out by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import fedstrata as fs
+from fedstrata.metrics import gradient_norm, objective
+from support import make_client, make_clients, make_setting, sized_data, softmax_problem, started
+
+DATA = sized_data([9, 4, 12, 6], features=4, classes=3)
+SPLIT = DATA.with_support(0.4, seed=1)
+LR = 0.3
+
+
+def model() -> nn.Module:
+    flat = softmax_problem(features=4, classes=3).flat
+    assert flat is not None
+    return flat.module
+
+
+def rows(data: fs.FederatedData, client: int, level: int) -> tuple[torch.Tensor, ...]:
+    """What a client has for a level, 0 being the outer function."""
+    return data.part(level).of_client(client)
+
+
+def adapted_loss(x: torch.Tensor, data: fs.FederatedData, client: int, steps: int) -> torch.Tensor:
+    """loss(x after gradient steps on the support rows) on the query rows, differentiable in x."""
+    loss = fs.erm(model()).outer
+    u = x
+    for _ in range(steps):
+        leaf = u if u.requires_grad else u.clone().requires_grad_()
+        (gradient,) = torch.autograd.grad(loss(leaf, rows(data, client, 1)), leaf, create_graph=True)
+        u = leaf - LR * gradient
+    return loss(u, rows(data, client, 0))
+
+
+@pytest.mark.parametrize("data", [DATA, SPLIT], ids=["the same rows", "support and query"])
+@pytest.mark.parametrize("steps", [1, 2])
+def test_the_objective_and_its_gradient_are_those_of_the_adapted_loss(steps: int, data: fs.FederatedData) -> None:
+    problem = fs.maml(model(), inner_lr=LR, steps=steps)
+    assert len(problem.levels) == steps
+    assert (problem.name, problem.adapt, problem.outer_draws) == ("maml", (steps, LR), True)
+    leaf = problem.x0.clone().requires_grad_()
+    value = torch.stack([adapted_loss(leaf, data, k, steps) for k in range(data.clients)]).mean()
+    (gradient,) = torch.autograd.grad(value, leaf)
+    assert objective(problem, data, problem.x0, None) == pytest.approx(float(value.detach()), rel=1e-12)
+    assert gradient_norm(problem, data, problem.x0) == pytest.approx(float(gradient.norm()), rel=1e-12)
+    run = fs.train(problem, data, fs.ComFedL(lr=0.2, steps=1), rounds=1)
+    torch.testing.assert_close(run.x, problem.x0 - 0.2 * gradient, atol=1e-12, rtol=0)
+
+
+def test_support_and_query_give_another_problem_than_the_same_rows() -> None:
+    problem = fs.maml(model(), inner_lr=LR)
+    ours, theirs = (fs.train(problem, d, fs.ComFedL(steps=1), rounds=1).x for d in (SPLIT, DATA))
+    assert (ours - theirs).abs().max() > 1e-3
+
+
+def test_inner_levels_draw_from_the_support_rows_and_the_outer_function_from_the_rest() -> None:
+    client = make_client(make_setting(fs.maml(model(), steps=2), SPLIT, batch_size=3), [2, 0, 3, 1])
+    for stream in range(20):
+        for level, batch in zip((1, 2, 0), client.draw_all(stream), strict=True):
+            for c, k in enumerate(client.ids.tolist()):
+                allowed = rows(SPLIT, k, level)[0].tolist()
+                assert all(sample in allowed for sample in batch.parts[0][0][c].tolist())
+
+
+def test_a_client_takes_the_same_step_in_any_company() -> None:
+    """Query and support of unequal lengths, all data at once."""
+    problem = fs.maml(model(), inner_lr=LR, steps=2)
+    found = []
+    for chunk in (1, 2, 4):
+        clients = make_clients(make_setting(problem, SPLIT), chunk=chunk)
+        found.append(clients.gather(lambda c, x: c.chain(x, c.draw_all()).gradient, problem.x0))
+    for other in found[1:]:
+        torch.testing.assert_close(other, found[0], atol=1e-12, rtol=0)
+
+
+# --- first order -----------------------------------------------------------------------------------------------------
+
+
+def test_first_order_leaves_out_just_the_hessian() -> None:
+    full, first = (fs.maml(model(), inner_lr=LR, first_order=flag) for flag in (False, True))
+    loss = fs.erm(model()).outer
+    gradients = []
+    for problem in (full, first):
+        client = make_client(make_setting(problem, SPLIT), list(range(4)))
+        x = problem.x0.expand(4, -1)
+        gradients.append(client.chain(x, client.draw_all()))
+    torch.testing.assert_close(gradients[0].values, gradients[1].values, atol=1e-13, rtol=0)
+    for k in range(4):
+        adapted = gradients[0].values[0][k].clone().requires_grad_()
+        (v,) = torch.autograd.grad(loss(adapted, rows(SPLIT, k, 0)), adapted)
+        torch.testing.assert_close(gradients[1].gradient[k], v, atol=1e-12, rtol=0)
+        hessian = torch.autograd.functional.hessian(lambda x, k=k: loss(x, rows(SPLIT, k, 1)), full.x0)
+        difference = gradients[0].gradient[k] - gradients[1].gradient[k]
+        torch.testing.assert_close(difference, -LR * hessian @ v, atol=1e-12, rtol=0)
+        assert difference.norm() > 1e-3
+
+
+@pytest.mark.parametrize("traced", [True, False])
+def test_first_order_has_the_identity_for_a_jacobian(traced: bool) -> None:
+    problem = fs.maml(model(), inner_lr=LR, first_order=True)
+    setting = make_setting(problem, SPLIT, batch_size=3)
+    client = make_client(setting, [2, 0])
+    _, jacobian = client.g_jacobian(1, problem.x0.expand(2, -1), client.draw(1) if traced else client.all_data(1))
+    torch.testing.assert_close(jacobian, torch.eye(len(problem.x0)).double().expand_as(jacobian), atol=1e-14, rtol=0)
+
+
+# --- hard clients ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("data", [DATA, SPLIT], ids=["the same rows", "support and query"])
+def test_damaml_weighs_what_is_left_after_adapting(data: fs.FederatedData) -> None:
+    """Both levels draw from the support rows, where there are any; the outer function looks at no data."""
+    problem = fs.damaml(model(), inner_lr=LR, gamma=0.5, shift=0.9)
+    assert problem.kind == "2 inner levels, no dual"
+    assert (problem.name, problem.adapt, problem.outer_draws) == ("damaml", (1, LR), False)
+    assert problem.weighs and not fs.maml(model()).weighs
+    loss = fs.erm(model()).outer
+    leaf = problem.x0.clone().requires_grad_()
+    values = []
+    for k in range(data.clients):
+        (gradient,) = torch.autograd.grad(loss(leaf, rows(data, k, 1)), leaf, create_graph=True)
+        values.append(0.5 * torch.exp((loss(leaf - LR * gradient, rows(data, k, 2)) - 0.9) / 0.5))
+    value = torch.stack(values).mean()
+    (gradient,) = torch.autograd.grad(value, leaf)
+    assert objective(problem, data, problem.x0, None) == pytest.approx(float(value.detach()), rel=1e-12)
+    run = fs.train(problem, data, fs.ComFedL(lr=0.2, steps=1, normalise=False), rounds=1)
+    torch.testing.assert_close(run.x, problem.x0 - 0.2 * gradient, atol=1e-12, rtol=0)
+    assert run.history[-1]["samples"] == 2 * int(data.part(1).sizes.sum())
+
+
+def test_the_shift_of_damaml_is_of_the_losses_after_adapting() -> None:
+    clients = make_clients(make_setting(fs.damaml(model(), inner_lr=LR, gamma=0.4), DATA), chunk=3)
+    with torch.no_grad():
+        started(fs.ComFedL(normalise=False), clients)
+    problem = clients.problem
+    losses = torch.stack([adapted_loss(problem.x0, DATA, k, 1).detach() for k in range(4)])
+    u = (0.4 * torch.log(torch.exp(losses / 0.4).mean())).reshape(1).requires_grad_()
+    value = problem.outer(u, ())
+    assert float(value.detach()) == pytest.approx(0.4, rel=1e-10)
+    assert float(torch.autograd.grad(value, u)[0]) == pytest.approx(1.0, rel=1e-10)
+
+
+@pytest.mark.parametrize(
+    ("build", "options", "message"),
+    [
+        (fs.maml, {"inner_lr": 0.0}, r"The inner_lr of the maml problem must be a positive number\. Got 0\.0\."),
+        (fs.maml, {"inner_lr": float("nan")}, r"The inner_lr of the maml problem must be a positive number"),
+        (fs.maml, {"steps": 0}, r"The steps of the maml problem must be a whole number of at least 1\. Got 0\."),
+        (fs.maml, {"steps": 1.5}, r"The steps of the maml problem must be a whole number"),
+        (fs.maml, {"steps": True}, r"The steps of the maml problem must be a whole number"),
+        (fs.maml, {"inner_mean": "all"}, r"The inner_mean must be 'local' or 'global'"),
+        (fs.damaml, {"inner_lr": -1}, r"The inner_lr of the damaml problem must be a positive number\. Got -1\."),
+        (fs.maml, {"first_order": 1}, r"The first_order of the maml problem must be true or false\. Got 1\."),
+        (fs.damaml, {"shift": float("inf")}, r"The shift of the damaml problem must be a finite number, or left out"),
+        (fs.damaml, {"gamma": 0}, r"The gamma of the damaml problem must be a positive number\. Got 0\."),
+    ],
+)
+def test_a_bad_meta_learning_problem_is_refused(build: Any, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(fs.InputError, match=message):
+        build(model(), **options)
