@@ -233,7 +233,7 @@ def moml_round(paper: Paper, r: int, x: Vector, group: list[int], steps: int, lr
     """LocalMOML: the big batch is stream 0; streams 1 and 3 are the inner level's, stream 2 the outer function's."""
 
     def loss(k: int, t: int, x: Vector, stream: int) -> tuple[float, Vector, Vector]:
-        draw = paper.batch(k, r, max(t, 0), stream=stream, times=paper.options["big"] if t < 0 else 1)
+        draw = paper.batch(k, r, max(t, 0), stream=stream, times=paper.options["first_batches"] if t < 0 else 1)
         return logistic(draw(0 if stream == 2 else 1), x)
 
     out = local_moml(
@@ -371,7 +371,7 @@ METHODS = {
     "comfedl, normalised": Method(fs.ComFedL, normalised_comfedl, {"lr": 0.1, "steps": 3}),
     "local_scgd": Method(fs.LocalSCGD, local_reference, SCGD),
     "local_scgdm": Method(fs.LocalSCGDM, local_reference, {**SCGD, "alpha": 0.7}),
-    "local_moml": Method(fs.LocalMOML, local_reference, {"lr": 0.2, "beta": 0.6, "steps": 3, "big": 2}),
+    "local_moml": Method(fs.LocalMOML, local_reference, {"lr": 0.2, "beta": 0.6, "steps": 3, "first_batches": 2}),
     "fednest": Method(fs.FedNest, fednest_reference, NEST),
     "mfcgd": Method(fs.MFCGD, storm_reference, STORM),
     "adamfcgd": Method(fs.AdaMFCGD, storm_reference, {**STORM, **ADAPTIVE}),
@@ -557,7 +557,7 @@ def wrong() -> list[Any]:
         for key, value in method.options.items():
             if isinstance(value, float):
                 add(name, key, {key: value * 1.01})
-        for key in ("steps", "inner_rounds", "big"):
+        for key in ("steps", "inner_rounds", "first_batches"):
             if key in method.options:
                 add(name, key, {key: method.options[key] + 1})
         add(name, "another seed", {"seed": SEED + 1})

@@ -376,7 +376,7 @@ def test_local_moml_without_memory_is_per_fedavg() -> None:
 
 
 def test_local_moml_that_never_renews_its_memory_keeps_the_big_batch() -> None:
-    """beta next to 0 in one step: u is g on ``big`` batches' worth of samples at the start of the round."""
+    """beta next to 0 in one step: u is g on ``first_batches`` batches' worth of samples at the start of the round."""
     setting = make_setting(BENT, DATA, batch_size=3, seed=3)
     models = []
     for k in range(DATA.clients):
@@ -386,7 +386,7 @@ def test_local_moml_that_never_renews_its_memory_keeps_the_big_batch() -> None:
         third = arrays_of(alone.draw(1, stream=3))
         jacobian = torch.autograd.functional.jacobian(lambda z, b=third: bent(z, b), BENT.x0)
         models.append(BENT.x0 - RATE * jacobian.T @ v)
-    algorithm = fs.LocalMOML(lr=RATE, beta=1e-13, big=4, steps=1)
+    algorithm = fs.LocalMOML(lr=RATE, beta=1e-13, first_batches=4, steps=1)
     found = play(algorithm, BENT, DATA, 1, batch_size=3, seed=3)[0].x
     torch.testing.assert_close(found, torch.stack(models).mean(0), atol=1e-10, rtol=0)
 

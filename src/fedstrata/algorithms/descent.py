@@ -25,10 +25,3 @@ def local_sgd(client: Client, x: torch.Tensor, steps: Steps, lr: Rate, weight_de
 
     out: torch.Tensor = client.repeat(steps, step, x)
     return out
-
-
-def own_loss(client: Client) -> torch.Tensor:
-    """Return the dual at which f_k is the client's own loss: the uniform one."""
-    y0 = client.problem.y0
-    assert y0 is not None
-    return torch.full_like(y0, 1 / len(y0)).expand(len(client), -1)

@@ -22,7 +22,8 @@ from __future__ import annotations
 import torch
 
 from fedstrata.algorithms.base import Algorithm, State, param
-from fedstrata.algorithms.descent import RATES, decayed, own_loss
+from fedstrata.algorithms.descent import RATES, decayed
+from fedstrata.algorithms.mixture import own_loss
 from fedstrata.clients import Client, Clients
 from fedstrata.schedules import Rate
 

@@ -15,7 +15,7 @@ Sent: up d, down d.
 
 Departures from the paper: the paper's released code drops the Hessian; here that is a property of the problem
 (``first_order`` of ``maml``). The released code scales the step of one variant by beta; the paper does not, nor does
-this. ``beta = 1`` is Per-FedAvg. The big batch has ``big`` batches' worth of samples.
+this. ``beta = 1`` is Per-FedAvg. The big batch has ``first_batches`` batches' worth of samples.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class LocalMOML(Algorithm):
     lr: Rate = param(0.1, "local learning rate", above=0, search=RATES)
     steps: Steps = param(4, "local steps per round, H, or Epochs(e)")
     beta: Rate = param(0.9, "weight of a fresh inner value", above=0, search=(0.05, 1))
-    big: int = param(4, "batches in the big batch that a round begins with", least=1)
+    first_batches: int = param(4, "batches for the first inner value of each round", least=1)
 
     def round(self, s: State, clients: Clients) -> State:
         """Average the clients' models."""
@@ -47,7 +47,7 @@ class LocalMOML(Algorithm):
 
     def local(self, client: Client, x: torch.Tensor) -> torch.Tensor:
         """Build the memory on the big batch, then take local steps."""
-        size = None if client.batch_size is None else self.big * client.batch_size
+        size = None if client.batch_size is None else self.first_batches * client.batch_size
         u = client.g(1, x, client.draw(1, batch_size=size))
         x, _ = client.repeat(self.steps, self.step, x, u)
         return x
