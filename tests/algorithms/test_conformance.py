@@ -403,7 +403,7 @@ def test_a_number_that_is_no_loss_is_not_normalised() -> None:
 def test_products_have_nothing_to_project(name: str, radius: str) -> None:
     problem, data = example_for(ALGORITHMS[name])
     algorithm = ALGORITHMS[name](jacobian="product", **{radius: 1.0})
-    with pytest.raises(fs.InputError, match=rf"c_g and c_f of {name} need jacobian = 'exact'"):
+    with pytest.raises(fs.InputError, match=r"c_g and c_f .*need jacobian = 'exact'"):
         fs.train(problem, data, algorithm, rounds=1)
 
 

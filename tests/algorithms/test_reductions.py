@@ -271,7 +271,8 @@ def test_comfedl_with_a_full_batch_is_mfcgd() -> None:
 def test_products_are_exact_where_all_batches_have_one_jacobian(kind: Any) -> None:
     """A linear g whose noise is in its value only: u is one matrix, so w = u^T v in both forms, if beta = varrho."""
     mix = torch.linspace(-1.0, 1.0, SIZE * SIZE, dtype=torch.float64).view(SIZE, SIZE).cos()
-    problem = composed(lambda u, batch: mix @ u / 2 + batch[0].mean())
+    some = torch.linspace(-1.0, 2.0, SIZE, dtype=torch.float64)  # softmax would not see the same noise everywhere
+    problem = composed(lambda u, batch: mix @ u / 2 + some * batch[0].mean())
     options: dict[str, Any] = {"gamma": 0.05, "steps": 3, "alpha": 0.3, "beta": 0.6, "varrho": 0.6}
     exact, product, other = (
         play(kind(**{**options, **more}), problem, DATA, 3, batch_size=4)[0].x
@@ -471,6 +472,20 @@ def test_afl_with_a_frozen_dual_is_gradient_descent_on_the_mean() -> None:
     found = play(frozen, mixture_of(PLAIN, DATA.clients), DATA, 4, batch_size=4, seed=2)[0]
     plain = play(fs.FedAvg(lr=RATE, steps=1), PLAIN, DATA, 4, batch_size=4, seed=2)[0]
     torch.testing.assert_close(found.x, plain.x, atol=1e-10, rtol=0)
+
+
+def test_afl_follows_the_worst_mixture() -> None:
+    """Both steps at the old x and y; y leaves the middle, and weighs the gradients."""
+    x, y = PLAIN.x0, torch.full((7,), 1 / 7, dtype=torch.float64)
+    for _ in range(3):
+        leaf = x.clone().requires_grad_()
+        losses = torch.stack([PLAIN.outer(leaf, DATA.train.of_client(k)) for k in range(7)])
+        (gradient,) = torch.autograd.grad(y @ losses, leaf)
+        x, y = x - RATE * gradient, project_simplex(y + 0.5 * losses.detach())
+    assert y.max() > 2 / 7
+    found = play(fs.AFL(lr=RATE, dual_lr=0.5, average=False), mixture_of(PLAIN, 7), DATA, 3)[0]
+    torch.testing.assert_close(found.x, x, atol=1e-11, rtol=0)
+    torch.testing.assert_close(found.y, y, atol=1e-11, rtol=0)
 
 
 def test_drfa_with_a_frozen_dual_draws_clients_uniformly(monkeypatch: pytest.MonkeyPatch) -> None:

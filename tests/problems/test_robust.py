@@ -124,6 +124,18 @@ def test_no_weight_passes_the_number_of_clients() -> None:
     assert weight_of(fs.robust(model(), gamma=0.1, shift=0.0), 1e3)[1] == pytest.approx(math.exp(CAP), rel=1e-9)
 
 
+def test_training_goes_on_with_the_prepared_problem() -> None:
+    """The first step has weights that average to one."""
+    problem = fs.robust(model(), gamma=0.5)
+    leaf = problem.x0.clone().requires_grad_()
+    losses = losses_of(problem, leaf)
+    weights = torch.exp(losses.detach() / 0.5) / torch.exp(losses.detach() / 0.5).mean()
+    (gradient,) = torch.autograd.grad((weights * losses).mean(), leaf)
+    run = fs.train(problem, DATA, fs.ComFedL(lr=0.1, steps=1, normalise=False), rounds=1)
+    torch.testing.assert_close(run.x, problem.x0 - 0.1 * gradient, atol=1e-12, rtol=0)
+    assert weight_of(run.problem, float(losses.max().detach()))[1] == pytest.approx(float(weights.max()), rel=1e-9)
+
+
 def test_one_shift_is_shared_so_the_objective_is_only_rescaled() -> None:
     """A shift of each client's own would change the direction."""
     problem = fs.robust(model(), gamma=0.5, shift=0.0)
