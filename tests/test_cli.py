@@ -339,7 +339,9 @@ def test_an_interrupted_run_exits_with_130_and_goes_on(experiment, tmp_path):
     words = ["run", str(experiment), "--out", str(out), "--set", "train.rounds=100000", "--set", "train.eval_every=1"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "fedstrata", *words]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as process:
+    # A job in the background of a script would have its interrupts ignored, and hand that down.
+    heeds = {"preexec_fn": lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)}
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment, **heeds) as process:
         for _ in range(600):
             if (out / "checkpoint").is_dir() and len(list((out / "checkpoint").glob("*.json"))) >= 2:
                 break
