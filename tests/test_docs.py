@@ -27,12 +27,17 @@ def test_the_example_of_the_readme_learns():
     exec(blocks("README.md")[0], names)
     assert names["run"].summary["auc"] > 0.8
     assert isinstance(names["model"], torch.nn.Module)
+    exec(blocks("README.md")[1], names)
+    assert names["run"].summary["personal_accuracy_mean"] > 0.8 < names["base"].summary["personal_accuracy_mean"]
 
 
 def test_the_problem_of_ones_own_trains():
     names: dict = {}
     exec(blocks("docs/design.md")[0], names)
     assert names["run"].history[-1]["loss"] < names["run"].history[0]["loss"]
+    exec(blocks("docs/design.md")[1], names)
+    first, last = names["run"].history[0], names["run"].history[-1]
+    assert last["objective"] < first["objective"] and last["gradient_norm"] < first["gradient_norm"]
 
 
 def test_the_skeleton_of_an_algorithm_is_one():

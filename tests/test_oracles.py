@@ -420,8 +420,8 @@ def test_the_jacobian_of_a_constant_is_zero(clients: int, traced: bool) -> None:
     ("levels", "dual", "kind"),
     [
         (0, False, "no inner level, no dual"),
-        (1, False, "1 inner level, no dual"),
-        (2, True, "2 inner levels, a dual"),
+        (1, False, "1 inner level, a local inner mean, no dual"),
+        (2, True, "2 inner levels, a local inner mean, a dual"),
     ],
 )
 def test_a_problem_tells_its_class(levels: int, dual: bool, kind: str) -> None:

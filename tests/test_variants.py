@@ -396,3 +396,11 @@ def test_what_nobody_said_is_not_written():
         "evaluate",
         "tune",
     }
+
+
+def test_another_algorithm_on_the_command_line_keeps_only_what_is_shared(write):
+    path = write('[algorithm]\nname = "mfcgd"\ngamma = 0.2\nbeta = 0.3\nsteps = 4\n')
+    assert read(path, ["algorithm.name=local_scgd"]).algorithm.options == {"steps": 4}
+    assert read(path, ["algorithm.name=mfcgd"]).algorithm.options == {"gamma": 0.2, "beta": 0.3, "steps": 4}
+    assert read(path, ["algorithm.name=afl", "algorithm.lr=0.5"]).algorithm.options == {"lr": 0.5}
+    assert read(path, ["algorithm.name=nonsense"]).algorithm.name == "nonsense"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -230,8 +231,20 @@ def read(path: str | Path, overrides: list[str] | None = None, preset: str | Non
     """Read a configuration file with one of its presets, the first by default, and apply ``key=value`` overrides."""
     raw = with_preset(_with_names(read_toml(Path(path))), preset, str(path))
     for text in overrides or []:
+        before = copy.deepcopy(raw.get("algorithm", {}))
         override(raw, text)
+        if text.partition("=")[0].strip() == "algorithm.name":
+            raw["algorithm"] = _fitting(before, raw["algorithm"]["name"])
     return parse(raw, str(path))
+
+
+def _fitting(table: Any, name: Any) -> dict[str, Any]:
+    """Return the table of another algorithm: what it shares with the one before, or all of it for the same one."""
+    options = {k: v for k, v in table.items() if k != "name"} if isinstance(table, dict) else {}
+    if isinstance(name, str) and name in ALGORITHMS and isinstance(table, dict) and table.get("name") != name:
+        mine = ALGORITHMS[name].__dataclass_fields__  # type: ignore[attr-defined]
+        options = {k: v for k, v in options.items() if k in SHARED and k in mine}
+    return {**options, "name": name}
 
 
 def presets(path: str | Path) -> list[str]:

@@ -81,6 +81,8 @@ class Problem:
                 shape, dtype = tuple(getattr(value, "shape", ())), getattr(value, "dtype", "no dtype")
                 got = f"{type(value).__name__} of shape {shape}, {dtype}"
                 raise invalid(f"{label} of the problem {self.name}", got, "a vector of floats (a 1-d tensor)")
+        if not isinstance(self.levels, tuple) or not all(callable(g) for g in self.levels):
+            raise invalid(f"levels of the problem {self.name}", repr(self.levels), "a tuple of functions, e.g. (g,)")
         if self.inner_mean not in ("local", "global"):
             raise invalid("inner_mean", self.inner_mean, "'local' or 'global'")
         if self.project_y is not None and self.y0 is None:
@@ -97,7 +99,7 @@ class Problem:
     def kind(self) -> str:
         """The problem class in words, as error messages and tables use it."""
         levels = {0: "no inner level", 1: "1 inner level"}.get(len(self.levels), f"{len(self.levels)} inner levels")
-        mean = ", a global inner mean" if self.levels and self.inner_mean == "global" else ""
+        mean = f", a {self.inner_mean} inner mean" if self.levels else ""
         dual = "a dual that weighs the clients" if self.mixture else "a dual" if self.dual else "no dual"
         return f"{levels}{mean}, {dual}"
 

@@ -55,7 +55,7 @@ def test_its_sizes_and_its_seed() -> None:
     q = fs.composition(**OPTIONS, dtype=torch.float32)
     assert [tuple(a.shape) for a in q.data.train.arrays] == [(24, 5, 3), (24, 5)]
     assert q.problem.x0.dtype == q.solution.dtype == torch.float32
-    assert q.problem.kind == "1 inner level, no dual"
+    assert q.problem.kind == "1 inner level, a local inner mean, no dual"
     assert torch.equal(fs.composition(seed=2).solution, fs.composition(seed=2).solution)
     assert not torch.equal(fs.composition(seed=2).solution, fs.composition(seed=3).solution)
 

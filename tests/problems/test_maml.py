@@ -118,7 +118,7 @@ def test_first_order_has_the_identity_for_a_jacobian(traced: bool) -> None:
 def test_damaml_weighs_what_is_left_after_adapting(data: fs.FederatedData) -> None:
     """Both levels draw from the support rows, where there are any; the outer function looks at no data."""
     problem = fs.damaml(model(), inner_lr=LR, gamma=0.5, shift=0.9)
-    assert problem.kind == "2 inner levels, no dual"
+    assert problem.kind == "2 inner levels, a local inner mean, no dual"
     assert (problem.name, problem.adapt, problem.outer_draws) == ("damaml", (1, LR), False)
     assert problem.weighs and not fs.maml(model()).weighs
     loss = fs.erm(model()).outer

@@ -62,7 +62,11 @@ def test_the_objective_is_the_mean_of_the_links() -> None:
     assert losses.max() > 2 * losses.min()
     expected = (0.5 * torch.exp((losses - 1.0) / 0.5)).mean()
     assert objective(problem, DATA, problem.x0, None) == pytest.approx(float(expected), rel=1e-12)
-    assert (problem.name, problem.outer_draws, problem.kind) == ("robust", False, "1 inner level, no dual")
+    assert (problem.name, problem.outer_draws, problem.kind) == (
+        "robust",
+        False,
+        "1 inner level, a local inner mean, no dual",
+    )
     assert problem.weighs
 
 

@@ -47,7 +47,7 @@ class AdaMFCGD(Algorithm):
     up = "2*d"
     full_participation = True
 
-    gamma: float = param(0.01, "step size, multiplied by eta", above=0, search=RATES)
+    gamma: float = param(0.05, "step size, multiplied by eta", above=0, search=RATES)
     eta: Rate = param(1.0, "eta_t: 1 and constant weights, or the theorem's cube_root schedule", above=0)
     steps: int = param(5, "q, local steps per round, the synchronisation among them", least=1)
     alpha: Rate = param(0.5, "weight of a fresh inner value; c_1 with weights = 'theorem'", above=0, search=(0.05, 1))
@@ -60,7 +60,9 @@ class AdaMFCGD(Algorithm):
     )
     matrix: str = param("adam", "the adaptive matrix", choices=MATRICES)
     theta: Rate = param(0.9, "how much of the matrix is remembered", above=0, below=1)
-    rho: float = param(1e-3, "added to the matrix: its smallest entry", above=0)
+    rho: float = param(
+        0.1, "added to the matrix, its smallest entry; small ones make long steps where clients cancel out", above=0
+    )
     first_matrix: str = param(
         "average", "the matrix before the first synchronisation", choices=("average", "accumulator", "identity")
     )
