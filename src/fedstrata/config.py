@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -39,6 +38,12 @@ from fedstrata.schema import (
 
 SHARED = ("lr", "steps", "server_lr", "weight_decay")
 """The hyperparameters that mean the same in every algorithm: a comparison may share them. Greek letters do not."""
+
+
+def shared_options(options: dict[str, Any], name: str) -> dict[str, Any]:
+    """Return which of one algorithm's options another one, ``name``, takes over."""
+    mine = ALGORITHMS[name].__dataclass_fields__  # type: ignore[attr-defined]
+    return {k: v for k, v in options.items() if k in SHARED and k in mine}
 
 
 class Config(Table):
@@ -85,8 +90,7 @@ class Config(Table):
         own = self.algorithms.get(name, {})
         if name == self.algorithm.name:
             return own | self.algorithm.options
-        mine = set(ALGORITHMS[name].__dataclass_fields__)  # type: ignore[attr-defined]
-        return {k: v for k, v in self.algorithm.options.items() if k in SHARED and k in mine} | own
+        return shared_options(self.algorithm.options, name) | own
 
     def problem_options_of(self, name: str) -> dict[str, Any]:
         """Return the options of ``[problem]`` that a problem has."""
@@ -231,20 +235,12 @@ def read(path: str | Path, overrides: list[str] | None = None, preset: str | Non
     """Read a configuration file with one of its presets, the first by default, and apply ``key=value`` overrides."""
     raw = with_preset(_with_names(read_toml(Path(path))), preset, str(path))
     for text in overrides or []:
-        before = copy.deepcopy(raw.get("algorithm", {}))
+        before = dict(raw.get("algorithm") or {})
         override(raw, text)
-        if text.partition("=")[0].strip() == "algorithm.name":
-            raw["algorithm"] = _fitting(before, raw["algorithm"]["name"])
+        name = raw["algorithm"].get("name") if isinstance(raw.get("algorithm"), dict) else None
+        if text.partition("=")[0].strip() == "algorithm.name" and name in ALGORITHMS and name != before.get("name"):
+            raw["algorithm"] = {"name": name, **shared_options(before, name)}
     return parse(raw, str(path))
-
-
-def _fitting(table: Any, name: Any) -> dict[str, Any]:
-    """Return the table of another algorithm: what it shares with the one before, or all of it for the same one."""
-    options = {k: v for k, v in table.items() if k != "name"} if isinstance(table, dict) else {}
-    if isinstance(name, str) and name in ALGORITHMS and isinstance(table, dict) and table.get("name") != name:
-        mine = ALGORITHMS[name].__dataclass_fields__  # type: ignore[attr-defined]
-        options = {k: v for k, v in options.items() if k in SHARED and k in mine}
-    return {**options, "name": name}
 
 
 def presets(path: str | Path) -> list[str]:

@@ -103,6 +103,10 @@ class Problem:
         dual = "a dual that weighs the clients" if self.mixture else "a dual" if self.dual else "no dual"
         return f"{levels}{mean}, {dual}"
 
+    def projected(self, y: torch.Tensor) -> torch.Tensor:
+        """Return the dual, [..., p], projected onto its set."""
+        return y if self.project_y is None else self.project_y(y)
+
     def model(self, x: torch.Tensor) -> nn.Module:
         """Return the trained module for a solution ``x``."""
         if self.flat is None:

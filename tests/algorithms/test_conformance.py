@@ -408,8 +408,8 @@ def test_products_have_nothing_to_project(name: str, radius: str) -> None:
 
 
 def test_comfedl_takes_any_number_of_levels() -> None:
-    for levels in (1, 2, 5):
-        fs.ComFedL().check(problem_with(levels), 0.5, 10)
+    assert [fs.ComFedL.solves(problem_with(levels)) for levels in (0, 1, 2, 5)] == [False, True, True, True]
+    fs.ComFedL().check(problem_with(2), 0.5, 10)
 
 
 @pytest.mark.parametrize("name", ["mfcgd", "adamfcgd", "fednest", "afl"])

@@ -529,7 +529,7 @@ def test_an_outer_function_without_data_draws_none() -> None:
     assert client.samples == 0
     assert client.draw_all()[-1] is NO_DATA
     assert client.samples == 2 * 2 * 3
-    assert client.batch_size == 3
+    assert client.worth(1) == 3 and client.worth(4) == 12
     assert client.problem is LAYERED
 
 

@@ -49,8 +49,7 @@ class AFL(Algorithm):
         """Take one step in x and one in y."""
         gradients, losses = clients.gather(self.gradient, s.x)
         x = s.x - clients.rate(self.lr) * (s.y @ gradients)
-        assert clients.problem.project_y is not None
-        y = clients.problem.project_y(s.y + clients.rate(self.dual_lr) * losses)
+        y = clients.problem.projected(s.y + clients.rate(self.dual_lr) * losses)
         part = 1 / (clients.clock.round + 1)
         return s.replace(x=x, y=y, x_mean=s.x_mean + part * (x - s.x_mean), y_mean=s.y_mean + part * (y - s.y_mean))
 

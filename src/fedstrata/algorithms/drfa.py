@@ -49,8 +49,7 @@ class DRFA(Algorithm):
         asked = clients.choose(len(clients))
         v = torch.zeros_like(s.y)
         v[torch.from_numpy(asked.cohort)] = clients.total / len(asked) * asked.gather(self.loss, z)
-        assert clients.problem.project_y is not None
-        return s.replace(x=x, y=clients.problem.project_y(s.y + self.steps * clients.rate(self.dual_lr) * v))
+        return s.replace(x=x, y=clients.problem.projected(s.y + self.steps * clients.rate(self.dual_lr) * v))
 
     def local(self, client: Client, x: torch.Tensor, snapshot: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Take local steps; return the model after all of them and after ``snapshot`` of them."""

@@ -46,8 +46,7 @@ def kept_estimates(client: Client, x: torch.Tensor, exact: bool) -> dict[str, to
 
 def first_estimates(client: Client, x: torch.Tensor, exact: bool, batches: int) -> dict[str, torch.Tensor]:
     """Return the estimates of f(g(x)) on ``batches`` batches' worth of samples: h, u, v, or h, w."""
-    size = None if client.batch_size is None else batches * client.batch_size
-    inner, outer = client.draw_all(batch_size=size)
+    inner, outer = client.draw_all(batch_size=client.worth(batches))
     if exact:
         h, u = client.g_jacobian(1, x, inner)
         return {"h": h, "u": u, "v": client.f_grads(h, outer)[0]}

@@ -47,8 +47,7 @@ class LocalMOML(Algorithm):
 
     def local(self, client: Client, x: torch.Tensor) -> torch.Tensor:
         """Build the memory on the big batch, then take local steps."""
-        size = None if client.batch_size is None else self.first_batches * client.batch_size
-        u = client.g(1, x, client.draw(1, batch_size=size))
+        u = client.g(1, x, client.draw(1, batch_size=client.worth(self.first_batches)))
         x, _ = client.repeat(self.steps, self.step, x, u)
         return x
 

@@ -58,11 +58,6 @@ class Client:
         """The problem that is solved."""
         return self._setting.oracles.problem
 
-    @property
-    def batch_size(self) -> int | None:
-        """Samples per client and step, as the run says; None is the client's whole data."""
-        return self._setting.batch_size
-
     # --- data ---------------------------------------------------------------------------------------------------
 
     def draw(self, level: int = 0, stream: int = 0, batch_size: int | None = None) -> Batch:
@@ -161,10 +156,13 @@ class Client:
         levels = [*range(1, len(self.problem.levels) + 1), 0]
         return [self.draw(k, stream, batch_size) for k in levels]
 
+    def worth(self, batches: int) -> int | None:
+        """Return the samples of so many batches, to draw at once; None where a batch is all the data."""
+        return None if self._setting.batch_size is None else batches * self._setting.batch_size
+
     def project_y(self, y: torch.Tensor) -> torch.Tensor:
         """Return the dual projected onto its set."""
-        project = self.problem.project_y
-        return y if project is None else project(y)
+        return self.problem.projected(y)
 
     # --- time and memory ----------------------------------------------------------------------------------------
 

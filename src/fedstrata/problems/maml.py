@@ -12,7 +12,7 @@ from fedstrata.errors import invalid
 from fedstrata.flat import BatchNormRule
 from fedstrata.problem import Arrays, Level, Outer, Problem
 from fedstrata.problems.erm import Losses, erm
-from fedstrata.problems.robust import check_positive, check_shift, linked
+from fedstrata.problems.robust import as_level, check_positive, check_shift, linked
 
 
 def maml(
@@ -63,10 +63,7 @@ def damaml(
     check_switch("first_order of the damaml problem", first_order)
     base = erm(model, loss, batchnorm)
 
-    def after(u: torch.Tensor, batch: Arrays) -> torch.Tensor:
-        return base.outer(u, batch).reshape(1)
-
-    levels = (adaptation(base.outer, inner_lr, first_order), after)
+    levels = (adaptation(base.outer, inner_lr, first_order), as_level(base.outer))
     own = {"inner_lr": inner_lr, "gamma": gamma, "first_order": first_order, "shift": shift}
     options = {**base.options, **own}
     problem = replace(base, levels=levels, adapt=(1, inner_lr), name="damaml", options=options)

@@ -13,7 +13,7 @@ from torch import nn
 
 from fedstrata.errors import invalid, unknown
 from fedstrata.flat import BatchNormRule
-from fedstrata.problem import Arrays, Problem
+from fedstrata.problem import Arrays, Level, Outer, Problem
 from fedstrata.problems.erm import Losses, erm
 
 if TYPE_CHECKING:
@@ -68,12 +68,18 @@ def robust(
     check_shift("robust", shift)
     base = erm(model, loss, batchnorm)
 
-    def level(x: torch.Tensor, batch: Arrays) -> torch.Tensor:
-        return base.outer(x, batch).reshape(1)
-
     options = {**base.options, "gamma": gamma, "link": link, "shift": shift, "inner_mean": inner_mean}
-    problem = replace(base, levels=(level,), inner_mean=inner_mean, name="robust", options=options)
+    problem = replace(base, levels=(as_level(base.outer),), inner_mean=inner_mean, name="robust", options=options)
     return linked(problem, gamma, link, shift)
+
+
+def as_level(loss: Outer) -> Level:
+    """Return a loss as a level: a vector of one number."""
+
+    def level(u: torch.Tensor, batch: Arrays) -> torch.Tensor:
+        return loss(u, batch).reshape(1)
+
+    return level
 
 
 def linked(problem: Problem, gamma: float, link: str | Link, shift: float | None) -> Problem:
