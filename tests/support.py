@@ -92,14 +92,25 @@ def smooth_example(dtype: torch.dtype = torch.float64, clients: int = 7) -> tupl
 
 
 @cache
-def example_for(kind: type[Algorithm], dtype: torch.dtype = torch.float64) -> tuple[fs.Problem, fs.FederatedData]:
-    """Build a small smooth problem of the class that an algorithm solves."""
+def example_for(
+    kind: type[Algorithm], dtype: torch.dtype = torch.float64, levels: int | None = None
+) -> tuple[fs.Problem, fs.FederatedData]:
+    """Build a small smooth problem that an algorithm solves; ``levels`` chooses where it solves several classes."""
     problem, data = smooth_example(dtype)
     if kind.solves(problem):
         return problem, data
     if kind.mixture:
         return mixture_of(problem, data.clients), data
-    levels = min(kind.levels)
+    count = min(kind.levels) if levels is None else levels
+    mean = kind.inner_mean if count else "local"
+    fitting = [p for p in (layered(count, dual, mean, dtype) for dual in (kind.dual, False)) if kind.solves(p)]
+    return fitting[0], data
+
+
+@cache
+def layered(levels: int, dual: bool, inner_mean: str, dtype: torch.dtype) -> fs.Problem:
+    """Build a small smooth problem of a class: one for all algorithms of it, which share its traced graphs."""
+    problem, _ = smooth_example(dtype)
     mix = torch.linspace(0.5, 1.5, len(problem.x0), dtype=dtype)
 
     def level(u: torch.Tensor, batch: tuple[torch.Tensor, ...]) -> torch.Tensor:
@@ -111,16 +122,14 @@ def example_for(kind: type[Algorithm], dtype: torch.dtype = torch.float64) -> tu
     def saddle(u: torch.Tensor, y: torch.Tensor, batch: tuple[torch.Tensor, ...]) -> torch.Tensor:
         return problem.outer(u, batch) + y @ (u[:2] - batch[0].mean()) - 0.5 * y @ y
 
-    layered = fs.Problem(
-        saddle if kind.dual else outer,
+    return fs.Problem(
+        saddle if dual else outer,
         problem.x0,
         levels=(level,) * levels,
-        y0=torch.tensor([0.3, -0.2], dtype=dtype) if kind.dual else None,
-        inner_mean="global" if kind.inner_mean == "global" else "local",
+        y0=torch.tensor([0.3, -0.2], dtype=dtype) if dual else None,
+        inner_mean="global" if inner_mean == "global" else "local",
         name="layered",
     )
-    assert kind.solves(layered)
-    return layered, data
 
 
 def mixture_of(problem: fs.Problem, clients: int) -> fs.Problem:

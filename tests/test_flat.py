@@ -259,6 +259,8 @@ def test_models_start_from_their_seed_and_leave_torch_alone(name: str) -> None:
         ("lenet5", (1, 28, 28), 61_706),
         ("lenet5", (3, 32, 32), 62_006),
         ("cnn4", (1, 28, 28), 320 + 18_496 + 64 * 49 * 128 + 128 + 1290),
+        ("cnn7", (3, 32, 32), 896 + 9248 + 18_496 + 36_928 + 73_856 + 147_584 + 128 * 16 * 10 + 10),
+        ("cnn7", (1, 28, 28), 320 + 9248 + 18_496 + 36_928 + 73_856 + 147_584 + 128 * 9 * 10 + 10),
         ("resnet20", (3, 32, 32), 269_722),
     ],
 )
@@ -266,6 +268,15 @@ def test_models_have_their_published_sizes(name: str, shape: tuple[int, ...], si
     flat = Flat(model(name, shape, 10))
     assert flat.size == size
     assert flat(flat.initial, torch.zeros(2, *shape)).shape == (2, 10)
+
+
+def test_cnn7_has_six_convolutions_and_a_linear_layer() -> None:
+    layers = list(model("cnn7", (3, 8, 8), 4, width=5))
+    widths = [m.out_channels for m in layers if isinstance(m, nn.Conv2d)]
+    assert widths == [5, 5, 10, 10, 20, 20]
+    pair = ["Conv2d", "ReLU", "Conv2d", "ReLU", "MaxPool2d"]
+    assert [type(m).__name__ for m in layers] == [*pair * 3, "Flatten", "Linear"]
+    assert layers[-1].in_features == 20
 
 
 @pytest.mark.parametrize(
@@ -282,6 +293,8 @@ def test_models_have_their_published_sizes(name: str, shape: tuple[int, ...], si
             r"The model lenet5 wants images \[channels, height, width\] of at least 12x12\. Got \(784,\)",
         ),
         ("cnn4", (1, 3, 3), {}, "The model cnn4 wants images"),
+        ("cnn7", (3, 8, 7), {}, "The model cnn7 wants images .* of at least 8x8"),
+        ("cnn7", (3, 8, 8), {"depth": 2}, r"Unknown option of the model cnn7 'depth'\..* Known: width"),
         ("resnet20", (1, 8, 8), {"norm": "layer"}, "norm of resnet20 must be 'group' or 'batch'"),
     ],
 )

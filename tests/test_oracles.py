@@ -11,7 +11,7 @@ import torch
 import fedstrata as fs
 from fedstrata.data.batch import NO_DATA, Batch
 from fedstrata.oracles import Chain, Oracles
-from fedstrata.problems.agnostic import project_simplex
+from fedstrata.projections import simplex as project_simplex
 
 D, R1, R2, P = 4, 3, 5, 2
 GENERATOR = torch.Generator().manual_seed(0)

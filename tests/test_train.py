@@ -21,6 +21,7 @@ from torch import nn
 import fedstrata as fs
 from fedstrata import checkpoint
 from fedstrata.algorithms import ALGORITHMS
+from fedstrata.data.federated import Part
 from fedstrata.identity import describe
 from fedstrata.rundir import RunDirectory
 from support import example_for, mixture_of, sized_data, smooth_example, softmax_problem, without_seconds
@@ -478,6 +479,60 @@ def test_classes_are_needed_for_stratified_batches() -> None:
         fs.train(q.problem, q.data, fs.FedAvg(), rounds=1, batch_size=4, sampling="stratified")
 
 
+def test_balanced_batches_need_a_problem_that_takes_weights_and_classes_and_room_for_them(tmp_path: Path) -> None:
+    q = fs.quadratic()
+    options: dict[str, Any] = {"rounds": 1, "sampling": "balanced"}
+    wants = (
+        r"must be one of uniform, epochs, stratified: the problem quadratic takes no weights of samples\. Got 'balan"
+    )
+    with pytest.raises(fs.InputError, match=wants):
+        fs.train(q.problem, q.data, fs.FedAvg(), batch_size=4, **options)
+    regression = fs.FederatedData.from_arrays([(np.ones((4, 2)), np.ones(4))])
+    with pytest.raises(fs.InputError, match="'balanced' needs classes"):
+        fs.train(fs.erm(nn.Linear(2, 1), "squared"), regression, fs.FedAvg(), batch_size=4, **options)
+    inputs = np.random.default_rng(0).normal(size=(40, 2))
+    data = fs.Dataset.from_arrays(inputs, np.arange(40) % 2).split("iid", clients=2)
+    one_class = replace(data, support=Part.of(data.train.arrays, [np.arange(0, 40, 2)] * 2))
+    # Robust learning draws nothing for its outer function, and its level draws from the support rows.
+    fs.train(fs.robust(nn.Linear(2, 2)), one_class, fs.ComFedL(), batch_size=1, **options)
+    for problem, these in ((fs.maml(nn.Linear(2, 2)), one_class), (fs.robust(nn.Linear(2, 2)), data)):
+        with pytest.raises(fs.InputError, match=r"batch_size must be at least 2, the number of classes that client 0"):
+            fs.train(problem, these, fs.ComFedL(), batch_size=1, out=tmp_path / "run", **options)
+    assert not (tmp_path / "run").exists()
+
+
+def repeated_rows(counts: list[list[int]]) -> fs.FederatedData:
+    """Clients with so many rows of each class, all rows of a class the same: balanced batches tell all."""
+    generator = np.random.default_rng(0)
+    pairs = []
+    for own in counts:
+        inputs, targets = generator.normal(size=(len(own), 3)), np.arange(len(own))
+        pairs.append((np.repeat(inputs, own, axis=0), np.repeat(targets, own)))
+    return fs.FederatedData.from_arrays(pairs, classes=3)
+
+
+@pytest.mark.parametrize("chunk", [1, 4])
+@pytest.mark.parametrize("name", ["erm", "robust", "maml", "damaml", "agnostic"])
+def test_weights_undo_what_balanced_batches_do(name: str, chunk: int) -> None:
+    module = softmax_problem(classes=3).flat.module  # type: ignore[union-attr]
+    comfedl = fs.ComFedL()
+    problem, algorithm = {
+        "erm": (fs.erm(module), fs.FedAvg(lr=0.5, steps=3)),
+        "robust": (fs.robust(module), comfedl),
+        "maml": (fs.maml(module, 0.3, steps=2), comfedl),
+        "damaml": (fs.damaml(module, 0.3), comfedl),
+        "agnostic": (fs.agnostic(module, 4), fs.AFL(lr=0.5)),
+    }[name]
+    data = repeated_rows([[30, 1, 2], [5, 5, 1], [0, 9, 0], [1, 1, 1]])
+    runs = [
+        fs.train(problem, data, algorithm, rounds=4, chunk=chunk, **options)
+        for options in ({"batch_size": 5, "sampling": "balanced"}, {"batch_size": None}, {"batch_size": 5})
+    ]
+    torch.testing.assert_close(runs[0].x, runs[1].x, atol=1e-12, rtol=0)
+    assert (runs[1].x - runs[2].x).abs().max() > 1e-4
+    assert (runs[1].x - problem.x0).abs().max() > 1e-2
+
+
 def test_an_evaluation_that_cannot_be_made_is_refused_before_anything_is_written(tmp_path: Path) -> None:
     q = fs.quadratic()
     problem, data, algorithm = q.problem, q.data, fs.FedAvg()
@@ -832,7 +887,8 @@ BAD_OPTIONS: list[tuple[dict[str, Any], str]] = [
     ({"participation": None}, r"The participation must be .* Got None\."),
     ({"weighting": "size"}, r"The weighting must be 'uniform' or 'samples'\. Got 'size'\."),
     ({"weighting": None}, r"The weighting must be 'uniform' or 'samples'\. Got None\."),
-    ({"sampling": "epoch"}, r"Unknown sampling 'epoch'\. Did you mean 'epochs'\? Known: epochs, stratified, uniform\."),
+    ({"sampling": "epoch"}, r"Unknown sampling 'epoch'\. Did you mean 'epochs'\? Known: balanced, epochs, strat"),
+    ({"sampling": "balanced", "batch_size": 2}, r"batch_size must be at least 3, the number of classes .* Got 2\."),
     ({"sampling": None}, r"Unknown sampling None\."),
     ({"chunk": 0}, r"The chunk must be a whole number of at least 1, or 'auto'\. Got 0\."),
     ({"chunk": "large"}, r"The chunk must be a whole number of at least 1, or 'auto'\. Got 'large'\."),

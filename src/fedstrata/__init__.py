@@ -1,12 +1,18 @@
 """fedstrata: federated learning for layered objectives."""
 
-from fedstrata import data, models, partition, schedules
+from fedstrata import data, models, partition, projections, schedules
 from fedstrata.algorithms import (
     AFL,
+    CDMA,
+    CODASCA,
     DRFA,
+    FGDA,
     MFCGD,
+    SAGDA,
+    AdaFGDA,
     AdaMFCGD,
     Algorithm,
+    CoDA,
     ComFedL,
     FedAdagrad,
     FedAdam,
@@ -17,6 +23,10 @@ from fedstrata.algorithms import (
     LocalMOML,
     LocalSCGD,
     LocalSCGDM,
+    LocalSGDA,
+    LocalSGDAM,
+    LocalSGDAMPlus,
+    LocalSGDAPlus,
     QFedAvg,
     Scaffold,
     State,
@@ -29,7 +39,20 @@ from fedstrata.data import Dataset, FederatedData
 from fedstrata.errors import Diverged, FedstrataError, InputError, MissingData
 from fedstrata.metrics import Evaluation
 from fedstrata.problem import Problem
-from fedstrata.problems import Quadratic, agnostic, composition, damaml, erm, maml, quadratic, robust
+from fedstrata.problems import (
+    Quadratic,
+    adversarial,
+    agnostic,
+    auc,
+    composition,
+    damaml,
+    erm,
+    fair,
+    maml,
+    quadratic,
+    quadratic_saddle,
+    robust,
+)
 from fedstrata.schedules import CubeRoot, Epochs, RoundDecay, StepDecay
 from fedstrata.train import Run, train
 
@@ -37,13 +60,19 @@ __version__ = "0.1.0"
 
 __all__ = [
     "AFL",
+    "CDMA",
+    "CODASCA",
     "DRFA",
+    "FGDA",
     "MFCGD",
+    "SAGDA",
+    "AdaFGDA",
     "AdaMFCGD",
     "Algorithm",
     "Callback",
     "Client",
     "Clients",
+    "CoDA",
     "ComFedL",
     "CubeRoot",
     "Dataset",
@@ -62,6 +91,10 @@ __all__ = [
     "LocalMOML",
     "LocalSCGD",
     "LocalSCGDM",
+    "LocalSGDA",
+    "LocalSGDAM",
+    "LocalSGDAMPlus",
+    "LocalSGDAPlus",
     "MissingData",
     "Problem",
     "QFedAvg",
@@ -73,17 +106,22 @@ __all__ = [
     "State",
     "StepDecay",
     "TensorBoard",
+    "adversarial",
     "agnostic",
     "algorithm",
+    "auc",
     "composition",
     "damaml",
     "data",
     "erm",
+    "fair",
     "maml",
     "models",
     "param",
     "partition",
+    "projections",
     "quadratic",
+    "quadratic_saddle",
     "robust",
     "schedules",
     "train",

@@ -32,6 +32,38 @@ class Callback:
     def on_end(self, run: Run | None) -> None:
         """Training is over; ``run`` is None when it failed."""
 
+    def for_pretraining(self) -> Callback | None:
+        """Return who listens to the pre-training of an experiment: nobody, because its rounds are not the run's."""
+        return None
+
+
+class Titled(Callback):
+    """Passes on what happens in a run under a title of its own."""
+
+    def __init__(self, listener: Callback, title: str) -> None:
+        self.listener, self.title = listener, title
+
+    def on_start(self, title: str, done: int, rounds: int, note: str) -> None:
+        """Pass it on under the title."""
+        self.listener.on_start(self.title, done, rounds, note)
+
+    def on_round(self, round: int, state: State) -> None:
+        """Pass it on."""
+        self.listener.on_round(round, state)
+
+    def on_evaluation(self, row: Row) -> None:
+        """Pass it on."""
+        self.listener.on_evaluation(row)
+
+    def on_end(self, run: Run | None) -> None:
+        """Pass it on."""
+        self.listener.on_end(run)
+
+    def for_pretraining(self) -> Callback | None:
+        """Say after the title that this is the pre-training."""
+        listens = self.listener.for_pretraining() is not None
+        return Titled(self.listener, f"{self.title}, pre-training") if listens else None
+
 
 class ShowProgress(Callback):
     """A progress bar on a terminal; elsewhere a line for every evaluation, or with ``brief`` only for the last."""
@@ -72,6 +104,10 @@ class ShowProgress(Callback):
         if self._bar is not None:
             self._bar.stop()
             self._bar = None
+
+    def for_pretraining(self) -> Callback | None:
+        """Show it too, under a title that says so."""
+        return Titled(self, "pre-training")
 
 
 class TensorBoard(Callback):

@@ -13,13 +13,14 @@ from typing import Any
 
 import numpy as np
 
-from fedstrata.algorithms.base import ALGORITHMS, State, kind_of
-from fedstrata.callbacks import Callback
+from fedstrata.algorithms.base import ALGORITHMS, kind_of
+from fedstrata.callbacks import Callback, Titled
 from fedstrata.checkpoint import write_atomically
 from fedstrata.config import Config, Experiment, build_algorithm, within
 from fedstrata.errors import Diverged, FedstrataError, InputError, unknown
 from fedstrata.identity import describe
 from fedstrata.merge import merge, slug
+from fedstrata.pretrain import Pretraining, start
 from fedstrata.rundir import Row
 from fedstrata.train import Run, train
 
@@ -28,7 +29,8 @@ Say = Callable[[str], None]
 
 def higher_is_better(measure: str) -> bool:
     """Tell whether a larger value of this measure is the better one."""
-    return measure.removeprefix("personal_").startswith(("accuracy", "auc")) and not measure.endswith("_spread")
+    plain = measure.removeprefix("personal_").removeprefix("attacked_")
+    return plain.startswith(("accuracy", "auc")) and not measure.endswith("_spread")
 
 
 def run_config(
@@ -37,6 +39,14 @@ def run_config(
     """Train what a configuration says; the run directory gets all of the configuration that a run depends on."""
     with _named(config):
         built = Experiment(config) if experiment is None else experiment
+        tables = config.to_toml("compare", "plot", "pretrain", "tune", "variants")
+        tables |= {"algorithm": describe(built.algorithm)}
+        before = Pretraining.of(built)
+        if before is not None:
+            tables |= {"pretrain": before.table}
+        if before is not None and built.pretrained is None:
+            start(built, before, tables, out, resume, callbacks)
+            resume = resume or out is not None
         return train(
             built.problem,
             built.data,
@@ -46,7 +56,8 @@ def run_config(
             out=out,
             resume=resume,
             callbacks=callbacks,
-            config=config.to_toml("compare", "plot", "tune", "variants") | {"algorithm": describe(built.algorithm)},
+            config=tables,
+            pretrain=built.pretrained,
         )
 
 
@@ -85,7 +96,7 @@ def _run_all(
     plan = [(label, config, seed) for label, config in configs.items() for seed in seeds]
     for number, (label, config, seed) in enumerate(plan, 1):
         folder = None if out is None else out / f"{slug(label)}-seed{seed}"
-        listeners = [_Titled(c, f"run {number} of {len(plan)}, {label} seed {seed}") for c in callbacks]
+        listeners = [Titled(c, f"run {number} of {len(plan)}, {label} seed {seed}") for c in callbacks]
         try:
             there = folder is not None and folder.exists()
             runs[label].append(run_config(config.with_seed(seed), folder, there, listeners))
@@ -101,30 +112,14 @@ def _check(configs: Iterable[Config]) -> None:
         with _named(config):
             built = Experiment(config)
             built.algorithm.check(built.problem, config.train.participation, built.data.clients)
+            before = Pretraining.of(built)
+            if before is not None:
+                before.check()
 
 
 def _named(config: Config) -> AbstractContextManager[None]:
     """Let refusals in the block name the variant; those of an algorithm name it already."""
     return nullcontext() if config.label is None else within(f"variant {config.label!r}")
-
-
-class _Titled(Callback):
-    """Passes on what happens in a run under a title that says which run of how many it is."""
-
-    def __init__(self, listener: Callback, title: str) -> None:
-        self.listener, self.title = listener, title
-
-    def on_start(self, title: str, done: int, rounds: int, note: str) -> None:
-        self.listener.on_start(self.title, done, rounds, note)
-
-    def on_round(self, round: int, state: State) -> None:
-        self.listener.on_round(round, state)
-
-    def on_evaluation(self, row: Row) -> None:
-        self.listener.on_evaluation(row)
-
-    def on_end(self, run: Run | None) -> None:
-        self.listener.on_end(run)
 
 
 def table(runs: dict[str, list[Run | None]], kind: str = "algorithm") -> list[Row]:
@@ -220,6 +215,7 @@ def _search(
     log = None if out is None else out / "trials.jsonl"
     known = _known_trials(log, config)
     results: dict[str, list[Row]] = {}
+    pretrained: dict[str, Run] = {}
     measure = config.tune.measure
     for name, candidate in configs.items():
         results[name] = []
@@ -228,10 +224,8 @@ def _search(
             trial = {kind: name, "options": options}
             row = next((k for k in known if {kind: k.get(kind), "options": k["options"]} == trial), None)
             if row is None:
-                row = {
-                    **trial,
-                    "measures": _try(candidate.with_algorithm(candidate.algorithm.name, options), callbacks),
-                }
+                tried = candidate.with_algorithm(candidate.algorithm.name, options)
+                row = {**trial, "measures": _try(tried, callbacks, pretrained)}
                 if log is not None:
                     with log.open("a") as file:
                         file.write(json.dumps(row) + "\n")
@@ -264,23 +258,31 @@ def with_options(config: Config, found: Mapping[str, dict[str, Any]]) -> Config:
     return config.model_copy(update={"variants": variants})
 
 
-def _try(config: Config, callbacks: Sequence[Callback]) -> Row | None:
-    """Return one setting's measures, the mean over ``tune.seeds`` seeds; None when it diverged with any of them."""
+def _try(config: Config, callbacks: Sequence[Callback], pretrained: dict[str, Run]) -> Row | None:
+    """Return one setting's measures, the mean over ``tune.seeds`` seeds; None when it diverged with any of them.
+
+    Trials share what was ``pretrained``.
+    """
     rows: list[Row] = []
     for seed in range(config.train.seed, config.train.seed + config.tune.seeds):
-        row = _try_once(config.with_seed(seed), callbacks)
+        row = _try_once(config.with_seed(seed), callbacks, pretrained)
         if row is None:
             return None
         rows.append(row)
     return {k: statistics.fmean(r[k] for r in rows) for k in rows[0] if all(k in r for r in rows)}
 
 
-def _try_once(config: Config, callbacks: Sequence[Callback]) -> Row | None:
+def _try_once(config: Config, callbacks: Sequence[Callback], pretrained: dict[str, Run]) -> Row | None:
     with _named(config):
         experiment = Experiment(config)
         experiment.data = experiment.data.validation(config.tune.share, config.train.seed)
         if experiment.evaluation.clients == "train":
             experiment.evaluation = dataclasses.replace(experiment.evaluation, clients="test")
+        before = Pretraining.of(experiment)
+        if before is not None:
+            if before.key not in pretrained:
+                pretrained[before.key] = before.run(None, callbacks)
+            experiment.start_from(pretrained[before.key])
     try:
         first, *_, last = run_config(config, None, False, callbacks, experiment).history
     except Diverged:

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from pydantic import Field, ValidationError
@@ -16,8 +16,8 @@ from fedstrata.algorithms import Algorithm, algorithm
 from fedstrata.algorithms.base import ALGORITHMS
 from fedstrata.data import Dataset, FederatedData, load
 from fedstrata.data.partition import partition_named
-from fedstrata.errors import InputError, invalid, unknown
-from fedstrata.merge import merge, override, presets_of, slug, with_preset
+from fedstrata.errors import FedstrataError, InputError, invalid, unknown
+from fedstrata.merge import Tables, merge, override, presets_of, slug, split_preset
 from fedstrata.metrics import MEASURES, Evaluation
 from fedstrata.problem import Problem
 from fedstrata.problems import PROBLEMS
@@ -30,11 +30,15 @@ from fedstrata.schema import (
     ModelTable,
     Named,
     PlotTable,
+    PretrainTable,
     ProblemTable,
     Table,
     TrainTable,
     TuneTable,
 )
+
+if TYPE_CHECKING:
+    from fedstrata.train import Run
 
 SHARED = ("lr", "steps", "server_lr", "weight_decay")
 """The hyperparameters that mean the same in every algorithm: a comparison may share them. Greek letters do not."""
@@ -53,6 +57,7 @@ class Config(Table):
     data: DataTable = DataTable()
     model: ModelTable = ModelTable()
     problem: ProblemTable = ProblemTable()
+    pretrain: PretrainTable = PretrainTable()
     algorithm: AlgorithmTable = AlgorithmTable()
     algorithms: dict[str, dict[str, Any]] = Field(default_factory=dict)
     train: TrainTable = TrainTable()
@@ -65,7 +70,7 @@ class Config(Table):
 
     def to_toml(self, *without: str) -> dict[str, Any]:
         """Return the resolved configuration as TOML tables, enough to run again, without the tables named."""
-        plain = {k for k in ("compare", "plot", "variants") if getattr(self, k) == getattr(Config(), k)}
+        plain = {k for k in ("compare", "plot", "pretrain", "variants") if getattr(self, k) == getattr(Config(), k)}
         tables = self.model_dump(exclude_none=True, exclude={"digest", *plain, *without})
         if self.data.folder is not None:
             used = ("folder", "holdout", "support", "seed")
@@ -113,7 +118,7 @@ class Config(Table):
         """Return the experiment with the overrides of ``[variants.LABEL]``, without variants and with that label.
 
         The overrides are merged (:func:`fedstrata.merge.merge`). Another algorithm keeps what :meth:`options_of` says,
-        another problem keeps the options that it has too.
+        another problem keeps the options that it has too, another algorithm of ``[pretrain]`` what is shared.
         """
         if label not in self.variants:
             raise unknown("variant", label, self.variants)
@@ -135,24 +140,44 @@ def _variant(config: Config, label: str, where: str) -> Config:
         if isinstance(name, str) and name != tables[kind]["name"]:
             with within(where):
                 tables[kind] = {"name": name, **surviving(name)}
-    return parse(merge(tables, {**over, "label": label}), where)
+    return parse(merge(_for_pretrain_of(over, tables), {**over, "label": label}), where)
+
+
+def _for_pretrain_of(over: Tables, base: Tables) -> Tables:
+    """Return ``base`` for ``over`` to be laid on: another algorithm of [pretrain] keeps rounds and what is shared."""
+    old, new = base.get("pretrain"), over.get("pretrain")
+    name = new.get("algorithm") if isinstance(new, dict) else None
+    if not isinstance(old, dict) or not isinstance(name, str) or name not in ALGORITHMS:
+        return base
+    if name == old.get("algorithm", PretrainTable().algorithm):
+        return base
+    rounds = {k: v for k, v in old.items() if k == "rounds"}
+    return {**base, "pretrain": {**rounds, "algorithm": name, **shared_options(old, name)}}
 
 
 @contextmanager
-def within(where: str) -> Iterator[None]:
-    """Add to the message of every refusal in the block where it comes from."""
+def within(where: str, kind: type[FedstrataError] = InputError) -> Iterator[None]:
+    """Add to the message of every refusal in the block, or other ``kind`` of error, where it comes from."""
     try:
         yield
-    except InputError as error:
+    except kind as error:
         raise type(error)(f"{error} ({where})") from None
 
 
 class Experiment:
-    """What a configuration stands for: ``data``, ``problem``, ``algorithm``, ``evaluation``."""
+    """What a configuration stands for: ``data``, ``problem``, ``algorithm``, ``evaluation``.
+
+    model:      what the problem is built from; None when it brings its own data.
+    pretrainer: the algorithm of ``[pretrain]``.
+    pretrained: the run whose model the problem starts from, once there is one: :meth:`start_from`.
+    """
 
     def __init__(self, config: Config, data: FederatedData | None = None) -> None:
         self.config = config
         self.algorithm: Algorithm = build_algorithm(config)
+        self.pretrainer = build_pretrainer(config)
+        self.pretrained: Run | None = None
+        self.model: torch.nn.Module | None = None
         self.evaluation = Evaluation(**config.evaluate.model_dump())
         kind = config.problem.name
         if kind not in PROBLEMS:
@@ -163,13 +188,21 @@ class Experiment:
                 raise unknown(f"option of the problem {kind}", option, builder.options)
         if builder.data is None:
             self.data = build_data(config) if data is None else data
-            known = {"clients": self.data.clients} if builder.asks_clients else {}
-            self.problem: Problem = builder.build(build_model(config, self.data), **known, **config.problem.options)
+            self.model = build_model(config, self.data)
+            self.problem: Problem = builder.on(self.model, self.data, **config.problem.options)
         else:
             for table, default in ((config.data, DataTable()), (config.model, ModelTable())):
                 if table != default:
                     raise InputError(f"The problem {kind} brings its own data: leave out [data] and [model].")
+            if config.pretrain.rounds:
+                raise InputError(f"The problem {kind} has no model to pre-train: leave out [pretrain], or rounds = 0.")
             self.problem, self.data = builder.data(**{"seed": config.train.seed, **config.problem.options})
+
+    def start_from(self, run: Run) -> None:
+        """Build the problem anew, from the model of a run that came before it."""
+        builder = PROBLEMS[self.config.problem.name]
+        self.problem = builder.on(run.model(), self.data, **self.config.problem.options)
+        self.pretrained = run
 
 
 def build_algorithm(config: Config) -> Algorithm:
@@ -178,6 +211,19 @@ def build_algorithm(config: Config) -> Algorithm:
         if name not in ALGORITHMS:
             raise unknown("algorithm", name, ALGORITHMS, "[algorithms]")
     return algorithm(config.algorithm.name, config.options_of(config.algorithm.name))
+
+
+def build_pretrainer(config: Config) -> Algorithm:
+    """Build the algorithm that ``[pretrain]`` names, also where it has no rounds to do: a wrong key is refused."""
+    name, options = config.pretrain.algorithm, config.pretrain.options
+    if name not in ALGORITHMS:
+        raise unknown("algorithm", name, ALGORITHMS, "[pretrain]")
+    known = [f"pretrain.{k}" for k in (*PretrainTable.model_fields, *ALGORITHMS[name].__dataclass_fields__)]  # type: ignore[attr-defined]
+    for option in options:
+        if f"pretrain.{option}" not in known:
+            raise unknown("key", f"pretrain.{option}", known)
+    with within("[pretrain]"):
+        return algorithm(name, options)
 
 
 _loaded: dict[tuple[str, str | None, str], Dataset] = {}
@@ -226,6 +272,7 @@ def build_model(config: Config, data: FederatedData) -> torch.nn.Module:
     outputs = data.classes or (1 if targets.dim() == 1 else targets.shape[1])
     if config.problem.options.get("loss") == "binary_cross_entropy":
         outputs = 1
+    outputs = PROBLEMS[config.problem.name].outputs or outputs
     name, options = config.model.name, config.model.options
     models.check_options(name, options)
     return models.model(name, tuple(inputs.shape[1:]), outputs, seed=config.train.seed, **options)
@@ -233,8 +280,12 @@ def build_model(config: Config, data: FederatedData) -> torch.nn.Module:
 
 def read(path: str | Path, overrides: list[str] | None = None, preset: str | None = None) -> Config:
     """Read a configuration file with one of its presets, the first by default, and apply ``key=value`` overrides."""
-    raw = with_preset(_with_names(read_toml(Path(path))), preset, str(path))
+    raw, over = split_preset(_with_names(read_toml(Path(path))), preset, str(path))
+    raw = merge(_for_pretrain_of(over, raw), over)
     for text in overrides or []:
+        single: Tables = {}
+        override(single, text)
+        raw = _for_pretrain_of(single, raw)
         before = dict(raw.get("algorithm") or {})
         override(raw, text)
         name = raw["algorithm"].get("name") if isinstance(raw.get("algorithm"), dict) else None

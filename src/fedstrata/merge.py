@@ -37,20 +37,20 @@ def presets_of(raw: Tables, where: str) -> dict[str, Tables]:
     return presets
 
 
-def with_preset(raw: Tables, preset: str | None, where: str) -> Tables:
-    """Return the tables of a file with one of its presets laid over them: the first when ``preset`` is None."""
+def split_preset(raw: Tables, preset: str | None, where: str) -> tuple[Tables, Tables]:
+    """Return the tables of a file, and those of one of its presets to lay over them: the first when it is None."""
     presets = presets_of(raw, where)
     rest = {k: v for k, v in raw.items() if k != "preset"}
     if not presets:
         if preset is not None:
             raise InputError(f"There is no preset {preset!r}: the file has no [preset.NAME] tables. ({where})")
-        return rest
+        return rest, {}
     name = next(iter(presets)) if preset is None else preset
     if name not in presets:
         raise unknown("preset", name, presets, where)
     if "preset" in presets[name]:
         raise InputError(f"A preset cannot hold presets. Got [preset.{name}.preset]. ({where})")
-    return merge(rest, presets[name])
+    return rest, presets[name]
 
 
 def override(raw: Tables, text: str) -> None:

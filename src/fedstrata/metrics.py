@@ -10,11 +10,14 @@ from typing import Literal
 import numpy as np
 import torch
 
+from fedstrata.attack import perturbed, worst_perturbation
 from fedstrata.data.federated import FederatedData, Part
 from fedstrata.errors import InputError, invalid
 from fedstrata.objective import gradient_norm as gradient_norm
 from fedstrata.objective import objective as objective
 from fedstrata.problem import Arrays, Problem
+from fedstrata.problems.erm import scores
+from fedstrata.projections import ball
 from fedstrata.rng import key_of, permutations
 
 _ROWS = 1024
@@ -23,6 +26,7 @@ Measures = dict[str, float]
 
 MEASURES = (
     *("loss", "accuracy", "auc", "auc_mean", "auc_worst", "objective", "gradient_norm"),
+    *("distance", "distance_dual", "attacked_loss", "attacked_accuracy", "attacked_auc"),
     *(
         f"{name}_{over}"
         for name in ("loss", "accuracy", "personal_loss", "personal_accuracy")
@@ -44,6 +48,9 @@ class Evaluation:
     adapt_rows:   how many of its training rows, at most, a client adapts on; by default all of them.
     stationarity: whether to measure ``objective`` and ``gradient_norm`` on all the training data, the mean over clients
                   uniform whatever the run's weighting.
+    attack_radius: the norm of a perturbation, the same for all inputs, under which the model is measured as well; by
+                  default that of an ``adversarial`` problem, and none for the others.
+    attack_steps: gradient steps to find the perturbation that hurts most (see ``fedstrata.attack``).
 
     Gives ``loss``, ``accuracy`` (with classes) and ``auc`` (with two) on the pooled test set, else on the clients'
     held-out parts, else on the training data; and over the clients ``loss_mean``, ``loss_worst``, ``loss_spread``
@@ -55,6 +62,10 @@ class Evaluation:
     measured on the same data with each client's own model: full-batch steps x <- x - lr grad(mean loss) on the rows
     that the client's inner level draws from (its support rows, if there are any). They are NaN when an adapted model
     is no longer finite.
+
+    Under attack there are ``attacked_loss``, ``attacked_accuracy`` and ``attacked_auc``, measured on the pooled data
+    with the perturbation that was found on them. Where the solution is known there are ``distance``, of x and y
+    together, and ``distance_dual``, of y alone.
     """
 
     clients: Literal["auto", "test", "train", "none"] = "auto"
@@ -62,17 +73,21 @@ class Evaluation:
     adapt_lr: float | None = None
     adapt_rows: int | None = None
     stationarity: bool = False
+    attack_radius: float | None = None
+    attack_steps: int = 10
 
     def __post_init__(self) -> None:
         if self.clients not in ("auto", "test", "train", "none"):
             raise invalid("clients of the evaluation", self.clients, "'auto', 'test', 'train' or 'none'")
-        for name, least in (("adapt_steps", 0), ("adapt_rows", 1)):
+        for name, least in (("adapt_steps", 0), ("adapt_rows", 1), ("attack_steps", 0)):
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
                 raise invalid(f"{name} of the evaluation", value, f"a whole number of at least {least}")
-        lr = self.adapt_lr
-        if lr is not None and (isinstance(lr, bool) or not isinstance(lr, int | float) or not 0 < lr < math.inf):
-            raise invalid("adapt_lr of the evaluation", lr, "a positive number")
+        for name in ("adapt_lr", "attack_radius"):
+            value = getattr(self, name)
+            number = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
+            if value is not None and not number:
+                raise invalid(f"{name} of the evaluation", value, "a positive number")
         if not isinstance(self.stationarity, bool):
             raise invalid("stationarity of the evaluation", self.stationarity, "true or false")
 
@@ -83,16 +98,32 @@ class Evaluation:
         if problem.predict is None or problem.losses is None:
             measures["loss"] = objective(problem, data, x, y)
         else:
-            outputs, targets = predict(problem, x, pooled(data))
-            measures |= _pooled_measures(problem, data.classes, outputs, targets)
+            arrays = pooled(data)
+            measures |= _pooled_measures(problem, data.classes, *predict(problem, x, arrays))
+            measures |= self._attacked(problem, data.classes, x, y, arrays)
             part = self.part(data)
             for name, values in self.per_client(problem, data, x).items():
                 assert part is not None
                 measures |= _over_clients(name, values[~np.isnan(values) if name == "auc" else part.sizes > 0])
+        if problem.known is not None:
+            measures |= _distances(problem.known, x, y)
         if self.stationarity:
             measures["objective"] = objective(problem, data, x, y, training=True)
             measures["gradient_norm"] = gradient_norm(problem, data, x, y)
         return measures
+
+    def _attacked(
+        self, problem: Problem, classes: int, x: torch.Tensor, y: torch.Tensor | None, arrays: Arrays
+    ) -> Measures:
+        """Return the pooled measures under the perturbation that hurts most."""
+        if not self.attacks(problem, inputs=arrays[0]):
+            return {}
+        project = problem.projected if self.attack_radius is None else ball(self.attack_radius)
+        inputs, targets = arrays
+        start = x.new_zeros(inputs[0].numel()) if y is None or not problem.perturbs else project(y)
+        worst = worst_perturbation(problem, x, start, project, arrays, self.attack_steps)
+        found = _pooled_measures(problem, classes, *predict(problem, x, (perturbed(inputs, worst), targets)))
+        return {f"attacked_{name}": value for name, value in found.items()}
 
     def per_client(self, problem: Problem, data: FederatedData, x: torch.Tensor) -> dict[str, np.ndarray]:
         """Return ``loss``, ``accuracy`` and ``auc`` of each client; NaN where a client has no samples to measure on.
@@ -158,6 +189,16 @@ class Evaluation:
                 f"adapt_lr. Got only {' and '.join(given)}."
             )
         return None
+
+    def attacks(self, problem: Problem, inputs: torch.Tensor) -> bool:
+        """Whether the model is measured under attack as well."""
+        if self.attack_radius is None and not problem.perturbs:
+            return False
+        if problem.predict is None:
+            raise InputError(f"The problem {problem.name} has no model to attack: leave out attack_radius.")
+        if not inputs.is_floating_point():
+            raise InputError("Inputs of whole numbers cannot be perturbed: leave out attack_radius of the evaluation.")
+        return True
 
     def part(self, data: FederatedData) -> Part | None:
         """Return the clients' data that the per-client measures are taken on."""
@@ -236,6 +277,14 @@ def _pooled_measures(problem: Problem, classes: int, outputs: torch.Tensor, targ
     return measures
 
 
+def _distances(known: tuple[torch.Tensor, torch.Tensor | None], x: torch.Tensor, y: torch.Tensor | None) -> Measures:
+    square = float(((x - known[0]) ** 2).sum())
+    if y is None or known[1] is None:
+        return {"distance": math.sqrt(square)}
+    dual = float(((y - known[1]) ** 2).sum())
+    return {"distance": math.sqrt(square + dual), "distance_dual": math.sqrt(dual)}
+
+
 def _over_clients(name: str, values: np.ndarray) -> Measures:
     """Return the mean, the worst and, but for AUC, the spread of a measure, one value for each client."""
     if not len(values):
@@ -246,12 +295,6 @@ def _over_clients(name: str, values: np.ndarray) -> Measures:
         with np.errstate(invalid="ignore", over="ignore"):  # of a loss beyond all bounds
             found[f"{name}_spread"] = float(values.std())
     return found
-
-
-def scores(outputs: torch.Tensor) -> torch.Tensor:
-    """Return one score per sample, larger for class 1: the logit, or the difference of two."""
-    flat = outputs.reshape(len(outputs), -1)
-    return flat[:, 0] if flat.shape[1] == 1 else flat[:, 1] - flat[:, 0]
 
 
 def classifies(problem: Problem, outputs: torch.Tensor, classes: int) -> bool:

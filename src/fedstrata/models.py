@@ -72,6 +72,18 @@ def cnn4(shape: Shape, outputs: int, width: int = 32) -> nn.Module:
     )
 
 
+def cnn7(shape: Shape, outputs: int, width: int = 32) -> nn.Module:
+    """Seven-layer network: three pairs of 3x3 convolutions (``width``, 2 and 4 times it) with max pooling, outputs."""
+    channels, height, side = _image(shape, "cnn7", 8)
+    layers: list[nn.Module] = []
+    inside = channels
+    for outside in (width, 2 * width, 4 * width):
+        layers += [nn.Conv2d(inside, outside, 3, padding=1), nn.ReLU()]
+        layers += [nn.Conv2d(outside, outside, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)]
+        inside = outside
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(inside * (height // 8) * (side // 8), outputs))
+
+
 class _Block(nn.Module):
     """A residual block of two 3x3 convolutions; the shortcut subsamples and pads with zeros (no weights)."""
 
@@ -112,7 +124,7 @@ def resnet20(shape: Shape, outputs: int, norm: str = "group", width: int = 16) -
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inside, outputs))
 
 
-MODELS: dict[str, Callable[..., nn.Module]] = {f.__name__: f for f in (logreg, mlp, lenet5, cnn4, resnet20)}
+MODELS: dict[str, Callable[..., nn.Module]] = {f.__name__: f for f in (logreg, mlp, lenet5, cnn4, cnn7, resnet20)}
 
 
 def model(name: str, shape: Shape, outputs: int, *, seed: int = 0, **options: object) -> nn.Module:

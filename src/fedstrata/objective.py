@@ -70,7 +70,7 @@ class _Layers:
         if level > 0 or self.problem.outer_draws:
             part = self.held or self.data.part(level)
             arrays = part.gather(np.array([client]), np.arange(part.sizes[client])[None], None, False).parts[0]
-        if level == 0 and self.problem.mixture:
+        if level == 0 and self.problem.numbered:
             arrays = (*arrays, torch.tensor([client], device=self.x.device))
         return Batch((arrays,), traced=False)
 

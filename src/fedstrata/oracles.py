@@ -169,6 +169,8 @@ class Oracles:
             functions[f"level_{k}"] = _value(level)
             functions[f"level_vjp_{k}"] = _pullback(level)
             functions[f"level_jacobian_{k}"] = _jacobian(level)
+        if problem.best_y is not None:
+            functions["best_y"] = _value(problem.best_y)
         return functions
 
     def outer(self, u: torch.Tensor, y: torch.Tensor | None, batch: Batch) -> torch.Tensor:
@@ -178,6 +180,10 @@ class Oracles:
     def outer_grads(self, u: torch.Tensor, y: torch.Tensor | None, batch: Batch) -> Tensors:
         """Return the gradient of f in u, and in y when there is a dual, for each client."""
         return self._run("outer_grads", (u, *self._dual(y)), [batch])
+
+    def best_y(self, x: torch.Tensor, batch: Batch) -> torch.Tensor:
+        """Return the dual that maximises f at x for each client: [C, p]."""
+        return self._run("best_y", (x,), [batch])[0]
 
     def level(self, k: int, u: torch.Tensor, batch: Batch) -> torch.Tensor:
         """Return g^(k)(u) for each client."""

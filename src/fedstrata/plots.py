@@ -27,10 +27,17 @@ LABELS = {
     "accuracy_mean": "accuracy, mean over clients",
     "auc": "AUC, pooled",
     "auc_mean": "AUC, mean over clients",
+    "distance": "distance to the solution",
+    "distance_dual": "distance of y to the solution",
+    "attacked_accuracy": "accuracy under attack",
 }
 
 
 _FIRST = ("auc", "personal_accuracy_mean", "accuracy", "accuracy_worst", "personal_loss_mean", "gradient_norm", "loss")
+
+
+_INSIDE = 6
+"""The most labels that are written into a panel; more stand beside it."""
 
 
 def measures_of(runs: Mapping[str, Sequence[Sequence[Row]]]) -> list[str]:
@@ -49,8 +56,9 @@ def plot(
 ) -> Path:
     """Draw ``runs`` (a label, then one history per seed) to a picture file; return its path.
 
-    The line is the mean over seeds, the band the standard deviation. By default up to three measures are drawn that all
-    runs have; of ``measures``, each is drawn for the runs that have it. Those in ``log`` get a logarithmic scale.
+    The line is the mean over seeds, the band the standard deviation, both of logarithms on a logarithmic scale. By
+    default up to three measures are drawn that all runs have; of ``measures``, each is drawn for the runs that have it.
+    Those in ``log`` get a logarithmic scale.
     """
     import matplotlib
 
@@ -69,24 +77,31 @@ def plot(
         raise InputError("The runs have no measure in common, so there is nothing to draw.")
     figure, axes = plt.subplots(1, len(shown), figsize=(4.6 * len(shown), 3.6), squeeze=False, layout="constrained")
     for panel, name in zip(axes[0], shown, strict=True):
+        values = [r[name] for g in runs.values() for run in g for r in run if name in r]
+        logarithmic = name in log or (name == "loss" and 0 < 20 * min(values) < max(values))
         for number, (style, (label, group)) in enumerate(
             zip(cycle(("-", "--", "-.", ":")), runs.items(), strict=False)
         ):
             curves = [c for c in ([(r[axis], r[name]) for r in run if name in r] for run in group) if c]
             if not curves:
                 continue
-            grid, mean, spread = _mean_and_spread(curves)
+            grid, mean, low, high = _mean_and_band(curves, logarithmic and min(values) > 0)
             panel.plot(grid, mean, style, color=f"C{number}", label=label, linewidth=1.6)
             if len(curves) > 1:
-                panel.fill_between(grid, mean - spread, mean + spread, color=f"C{number}", alpha=0.18, linewidth=0)
+                panel.fill_between(grid, low, high, color=f"C{number}", alpha=0.18, linewidth=0)
         panel.set_xlabel(AXES[axis])
         panel.set_ylabel(LABELS.get(name, name.replace("_", " ")))
         panel.grid(alpha=0.25)
-        values = [r[name] for g in runs.values() for run in g for r in run if name in r]
-        if name in log or (name == "loss" and 0 < 20 * min(values) < max(values)):
+        if logarithmic:
             panel.set_yscale("log")
     if len(runs) > 1:
-        max(axes[0], key=lambda panel: len(panel.lines)).legend(frameon=False, fontsize="small")
+        fullest = max(axes[0], key=lambda panel: len(panel.lines))
+        if len(runs) > _INSIDE:
+            figure.legend(
+                *fullest.get_legend_handles_labels(), loc="outside right center", frameon=False, fontsize="small"
+            )
+        else:
+            fullest.legend(frameon=False, fontsize="small")
     if title is not None:
         figure.suptitle(title)
     try:
@@ -98,11 +113,20 @@ def plot(
     return Path(path)
 
 
-def _mean_and_spread(curves: Sequence[Sequence[tuple[float, float]]]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the runs of one label on a common grid: that of the run with the fewest rows, ends trimmed."""
+def _mean_and_band(
+    curves: Sequence[Sequence[tuple[float, float]]], logarithmic: bool
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Return the runs of one label on a common grid: that of the run with the fewest rows, ends trimmed.
+
+    Then the mean, and the band one standard deviation below and above; of logarithms where the scale is logarithmic.
+    """
     points = [np.array(c, dtype=float) for c in curves]
     end = min(p[-1, 0] for p in points)
     grid = min(points, key=len)[:, 0]
     grid = grid[grid <= end]
     values = np.stack([np.interp(grid, p[:, 0], p[:, 1]) for p in points])
-    return grid, values.mean(0), values.std(0, ddof=1) if len(values) > 1 else np.zeros_like(grid)
+    values = np.log(values) if logarithmic else values
+    mean = values.mean(0)
+    spread = values.std(0, ddof=1) if len(values) > 1 else np.zeros_like(grid)
+    low, high = mean - spread, mean + spread
+    return (grid, np.exp(mean), np.exp(low), np.exp(high)) if logarithmic else (grid, mean, low, high)

@@ -44,8 +44,15 @@ class Problem:
     outer_draws: whether the outer function looks at data; when not, its batch is empty and costs no samples.
     weighs:     whether the outer function takes a single number, a loss, and is increasing: its derivative is the
                 client's weight.
-    mixture:    whether the dual weighs the clients: y on the simplex, one entry for each. The outer function's batch
-                then ends with the client's number, and at uniform y the outer function is the client's own loss.
+    numbered:   whether the outer function's batch ends with the client's number.
+    mixture:    whether the dual weighs the clients: y on the simplex, one entry for each. Then the outer function is
+                numbered, and at uniform y it is the client's own loss.
+    takes_weights: whether every function takes batches that end, before the client's number, with a weight for each
+                sample: what a sampling that favours rare classes makes.
+    best_y:     ``best_y(x, batch) -> y``, where f(x, .) is quadratic in y with one Hessian for all batches: the y, not
+                projected, that maximises it, so that the mean of these over batches maximises the mean of f.
+    known:      the solution, x and y (None without a dual), where it is known: for metrics.
+    perturbs:   whether the dual is a perturbation that is added to every input: metrics then measure under attack too.
     flat:       the model whose weights are the first entries of the vector, if there is one.
     predict:    ``predict(x, inputs) -> outputs`` of the model, for metrics.
     losses:     ``losses(outputs, targets) -> one loss per sample``, for metrics.
@@ -64,7 +71,12 @@ class Problem:
     name: str = "custom"
     outer_draws: bool = True
     weighs: bool = False
+    numbered: bool = False
     mixture: bool = False
+    takes_weights: bool = False
+    best_y: Level | None = None
+    known: tuple[torch.Tensor, torch.Tensor | None] | None = None
+    perturbs: bool = False
     flat: Flat | None = None
     predict: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None
     losses: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None
@@ -89,6 +101,8 @@ class Problem:
             raise InputError(f"The problem {self.name} has project_y but no dual: pass y0 too.")
         if self.mixture and (self.y0 is None or self.project_y is None):
             raise InputError(f"The problem {self.name} is a mixture: pass y0 and project_y, onto the simplex, too.")
+        if self.mixture:
+            object.__setattr__(self, "numbered", True)
 
     @property
     def dual(self) -> bool:
@@ -120,6 +134,8 @@ class Problem:
         moved: dict[str, Any] = {"x0": self.x0.to(device)}
         if self.y0 is not None:
             moved["y0"] = self.y0.to(device)
+        if self.known is not None:
+            moved["known"] = tuple(None if t is None else t.to(device) for t in self.known)
         if self.flat is not None:
             self.flat.module.to(device)
         return replace(self, **moved)

@@ -1,4 +1,7 @@
-"""A run directory: config.toml, metrics.jsonl, summary.json, model.safetensors, checkpoint/, plot.png."""
+"""A run directory: config.toml, metrics.jsonl, summary.json, model.safetensors, checkpoint/, plot.png.
+
+Where ``[pretrain]`` comes first, ``pretrain/`` in it is the run directory of that.
+"""
 
 from __future__ import annotations
 
@@ -24,6 +27,8 @@ Row = dict[str, Any]
 
 FREE_TO_CHANGE = {"train.rounds", "train.threads", "train.checkpoint_every", "train.state_memory", "data.directory"}
 """Settings that a resumed run may change without becoming another run."""
+
+_START = "digest.start"
 
 
 class RunDirectory:
@@ -140,8 +145,11 @@ def flatten(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def _same_run(old: dict[str, Any], new: dict[str, Any], path: Path) -> None:
     before, now = flatten(old), flatten(new)
-    for key in sorted(before.keys() | now.keys()):
-        if key not in FREE_TO_CHANGE and before.get(key) != now.get(key):
+    free = set(FREE_TO_CHANGE)
+    if _START not in before or _START not in now:  # pre-training is still to find the start
+        free.add(_START)
+    for key in sorted(before.keys() | now.keys(), key=lambda k: (k.startswith("digest."), k)):
+        if key not in free and before.get(key) != now.get(key):
             raise InputError(
                 f"The run in {path} cannot be resumed with other settings: {key} was {before.get(key)!r} there and is "
                 f"{now.get(key)!r} now. Choose another directory for a new run."

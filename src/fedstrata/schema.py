@@ -13,16 +13,21 @@ class Table(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
-class Named(BaseModel):
-    """A thing by name, with its own options beside it."""
+class WithOptions(BaseModel):
+    """A table with room for the options of what it names."""
 
     model_config = ConfigDict(extra="allow", strict=True)
-    name: str
 
     @property
     def options(self) -> dict[str, Any]:
-        """The options, without the name."""
+        """The options, without the table's own keys."""
         return dict(self.model_extra or {})
+
+
+class Named(WithOptions):
+    """A thing by name, with its own options beside it."""
+
+    name: str
 
 
 class ModelTable(Named):
@@ -41,6 +46,13 @@ class AlgorithmTable(Named):
     """Which algorithm, with its hyperparameters."""
 
     name: str = "fedavg"
+
+
+class PretrainTable(WithOptions):
+    """Plain learning by cross-entropy before the run: for how many rounds, by which algorithm, with its options."""
+
+    rounds: int = Field(0, ge=0)
+    algorithm: str = "fedavg"
 
 
 class DataTable(Table):
@@ -84,6 +96,8 @@ class EvaluateTable(Table):
     adapt_lr: float | None = Field(None, gt=0, allow_inf_nan=False)
     adapt_rows: int | None = Field(None, ge=1)
     stationarity: bool = False
+    attack_radius: float | None = Field(None, gt=0, allow_inf_nan=False)
+    attack_steps: int = Field(10, ge=0)
 
 
 class CompareTable(Table):

@@ -9,6 +9,7 @@ from rich.table import Table
 from fedstrata.rundir import Row
 
 _PERSONAL = ("personal_accuracy_mean", "personal_accuracy_worst", "personal_loss_mean")
+_SMALL = ("distance", "distance_dual", "gradient_norm")
 
 MAIN = (
     "auc",
@@ -17,9 +18,10 @@ MAIN = (
     "accuracy",
     "accuracy_mean",
     "accuracy_worst",
+    "attacked_accuracy",
     *_PERSONAL,
     "loss",
-    "gradient_norm",
+    *_SMALL,
 )
 """The measures of a comparison that are shown when nobody says which."""
 
@@ -36,11 +38,9 @@ def measured(summary: Row) -> str:
 def one_run(row: Row) -> Row:
     """Return the last row of a run as a person wants to see it."""
     shown: Row = {"round": row["round"]}
-    for key in ("loss", "accuracy", "accuracy_mean", "accuracy_worst", "auc", "auc_mean", "auc_worst", *_PERSONAL):
+    for key in sorted(MAIN, key=lambda m: m != "loss"):
         if key in row:
-            shown[key.replace("_", " ")] = f"{row[key]:.4f}"
-    if "gradient_norm" in row:
-        shown["gradient norm"] = f"{row['gradient_norm']:.3g}"
+            shown[key.replace("_", " ")] = f"{row[key]:.3g}" if key in _SMALL else f"{row[key]:.4f}"
     return shown | {
         "samples": f"{row['samples']:,}",
         "sent up": size(row["bytes_up"]),

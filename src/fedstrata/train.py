@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -23,6 +24,7 @@ from fedstrata.clients.client import Setting
 from fedstrata.clients.simulated import SimulatedClients
 from fedstrata.clients.state import ClientState
 from fedstrata.data.federated import FederatedData
+from fedstrata.data.sampling import SAMPLINGS, check_balanced
 from fedstrata.data.sampling import sampling as sampling_named
 from fedstrata.errors import Diverged, FedstrataError, InputError, invalid
 from fedstrata.identity import digest_of, settings_of
@@ -81,13 +83,16 @@ def train(
     state_memory: int = 4 << 30,
     callbacks: Sequence[Callback] = (),
     config: dict[str, Any] | None = None,
+    pretrain: Run | None = None,
 ) -> Run:
     """Train ``problem`` on ``data`` with ``algorithm`` for ``rounds`` rounds.
 
     batch_size:        samples per client and step; None is the client's whole data in each step.
     participation:     the share (float) or number (int) of clients that take part in a round.
     weighting:         "uniform" or "samples": how the mean over clients weighs them.
-    sampling:          how batches are drawn: "uniform", "epochs" (shuffled passes) or "stratified" (by class).
+    sampling:          how batches are drawn: "uniform", "epochs" (shuffled passes), "stratified" (classes in each
+                       client's own proportions) or "balanced" (its classes in equal numbers, with weights that keep
+                       means unbiased; for problems with ``takes_weights``).
     chunk:             how many clients advance together; "auto" follows the rule in ``fedstrata.clients.chunk``.
     threads:           torch threads during the run; None leaves them alone.
     evaluate:          ``(problem, data, x, y) -> {name: number}``; an :class:`Evaluation` by default.
@@ -98,12 +103,13 @@ def train(
     state_memory:      bytes of client state (per kept name) above which it lives in a memory-mapped file.
     callbacks:         listeners: progress, loggers.
     config:            what to write to config.toml; by default what this function knows.
+    pretrain:          the run that the problem's model comes from, if any: what it used is counted in every row.
     """
     settings = {k: v for k, v in locals().items() if k in _SETTINGS}
     _check_settings(problem, data, algorithm, settings)
-    if isinstance(evaluate, Evaluation):
-        evaluate.part(data)
-        evaluate.adaptation(problem)
+    _check_evaluation(problem, data, evaluate)
+    if pretrain is not None and not isinstance(pretrain, Run):
+        raise invalid("pretrain", type(pretrain).__name__, "the Run that came before, or left out")
     if resume and out is None:
         raise InputError("resume=True needs out: the run directory to go on with.")
     setting, clients = _clients(problem, data, settings, out)
@@ -118,6 +124,7 @@ def train(
         directory=None if out is None else RunDirectory(out),
         callbacks=callbacks,
         state=algorithm.init(setting.oracles.problem),
+        pretrain=pretrain,
     )
     try:
         if training.directory is not None:
@@ -128,6 +135,15 @@ def train(
     finally:
         if training.directory is not None:
             training.directory.close()
+
+
+def check_run(
+    problem: Problem, data: FederatedData, algorithm: Algorithm, evaluate: Evaluate | None, settings: dict[str, Any]
+) -> None:
+    """Refuse what :func:`train` would refuse with these ``settings``, its keyword arguments; nothing is written."""
+    _check_settings(problem, data, algorithm, settings)
+    _check_evaluation(problem, data, evaluate)
+    _clients(problem, data, settings, None)
 
 
 _SETTINGS = (
@@ -150,6 +166,7 @@ class _Training:
     directory: RunDirectory | None
     callbacks: Sequence[Callback]
     state: State
+    pretrain: Run | None
     history: list[Row] = field(default_factory=list)
     done: int = 0
     started: float = field(default_factory=time.perf_counter)
@@ -163,6 +180,7 @@ class _Training:
         if saved is None:
             if any(row["round"] for row in directory.rows()):
                 warnings.warn(f"No checkpoint in {directory.path} to go on from: starting at round 0.", stacklevel=4)
+            directory.write_config(config)
             directory.truncate([])
             return
         rounds = self.settings["rounds"]
@@ -242,7 +260,7 @@ class _Training:
         """Evaluate, and write the row down."""
         solution = self.algorithm.solution(self.state)
         measures = self.evaluation(self.problem, self.data, solution.x, solution.get("y"))
-        row: Row = {"round": self.done, **dataclasses.asdict(self.clients.counts), "seconds": round(self.seconds(), 3)}
+        row: Row = {"round": self.done, **self.used()}
         if not math.isfinite(measures.get("loss", 0.0)):
             raise Diverged(_diverged(self.algorithm, self.done, "the loss is NaN or infinite", self.directory))
         row |= {k: float(v) for k, v in measures.items() if math.isfinite(v)}
@@ -259,6 +277,16 @@ class _Training:
             checkpoint = Checkpoint(self.done, dict(self.state), counts, self.seconds())
             self.directory.checkpoints.save(checkpoint, self.setting.state)
 
+    def used(self) -> Row:
+        """Return what was used up to now, by the pre-training too.
+
+        The clients' own counts, which schedules and checkpoints go by, are those of the run alone.
+        """
+        used: Row = {**dataclasses.asdict(self.clients.counts), "seconds": self.seconds()}
+        if self.pretrain is not None:
+            used = {k: v + self.pretrain.history[-1][k] for k, v in used.items()}
+        return {**used, "seconds": round(used["seconds"], 3)}
+
     def seconds(self) -> float:
         """Return how long the run has taken, interruptions not counted."""
         return time.perf_counter() - self.started
@@ -268,6 +296,9 @@ class _Training:
         summary: Row = {"status": "finished", "algorithm": self.algorithm.name, "problem": self.problem.name}
         summary |= {"data": self.data.name, "clients": self.data.clients, "seed": self.settings["seed"]}
         summary |= {"chunk": self._together(), **self.history[-1]}
+        if self.pretrain is not None:
+            last = dict(self.pretrain.history[-1])
+            summary["pretrain"] = {"algorithm": self.pretrain.summary["algorithm"], "rounds": last.pop("round"), **last}
         if self.data.client_names:
             summary["client_names"] = list(self.data.client_names)
         if isinstance(self.evaluation, Evaluation):
@@ -300,13 +331,27 @@ def _check_settings(problem: Problem, data: FederatedData, algorithm: Algorithm,
     seed = settings["seed"]
     if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
         raise invalid("seed", seed, "a whole number of at least 0")
-    if settings["sampling"] == "stratified" and not data.classes:
-        raise InputError(f"The sampling 'stratified' needs classes, which the data {data.name!r} do not have.")
+    sampling = settings["sampling"]
+    if sampling == "balanced" and not problem.takes_weights:
+        fit = ", ".join(name for name, kind in SAMPLINGS.items() if not kind.weighted)
+        raise invalid("sampling", sampling, f"one of {fit}: the problem {problem.name} takes no weights of samples")
+    if sampling in ("stratified", "balanced") and not data.classes:
+        raise InputError(f"The sampling {sampling!r} needs classes, which the data {data.name!r} do not have.")
+    if sampling == "balanced" and settings["batch_size"] is not None:
+        for level in range(0 if problem.outer_draws else 1, 1 + len(problem.levels)):
+            check_balanced(settings["batch_size"], data.part(level).class_counts, np.arange(data.clients))
     if problem.check is not None:
         problem.check(data)
     if problem.mixture and problem.y0 is not None and len(problem.y0) != data.clients:
         raise invalid(f"length of y0 of the problem {problem.name}", len(problem.y0), f"{data.clients}, one per client")
     algorithm.check(problem, settings["participation"], data.clients)
+
+
+def _check_evaluation(problem: Problem, data: FederatedData, evaluate: Evaluate | None) -> None:
+    if isinstance(evaluate, Evaluation):
+        evaluate.part(data)
+        evaluate.adaptation(problem)
+        evaluate.attacks(problem, data.train.arrays[0])
 
 
 def _clients(

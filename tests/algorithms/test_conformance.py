@@ -8,6 +8,7 @@ import inspect
 import operator
 import re
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,8 @@ import fedstrata as fs
 from fedstrata.algorithms import ALGORITHMS
 from fedstrata.clients import Counts
 from fedstrata.clients.simulated import SimulatedClients
-from fedstrata.problems.agnostic import project_simplex
+from fedstrata.projections import simplex as project_simplex
+from saddle_worlds import SADDLES, SaddleWorld
 from support import (
     example_for,
     make_clients,
@@ -31,6 +33,9 @@ from support import (
 )
 
 NAMES = sorted(ALGORITHMS)
+SECOND = "fednest, composition"
+CLASSES = [*NAMES, SECOND]
+"""Every algorithm with a problem that it solves; FedNest, a saddle's and a composition's method, with two."""
 OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Pow: operator.pow}
 
 
@@ -49,24 +54,32 @@ def numbers_sent(formula: str, **sizes: int) -> int:
     return value(ast.parse(formula, mode="eval").body)
 
 
+def kind_of(name: str) -> type[fs.Algorithm]:
+    return ALGORITHMS[name.split(",")[0]]
+
+
+def example(name: str, dtype: torch.dtype = torch.float64) -> tuple[fs.Problem, fs.FederatedData]:
+    return example_for(kind_of(name), dtype, 1 if name == SECOND else None)
+
+
 def participation_of(name: str, share: int | float) -> int | float:
-    return 1.0 if ALGORITHMS[name].full_participation else share
+    return 1.0 if kind_of(name).full_participation else share
 
 
 def rounds_of(name: str, dtype: torch.dtype, chunk: int, sampling: str) -> dict[str, torch.Tensor]:
     """Three rounds with chunks of at most ``chunk`` clients: the server's vectors."""
-    problem, data = example_for(ALGORITHMS[name], dtype)
+    problem, data = example(name, dtype)
     options = {"participation": participation_of(name, 5), "batch_size": 4, "sampling": sampling}
-    state, _ = play(ALGORITHMS[name](), problem, data, 3, chunk=chunk, **options)
+    state, _ = play(kind_of(name)(), problem, data, 3, chunk=chunk, **options)
     return dict(state)
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float64, 1e-10)])
 @pytest.mark.parametrize("sampling", ["uniform", "epochs"])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", CLASSES)
 def test_chunks_of_any_size_agree(name: str, sampling: str, dtype: torch.dtype, tolerance: float) -> None:
     alone, three, together = (rounds_of(name, dtype, chunk, sampling) for chunk in (1, 3, 7))
-    start = ALGORITHMS[name]().init(example_for(ALGORITHMS[name], dtype)[0])
+    start = kind_of(name)().init(example(name, dtype)[0])
     assert (alone["x"] - start["x"]).abs().max() > 1e-2
     for vector, expected in alone.items():
         assert expected.dtype == dtype
@@ -106,10 +119,10 @@ def sizes_of(clients: SimulatedClients) -> dict[str, int]:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("share", [1.0, 3])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", CLASSES)
 def test_counted_bytes_are_the_formula(name: str, share: int | float, dtype: torch.dtype) -> None:
-    algorithm = ALGORITHMS[name]()
-    problem, data = example_for(type(algorithm), dtype)
+    algorithm = kind_of(name)()
+    problem, data = example(name, dtype)
     participation = participation_of(name, share)
     _, counts, clients = sent(algorithm, problem, data, participation=participation)
     sizes = sizes_of(clients)
@@ -121,19 +134,26 @@ def test_counted_bytes_are_the_formula(name: str, share: int | float, dtype: tor
 
 def document(name: str) -> str:
     """An algorithm's file in words, on one line."""
-    module = inspect.getmodule(ALGORITHMS[name])
+    module = inspect.getmodule(kind_of(name))
     assert module is not None
     return " ".join(str(module.__doc__).split())
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", CLASSES)
 def test_what_is_sent_before_the_first_round_is_what_the_file_says(name: str) -> None:
-    """ "Before the first round: up ..., down ...", or nothing; every client is asked, whoever takes part."""
-    algorithm = ALGORITHMS[name]()
-    problem, data = example_for(type(algorithm))
+    """ "Before the first round: up ..., down ...", or nothing; every client is asked, whoever takes part.
+
+    "down and up ..." is the same both ways. FedNest says it of its composition.
+    """
+    algorithm = kind_of(name)()
+    problem, data = example(name)
     before, _, clients = sent(algorithm, problem, data, 1, participation=participation_of(name, 3))
     said = re.search(r"[Bb]efore the first round: (?:up (\w+)[^,.]*(?:\([^)]*\))?, )?down (\w+)", document(name))
-    up, down = ("0", "0") if said is None else (said[1] or "0", said[2])
+    both = re.search(r"[Bb]efore the first round: down and up ([^.]*)\.", document(name))
+    if both is not None:
+        up = down = both[1]
+    else:
+        up, down = ("0", "0") if said is None or name == "fednest" else (said[1] or "0", said[2])
     unit = data.clients * problem.x0.element_size()
     assert before.bytes_up == unit * numbers_sent(up, **sizes_of(clients))
     assert before.bytes_down == unit * numbers_sent(down, **sizes_of(clients))
@@ -159,15 +179,36 @@ COSTS: list[tuple[str, dict[str, Any], int | str, int | str]] = [
     ("adamfcgd", {}, "2*d", "2*d"),
     ("adamfcgd", {"matrix": "belief"}, "2*d", "2*d"),
     ("adamfcgd", {"matrix": "norm"}, "2*d", "d + 1"),
-    ("fednest", {"inner_rounds": 1}, "3*r + 2*d", "4*d + 5*r"),
-    ("fednest", {"inner_rounds": 4}, "9*r + 2*d", "7*d + 14*r"),
+    (SECOND, {"inner_rounds": 1}, "3*r + 2*d", "4*d + 5*r"),
+    (SECOND, {"inner_rounds": 4}, "9*r + 2*d", "7*d + 14*r"),
+    ("fednest", {"inner_rounds": 1}, "2*p + 2*d", "5*d + 5*p"),
+    ("fednest", {"inner_rounds": 4}, "8*p + 2*d", "11*d + 14*p"),
+    ("local_sgda", {}, "d + p", "d + p"),
+    ("local_sgda_plus", {}, "d + p", "d + p"),
+    ("local_sgdam", {}, "2*(d + p)", "2*(d + p)"),
+    ("local_sgdam", {"average_momentum": False}, "d + p", "d + p"),
+    ("local_sgdam_plus", {}, "d + p", "d + p"),
+    ("coda", {}, "d + p", "d + p"),
+    ("codasca", {}, "2*(d + p)", "2*(d + p)"),
+    ("codasca", {"control": False}, "d + p", "d + p"),
+    ("sagda", {}, "2*(d + p)", "2*(d + p)"),
+    ("sagda", {"control": False}, "d + p", "d + p"),
+    ("fgda", {}, "2*(d + p) + (d + p)", "(d + p) + (d + p)"),
+    ("fgda", {"synchronisation": "single"}, "2*(d + p)", "d + p"),
+    ("adafgda", {}, "2*(d + p) + (d + p)", "(d + p) + (d + p) + (d + p)"),
+    ("adafgda", {"matrix": "belief"}, "3*(d + p)", "3*(d + p)"),
+    ("adafgda", {"matrix": "norm"}, "3*(d + p)", "2*(d + p) + 2"),
+    ("adafgda", {"synchronisation": "single"}, "2*(d + p)", "d + p + (d + p)"),
+    ("adafgda", {"synchronisation": "single", "matrix": "norm"}, "2*(d + p)", "d + p + 2"),
+    ("cdma", {}, "2*(d + p)", "3*(d + p)"),
+    ("cdma", {"ada": True}, "2*(d + p)", "4*(d + p)"),
 ]
 
 
 @cache
-def flattened(kind: type[fs.Algorithm]) -> fs.Problem:
+def flattened(name: str) -> fs.Problem:
     """A problem of the algorithm's class; where it has a level, its inner dimension r = 2 is not that of x."""
-    problem = example_for(kind)[0]
+    problem = example(name)[0]
     return (
         problem
         if not problem.levels
@@ -181,27 +222,87 @@ def flattened(kind: type[fs.Algorithm]) -> fs.Problem:
 
 @pytest.mark.parametrize(("name", "options", "up", "down"), COSTS, ids=[f"{n} {o}" for n, o, *_ in COSTS])
 def test_the_cost_table(name: str, options: dict[str, Any], up: str, down: str) -> None:
-    """Numbers per client and round, row by row as the papers have them; d and r differ."""
-    algorithm = ALGORITHMS[name](**options)
-    problem, data = flattened(type(algorithm)), example_for(type(algorithm))[1]
+    """Numbers per client and round, row by row as the papers have them; d, r and p differ."""
+    algorithm = kind_of(name)(**options)
+    problem, data = flattened(name), example(name)[1]
     _, counts, clients = sent(algorithm, problem, data, 3)
     sizes = sizes_of(clients)
-    assert sizes["r"] in (0, 2)
+    assert sizes["r"] in (0, 2) and sizes["d"] > 2
+    assert sizes["p"] == (0 if not problem.dual else data.clients if problem.mixture else 2)
     unit = 3 * data.clients * problem.x0.element_size()
-    assert counts.bytes_up == unit * numbers_sent(up, **sizes)
-    assert counts.bytes_down == unit * numbers_sent(down, **sizes)
+    for counted, formula, own in ((counts.bytes_up, up, algorithm.up), (counts.bytes_down, down, algorithm.down)):
+        assert counted == unit * numbers_sent(formula, **sizes) == unit * numbers_sent(own, **sizes)
 
 
 def test_every_algorithm_is_in_the_cost_table() -> None:
-    assert {name for name, *_ in COSTS} == set(NAMES)
+    assert {name for name, *_ in COSTS} == set(CLASSES)
 
 
 @pytest.mark.parametrize("inner_rounds", [1, 2, 5])
-def test_fednest_makes_2t_plus_3_exchanges(inner_rounds: int) -> None:
+@pytest.mark.parametrize(("name", "others"), [("fednest", 2), (SECOND, 3)])
+def test_fednest_makes_2t_plus_2_exchanges_or_3(name: str, others: int, inner_rounds: int) -> None:
     algorithm = fs.FedNest(inner_rounds=inner_rounds)
-    _, counts, clients = sent(algorithm, *example_for(fs.FedNest), rounds=1)
-    assert clients._exchange == [2 * inner_rounds + 3]
+    _, counts, clients = sent(algorithm, *example(name), rounds=1)
+    assert clients._exchange == [2 * inner_rounds + others]
     assert counts.steps == (inner_rounds + 1) * algorithm.steps
+
+
+def sent_each_round(algorithm: fs.Algorithm, world: SaddleWorld, rounds: int) -> list[tuple[int, int]]:
+    """Numbers that a client sent and got in each round."""
+    found = [sent(algorithm, world.problem, world.data, r)[1] for r in range(rounds + 1)]
+    unit = 8 * world.data.clients
+    return [((b.bytes_up - a.bytes_up) // unit, (b.bytes_down - a.bytes_down) // unit) for a, b in pairwise(found)]
+
+
+@pytest.mark.parametrize("average", [True, False])
+@pytest.mark.parametrize(("world", "best"), [("auc", True), ("free", False)])
+def test_coda_sends_more_at_the_end_of_a_stage(world: str, best: bool, average: bool) -> None:
+    """The stage's mean up, unless it goes on from the last point; x down and the best y up, where that is known.
+
+    The stages are 3 and 6 steps: two rounds, then three.
+    """
+    w = SADDLES[world]()
+    d, p = len(w.x0), len(w.y0)
+    assert (w.problem.best_y is not None) == best and d != p
+    found = sent_each_round(fs.CoDA(lr=0.01, steps=2, stage_steps=3, factor=2.0, average=average), w, 5)
+    usual = (d + p, d + p)
+    last = (d + p + average * d + best * p, d + p + best * d)
+    assert found == [usual, last, usual, usual, last]
+
+
+@pytest.mark.parametrize("control", [True, False])
+def test_codasca_sends_more_at_the_end_of_a_stage(control: bool) -> None:
+    """The stage's mean up, and the new centre down."""
+    w = SADDLES["free"]()
+    d, p = len(w.x0), len(w.y0)
+    found = sent_each_round(fs.CODASCA(lr=0.01, steps=2, decay_every=2, control=control), w, 5)
+    numbers = (1 + control) * (d + p)
+    assert found == [(numbers, numbers), (numbers + d, numbers + d)] * 2 + [(numbers, numbers)]
+
+
+FIRST: list[tuple[fs.Algorithm, str, str]] = [
+    (fs.FGDA(), "d + p", "d + p"),
+    (fs.FGDA(synchronisation="single"), "d + p", "d + p"),
+    (fs.AdaFGDA(synchronisation="single", first_matrix="identity"), "d + p", "d + p"),
+    (fs.LocalSGDAM(), "d + p", "d + p"),
+    (fs.LocalSGDAM(average_momentum=False), "0", "d + p"),
+    *((ALGORITHMS[name](), "0", "0") for name in ("local_sgda", "local_sgda_plus", "local_sgdam_plus", "sagda")),
+    *((ALGORITHMS[name](), "0", "0") for name in ("cdma", "fednest", "coda", "codasca")),
+]
+
+
+@pytest.mark.parametrize(("algorithm", "up", "down"), FIRST, ids=[str(a) for a, *_ in FIRST])
+@pytest.mark.parametrize(("world", "asked"), [("free", 0), ("auc, prepared, scaled", 2), ("fair, classes", 3)])
+def test_what_is_sent_before_the_first_round(
+    world: str, asked: int, algorithm: fs.Algorithm, up: str, down: str
+) -> None:
+    """Some problems ask for the clients' class counts, one number for each class, besides."""
+    w = SADDLES[world]()
+    before, _, clients = sent(algorithm, w.problem, w.data, 0)
+    unit = 8 * w.data.clients
+    assert before.bytes_up == unit * (asked + numbers_sent(up, **sizes_of(clients)))
+    assert before.bytes_down == unit * numbers_sent(down, **sizes_of(clients))
+    assert before.steps == 0
 
 
 def test_drfa_makes_two_exchanges_of_their_own_cohorts() -> None:
@@ -241,11 +342,11 @@ def test_comfedl_sends_a_weight_along_where_it_normalises(normalise: bool, shift
 # --- resume ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", CLASSES)
 def test_a_resumed_run_ends_with_the_same_bits(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fedstrata.plots.plot", lambda *_, **__: None)  # drawing costs more than these runs
-    kind = ALGORITHMS[name]
-    problem, data = example_for(kind)
+    kind = kind_of(name)
+    problem, data = example(name)
     options = {
         "batch_size": 4,
         "participation": participation_of(name, 3),
@@ -285,25 +386,24 @@ def test_the_file_tells_where_the_algorithm_comes_from(name: str) -> None:
     module = inspect.getmodule(kind)
     text = module.__doc__ if module is not None else None
     assert text is not None
-    for heading in ("Problem:", "Sent:", "Departures from the paper:"):
+    for heading in ("Problem:", "Sent, minimax:" if name == "fednest" else "Sent:", "Departures from the paper:"):
         assert heading in text
     assert kind.__bases__ == (fs.Algorithm,)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", CLASSES)
 def test_what_is_sent_is_what_the_file_says(name: str) -> None:
     """The line may count in terms of a hyperparameter, as FedNest's T; here it has its default."""
-    algorithm = ALGORITHMS[name]()
-    module = inspect.getmodule(type(algorithm))
-    assert module is not None
-    (line,) = [line for line in str(module.__doc__).splitlines() if line.startswith("Sent:")]
-    said = dict(part.split(maxsplit=1) for part in line.removeprefix("Sent: ").split(".")[0].split(", "))
-    for way in ("up", "down"):
-        written = re.sub(r"(\d)([a-zA-Z])", r"\1*\2", said[way])  # 2d is 2*d
+    algorithm = kind_of(name)()
+    heading = {"fednest": "Sent, minimax", SECOND: "Compositional"}.get(name, "Sent")
+    said = re.search(rf"{heading}: up ([^,.]*), down ([^,.]*)\.", document(name))
+    assert said is not None
+    for written, formula in ((said[1], algorithm.up), (said[2], algorithm.down)):
+        formal = re.sub(r"(\d)([a-zA-Z])", r"\1*\2", written)  # 2d is 2*d
         for sizes in ({"d": 7, "p": 3, "K": 2, "r": 5}, {"d": 100, "p": 11, "K": 1, "r": 1}):
             default = {"T": algorithm.inner_rounds} if isinstance(algorithm, fs.FedNest) else {}
-            formula = getattr(algorithm, way)
-            assert numbers_sent(written, **sizes, **default) == numbers_sent(formula, **sizes)
+            known = {"fednest": {"r": 0, "K": 0}, SECOND: {"p": 0, "K": 1}}.get(name, {})
+            assert numbers_sent(formal, **{**sizes, **default, **known}) == numbers_sent(formula, **{**sizes, **known})
 
 
 # --- which problems --------------------------------------------------------------------------------------------------
@@ -366,17 +466,24 @@ def test_a_problem_of_another_class_is_refused(name: str) -> None:
 
 
 LOCAL = ["adamfcgd", "comfedl", "local_moml", "local_scgd", "local_scgdm", "mfcgd"]
+SADDLE = ["adafgda", "cdma", "coda", "codasca", "fednest", "fgda", "local_sgda", "local_sgda_plus"]
+SADDLE += ["local_sgdam", "local_sgdam_plus", "sagda"]
+ORDINARY = "fedadagrad, fedadam, fedavg, fedprox, fedyogi, qfedavg, scaffold"
 REFUSALS: list[tuple[str, fs.Problem, str]] = [
     *((name, problem_with(1, inner_mean="global"), "fednest") for name in LOCAL),
     ("fednest", problem_with(1), ", ".join(LOCAL)),
-    ("drfa", problem_with(dual=True), "none"),
-    ("afl", problem_with(dual=True), "none"),
-    ("afl", problem_with(), "fedadagrad, fedadam, fedavg, fedprox, fedyogi, qfedavg, scaffold"),
-    ("fedavg", problem_with(dual=True, mixture=True), "afl, drfa"),
+    ("drfa", problem_with(dual=True), ", ".join(SADDLE)),
+    ("afl", problem_with(dual=True), ", ".join(SADDLE)),
+    ("afl", problem_with(), ORDINARY),
+    ("fedavg", problem_with(dual=True, mixture=True), ", ".join(sorted(["afl", "drfa", *SADDLE]))),
+    ("fedavg", problem_with(dual=True), ", ".join(SADDLE)),
+    *((name, problem_with(1, dual=True, inner_mean=mean), "none") for name in SADDLE for mean in ("local", "global")),
+    *((name, problem_with(), ORDINARY) for name in SADDLE),
+    ("fgda", problem_with(1, inner_mean="global"), "fednest"),
     ("mfcgd", problem_with(2), "comfedl"),
     ("fedavg", problem_with(1), ", ".join(LOCAL)),
     ("fedavg", problem_with(1, inner_mean="global"), "fednest"),
-    ("comfedl", problem_with(0), "fedadagrad, fedadam, fedavg, fedprox, fedyogi, qfedavg, scaffold"),
+    ("comfedl", problem_with(0), ORDINARY),
 ]
 
 
@@ -412,13 +519,25 @@ def test_comfedl_takes_any_number_of_levels() -> None:
     fs.ComFedL().check(problem_with(2), 0.5, 10)
 
 
-@pytest.mark.parametrize("name", ["mfcgd", "adamfcgd", "fednest", "afl"])
+EVERYONE = ["mfcgd", "adamfcgd", "fednest", "afl", "fgda", "adafgda", "coda", "codasca"]
+
+
+@pytest.mark.parametrize("name", [*EVERYONE, "local_sgda_plus", "local_sgdam_plus"])
 def test_partial_participation_is_refused_where_the_paper_has_none(name: str) -> None:
     problem, data = example_for(ALGORITHMS[name])
     with pytest.raises(
         fs.InputError, match=rf"The participation of {name} must be 1\.0 \(every client in every round\)"
     ):
         fs.train(problem, data, ALGORITHMS[name](), rounds=1, participation=3)
+
+
+@pytest.mark.parametrize("name", ["local_sgda_plus", "local_sgdam_plus"])
+def test_a_snapshot_is_renewed_between_rounds_or_at_every_step(name: str) -> None:
+    for every in (0, 1, 3, 9):
+        assert fs.algorithm(name, steps=3, snapshot_every=every).snapshot_every == every  # type: ignore[attr-defined]
+    wanted = rf"snapshot_every of {name} must be 1, or a multiple of steps, 3; 0 is steps\^2"
+    with pytest.raises(fs.InputError, match=wanted):
+        fs.algorithm(name, steps=3, snapshot_every=4)
 
 
 # --- defaults --------------------------------------------------------------------------------------------------------
@@ -446,6 +565,7 @@ LAYERED: list[tuple[str, str, dict[str, Any], int]] = [
     ("damaml", "comfedl", {}, 20),
     ("agnostic", "drfa", {}, 20),
     ("agnostic", "afl", {}, 60),
+    *(("fair", name, {}, 60 if name == "fednest" else 20) for name in SADDLE),
     ("robust, the mean inside", "fednest", {}, 60),
     ("maml, the mean inside", "fednest", {}, 60),
 ]
@@ -457,6 +577,7 @@ def test_default_hyperparameters_learn_layered_problems(
 ) -> None:
     kind, _, inside = problem.partition(", ")
     more: dict[str, Any] = {"clients": digits.clients} if kind == "agnostic" else {}
+    more |= {"classes": 10, "regularise": 5.0} if kind == "fair" else {}
     more |= {"inner_mean": "global"} if inside else {}
     built = getattr(fs, kind)(fs.models.model("logreg", (1, 8, 8), 10), **more)
     run = fs.train(built, digits, ALGORITHMS[name](**options), rounds=rounds, batch_size=16, eval_every=rounds)

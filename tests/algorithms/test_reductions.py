@@ -17,7 +17,7 @@ from fedstrata.algorithms.matrices import MATRICES
 from fedstrata.clients.simulated import SimulatedClients
 from fedstrata.data.batch import Batch
 from fedstrata.metrics import gradient_norm
-from fedstrata.problems.agnostic import project_simplex
+from fedstrata.projections import simplex as project_simplex
 from fedstrata.schedules import Clock
 from support import make_client, make_clients, make_setting, mixture_of, play, sized_data, smooth_example
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -385,6 +386,23 @@ def test_a_subset_is_some_of_the_rows() -> None:
     for samples in (0, 41):
         with pytest.raises(fs.InputError, match="must be between 1 and 40"):
             dataset().subset(samples)
+
+
+def test_original_classes_follow_their_rows() -> None:
+    whole = dataset(rows=400, classes=4)
+    assert whole.origins is None
+    task = whole.imbalance(0.2)
+    for some in (task, task.subset(50), task.imbalance(0.1), whole.subset(100).imbalance(0.2)):
+        assert some.origins is not None
+        assert np.array_equal(some.origins, some.inputs.ravel().numpy() % 4)
+    assert dataset(classes=2).imbalance(0.1).origins is None
+    data = task.split(fs.partition.class_groups(groups=2), clients=4)
+    held = [set((data.train.of_client(k)[0].ravel().long() % 4).tolist()) for k in range(4)]
+    assert held == [{0, 2}, {1, 3}] * 2
+    assert sum(data.sizes) == len(task)
+    assert all(set(data.train.of_client(k)[1].tolist()) == {0, 1} for k in range(4))
+    with pytest.raises(fs.InputError, match=r"number of origins of numbers must be 400, one per training row\. Got 3"):
+        replace(whole, origins=np.arange(3))
 
 
 def test_keys_follow_their_rows() -> None:

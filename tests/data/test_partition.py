@@ -191,6 +191,63 @@ def test_class_groups_are_disjoint_and_dealt_evenly() -> None:
         divide(partition_named("class_groups", groups=4), 3)
 
 
+ORIGINS = np.random.default_rng(9).choice(CLASSES, size=ROWS, p=np.repeat([0.02, 0.18], 5))
+BINARY = (ORIGINS < 5).astype(np.int64)
+
+
+def divide_binary(
+    chosen: Partition, clients: int, targets: np.ndarray = BINARY, origins: np.ndarray = ORIGINS
+) -> list[np.ndarray]:
+    return chosen(targets, None, clients, np.random.default_rng(0), origins)
+
+
+@pytest.mark.parametrize(
+    ("groups", "held"),
+    [
+        (5, [{0, 5}, {1, 6}, {2, 7}, {3, 8}, {4, 9}]),
+        (3, [{0, 1, 5, 6}, {2, 3, 7, 8}, {4, 9}]),
+        (2, [{0, 1, 2, 5, 6, 7}, {3, 4, 8, 9}]),
+        (1, [set(range(10))]),
+    ],
+)
+@pytest.mark.parametrize("clients", [5, 12])
+def test_class_groups_of_a_binary_task_have_both_sides(groups: int, held: list[set[int]], clients: int) -> None:
+    dealt = divide_binary(partition_named("class_groups", groups=groups), clients)
+    assert sorted(np.concatenate(dealt)) == list(range(ROWS))
+    for group in range(groups):
+        own = np.concatenate(dealt[group::groups])
+        assert set(ORIGINS[own]) == held[group]
+        assert set(BINARY[own]) == {0, 1}
+        sizes = [len(rows) for rows in dealt[group::groups]]
+        assert max(sizes) - min(sizes) <= 1
+
+
+def test_class_groups_of_a_binary_task_by_default_and_on_uneven_sides() -> None:
+    held = [set(ORIGINS[rows]) for rows in divide_binary(partition_named("class_groups"), 5)]
+    assert held == [{0, 5}, {1, 6}, {2, 7}, {3, 8}, {4, 9}]
+    some = np.isin(ORIGINS, [1, 3, 5, 6, 7, 8, 9])  # two positive classes are left
+    dealt = divide_binary(partition_named("class_groups"), 5, BINARY[some], ORIGINS[some])
+    assert [set(ORIGINS[some][rows]) for rows in dealt[:2]] == [{1, 5, 6, 7}, {3, 8, 9}]
+    assert all(set(ORIGINS[some][rows]) <= {1, 5, 6, 7} for rows in dealt[::2])
+
+
+def test_class_groups_of_a_binary_task_errors() -> None:
+    with pytest.raises(InputError, match=r"clients \(8\) and of original classes on the smaller side \(5\)\. Got 6"):
+        divide_binary(partition_named("class_groups", groups=6), 8)
+    with pytest.raises(InputError, match=r"number of clients \(3\) and of .*Got 4\. \(partition 'class_groups'\)"):
+        divide_binary(partition_named("class_groups", groups=4), 3)
+    with pytest.raises(InputError, match=r"number of origins must be the number of rows \(3000\)"):
+        divide_binary(partition_named("class_groups"), 3, origins=ORIGINS[1:])
+    with pytest.raises(InputError, match="original classes whose rows all have the same target"):
+        divide_binary(partition_named("class_groups"), 3, origins=np.arange(ROWS) % 7)
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name not in ("class_groups", "by_key")])
+def test_other_partitions_do_not_look_at_original_classes(name: str) -> None:
+    dealt, plain = divide_binary(CASES[name][0], 4), divide(CASES[name][0], 4, targets=BINARY)
+    assert all(np.array_equal(a, b) for a, b in zip(dealt, plain, strict=True))
+
+
 def test_by_key_gives_whole_keys() -> None:
     sizes = np.bincount(KEYS)
     least = int(np.median(sizes))

@@ -9,9 +9,11 @@ import pytest
 import torch
 
 import fedstrata as fs
+from fedstrata.clients.client import Client
 from fedstrata.data import sampling as sampling_module
 from fedstrata.data.sampling import (
     SAMPLINGS,
+    Balanced,
     Everything,
     Sampling,
     ShuffledEpochs,
@@ -19,7 +21,7 @@ from fedstrata.data.sampling import (
     Uniform,
     steps_per_epoch,
 )
-from support import make_client, make_setting, sized_data, softmax_problem
+from support import make_client, make_setting, play, sized_data, softmax_problem
 
 NAMES = (0, "batch", 0, 0, 0, 0)
 CLIENTS = np.array([4, 0, 7, 2])
@@ -72,7 +74,7 @@ def test_a_batch_does_not_depend_on_clients_that_finished(kind: type[Sampling]) 
         assert rows == in_order[step][:active]
 
 
-@pytest.mark.parametrize("kind", [Uniform, Stratified], ids=lambda k: k.__name__)
+@pytest.mark.parametrize("kind", [Uniform, Stratified, Balanced], ids=lambda k: k.__name__)
 @pytest.mark.parametrize("limit", [1, 60, 1 << 18])
 def test_a_batch_does_not_depend_on_how_many_are_drawn_ahead(
     kind: type[Sampling], limit: int, monkeypatch: pytest.MonkeyPatch
@@ -131,6 +133,88 @@ def test_stratified_sampling_is_unbiased(batch_size: int) -> None:
     drawn = np.concatenate([sampler.positions(step, 1)[0][0] for step in range(steps)])
     share = np.bincount(drawn, minlength=size) / drawn.size
     assert np.abs(share - 1 / size).max() < 4 * (1 / size / drawn.size) ** 0.5
+
+
+COUNTS = np.array([[7, 3, 0, 13], [1, 1, 1, 9], [0, 12, 0, 0], [0, 2, 3, 0]])  # of four classes, as in SIZES
+LABELS = [np.repeat(np.arange(4), counts) for counts in COUNTS]
+
+
+def balanced(batch_size: int, places: list[int] | None = None) -> Balanced:
+    chosen = np.arange(4) if places is None else np.array(places)
+    return Balanced(NAMES, CLIENTS[chosen], SIZES[chosen], batch_size, COUNTS[chosen])
+
+
+@pytest.mark.parametrize("batch_size", [4, 5, 7, 8, 30])
+def test_balanced_batches_hold_every_class_equally_often(batch_size: int) -> None:
+    sampler = balanced(batch_size)
+    for step in range(50):
+        positions, lengths = sampler.positions(step, 4)
+        assert positions.shape == (4, batch_size)
+        assert lengths is None
+        for counts, labels, row in zip(COUNTS, LABELS, positions, strict=True):
+            slots = np.bincount(labels[row], minlength=4)
+            assert (slots[counts == 0] == 0).all()
+            assert np.ptp(slots[counts > 0]) <= 1
+            assert slots[counts > 0].min() >= 1
+
+
+@pytest.mark.parametrize("batch_size", [4, 5, 7, 8, 30])
+def test_the_weights_of_balanced_batches_make_means_unbiased(batch_size: int) -> None:
+    sampler = balanced(batch_size)
+    assert sampler.weights is not None
+    for place, labels in enumerate(LABELS):
+        losses = np.random.default_rng(place).normal(size=len(labels))
+        slot_classes = {tuple(labels[sampler.positions(step, 4)[0][place]]) for step in range(40)}
+        assert len(slot_classes) == 1, "which class a sample is of is not left to chance"
+        expected = [losses[labels == c].mean() for c in slot_classes.pop()]  # each is drawn uniformly from its class
+        weights = sampler.weights[place]
+        assert (weights * expected).mean() == pytest.approx(losses.mean(), rel=1e-12)
+        assert weights.mean() == pytest.approx(1.0, rel=1e-12)
+
+
+def test_balanced_batches_draw_every_row_of_a_class_equally_often() -> None:
+    sampler, steps = balanced(7), 6000
+    drawn = np.concatenate([sampler.positions(step, 4)[0][0] for step in range(steps)])
+    counts, labels = np.bincount(drawn, minlength=SIZES[0]), LABELS[0]
+    for c in np.unique(labels):
+        share = counts[labels == c] / counts[labels == c].sum()
+        size = (labels == c).sum()
+        assert np.abs(share - 1 / size).max() < 4 * (1 / size / counts[labels == c].sum()) ** 0.5
+    assert any(len(set(sampler.positions(step, 4)[0][3])) < 5 for step in range(5)), "drawn with replacement"
+
+
+def test_balanced_batches_of_one_class_are_uniform_ones() -> None:
+    for sampler in (balanced(6, [2]), Balanced(NAMES, CLIENTS[[2]], SIZES[[2]], 6)):
+        uniform = Uniform(NAMES, CLIENTS[[2]], SIZES[[2]], 6)
+        assert sampler.weights is not None
+        assert (sampler.weights == 1).all()
+        assert all((sampler.positions(t, 1)[0] == uniform.positions(t, 1)[0]).all() for t in range(20))
+    assert Uniform(NAMES, CLIENTS, SIZES, 6).weights is None
+
+
+def test_balanced_batches_depend_neither_on_the_chunk_nor_on_clients_that_finished() -> None:
+    together, turned = balanced(6), balanced(6, [3, 1, 0, 2])
+    for step in (0, 1, 17, 40, 16):
+        positions = together.positions(step, 4)[0]
+        assert (turned.positions(step, 4)[0] == positions[[3, 1, 0, 2]]).all()
+        assert (balanced(6).positions(step, 2)[0] == positions[:2]).all()
+        for place in range(4):
+            alone = balanced(6, [place])
+            assert (alone.positions(step, 1)[0][0] == positions[place]).all()
+            assert (alone.weights == together.weights[[place]]).all()  # type: ignore[index]
+
+
+def test_a_smaller_balanced_batch_is_the_beginning_of_a_larger_one() -> None:
+    assert (balanced(11).positions(3, 4)[0][:, :5] == balanced(5).positions(3, 4)[0]).all()
+
+
+def test_a_balanced_batch_has_room_for_every_class() -> None:
+    with pytest.raises(
+        fs.InputError,
+        match=r"The batch_size must be at least 4, the number of classes that client 0 has\. Got 3\. \(sampling 'bal",
+    ):
+        balanced(3)
+    assert balanced(3, [0, 2, 3]).positions(0, 3)[0].shape == (3, 3)
 
 
 def test_everything_is_everything_in_order() -> None:
@@ -206,3 +290,119 @@ def test_levels_draw_from_the_support_set_and_the_outer_function_from_the_rest()
     outer, inner = (set(client.draw(level).parts[0][0].ravel().tolist()) for level in (0, 1))
     assert len(outer) == len(inner) == 20
     assert outer.isdisjoint(inner)
+
+
+# --- weights in batches ----------------------------------------------------------------------------------------------
+
+
+def uneven(dtype: torch.dtype = torch.float64) -> fs.FederatedData:
+    """Four clients with rows of three classes, of two, of one, and with one row of each."""
+    generator = np.random.default_rng(0)
+    labels = [np.repeat([0, 1, 2], [2, 9, 4]), np.repeat([0, 2], [11, 1]), np.full(6, 1), np.arange(3)]
+    pairs = [(torch.from_numpy(generator.normal(size=(len(t), 3))).to(dtype), generator.permutation(t)) for t in labels]
+    return fs.FederatedData.from_arrays(pairs, classes=3)
+
+
+def test_clients_know_their_class_counts() -> None:
+    part = uneven().train
+    assert part.class_counts.tolist() == [[2, 9, 4], [11, 0, 1], [0, 6, 0], [1, 1, 1]]
+    assert part.class_counts is part.class_counts
+    regression = fs.FederatedData.from_arrays([(np.ones((3, 1)), np.ones(3))])
+    with pytest.raises(fs.InputError, match=r"targets must be class numbers, one per row\. Got 'torch\.float64 of"):
+        _ = regression.train.class_counts
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_balanced_draws_end_with_the_samples_weights(dtype: torch.dtype) -> None:
+    setting = make_setting(softmax_problem(classes=3, dtype=dtype), uneven(dtype), batch_size=5, sampling="balanced")
+    client = make_client(setting, [0, 1, 2, 3])
+    for size in (5, 8):
+        batch = client.draw(batch_size=size)
+        inputs, targets, weights = batch.parts[0]
+        assert batch.traced and batch.where is None
+        assert [tuple(a.shape) for a in (inputs, targets, weights)] == [(4, size, 3), (4, size), (4, size)]
+        assert weights.dtype == dtype
+        counts = setting.data.train.class_counts
+        for k in range(4):
+            for c, weight in zip(targets[k].tolist(), weights[k].tolist(), strict=True):
+                share = float((targets[k] == c).double().mean())
+                assert weight == pytest.approx(counts[k, c] / counts[k].sum() / share, rel=1e-6)
+        assert all(
+            torch.equal(a, b) for a, b in zip(client.draw(batch_size=size).parts[0], batch.parts[0], strict=True)
+        )
+        alone = make_client(setting, [1]).draw(batch_size=size).parts[0]
+        assert all(torch.equal(a[0], b[1]) for a, b in zip(alone, batch.parts[0], strict=True))
+    assert {len(part) for part in client.all_data().parts} == {2}
+    everything = make_setting(softmax_problem(classes=3, dtype=dtype), uneven(dtype), sampling="balanced")
+    assert {len(part) for part in make_client(everything, [0, 1]).draw().parts} == {2}
+    for other in ("uniform", "epochs", "stratified"):
+        plain = make_setting(softmax_problem(classes=3, dtype=dtype), uneven(dtype), batch_size=5, sampling=other)
+        assert {len(part) for part in make_client(plain, [0, 1]).draw().parts} == {2}
+
+
+def test_levels_have_the_weights_of_the_data_that_they_draw_from() -> None:
+    generator = np.random.default_rng(1)
+    targets = np.repeat([0, 1], [30, 10])
+    whole = fs.Dataset.from_arrays(generator.normal(size=(40, 3)), targets)
+    data = whole.split("iid", clients=2, support=0.3)
+    assert data.support is not None
+    assert (data.train.class_counts != data.support.class_counts).any(1).all()
+    setting = make_setting(fs.maml(softmax_problem().flat.module), data, batch_size=6, sampling="balanced")  # type: ignore[union-attr]
+    client = make_client(setting, [0, 1])
+    for level, part in ((0, data.train), (1, data.support)):
+        _, labels, weights = client.draw(level).parts[0]
+        shares = part.class_counts / part.class_counts.sum(1, keepdims=True)
+        expected = 2 * np.take_along_axis(shares, labels.numpy(), axis=1)
+        np.testing.assert_allclose(weights.numpy(), expected, rtol=1e-12)
+
+
+def test_weights_stand_before_the_clients_number_and_enter_every_problem() -> None:
+    data, plain = uneven(), softmax_problem(classes=3)
+    assert plain.flat is not None
+    module = plain.flat.module
+    x = plain.x0.expand(4, -1)
+
+    def mean_loss(u: torch.Tensor, batch: tuple[torch.Tensor, ...], k: int) -> torch.Tensor:
+        losses = torch.nn.functional.cross_entropy(plain.flat(u, batch[0][k]), batch[1][k], reduction="none")  # type: ignore[misc]
+        return (losses * batch[2][k]).mean()
+
+    def client_of(problem: fs.Problem) -> Client:
+        assert problem.takes_weights
+        return make_client(make_setting(problem, data, batch_size=4, sampling="balanced"), [0, 1, 2, 3])
+
+    client = client_of(plain)
+    batch = client.draw()
+    expected = torch.stack([mean_loss(x[k], batch.parts[0], k) for k in range(4)])
+    torch.testing.assert_close(client.loss(x, batch), expected, atol=1e-12, rtol=0)
+    assert (
+        plain.losses(plain.predict(x[0], batch.parts[0][0][0]), batch.parts[0][1][0]).mean() - expected[0]
+    ).abs() > 0.01  # type: ignore[misc]
+
+    client = client_of(fs.agnostic(module, 4))
+    batch = client.draw()
+    assert torch.equal(batch.parts[0][3], torch.arange(4))
+    y = torch.tensor([0.1, 0.2, 0.3, 0.4], dtype=torch.float64)
+    torch.testing.assert_close(client.loss(x, batch, y.expand(4, -1)), 4 * y * expected, atol=1e-12, rtol=0)
+
+    client = client_of(fs.robust(module))
+    batch = client.draw(1)
+    expected = torch.stack([mean_loss(x[k], batch.parts[0], k) for k in range(4)])
+    torch.testing.assert_close(client.g(1, x, batch).squeeze(1), expected, atol=1e-12, rtol=0)
+    assert client.draw().parts == ((),)
+
+    for problem in (fs.maml(module, 0.1), fs.damaml(module, 0.1)):
+        client = client_of(problem)
+        batch = client.draw(1)
+        grads = [torch.func.grad(mean_loss)(x[k], batch.parts[0], k) for k in range(4)]
+        torch.testing.assert_close(client.g(1, x, batch), x - 0.1 * torch.stack(grads), atol=1e-12, rtol=0)
+
+
+def test_balanced_rounds_do_not_depend_on_the_chunk() -> None:
+    for problem, algorithm in (
+        (softmax_problem(classes=3), fs.FedAvg(lr=0.3, steps=fs.Epochs(2))),
+        (fs.agnostic(softmax_problem(classes=3).flat.module, 4), fs.AFL(lr=0.3)),  # type: ignore[union-attr]
+    ):
+        options = {"batch_size": 4, "sampling": "balanced"}
+        states = [play(algorithm, problem, uneven(), 3, chunk=chunk, **options)[0] for chunk in (1, 3, 4)]
+        for other in states[1:]:
+            torch.testing.assert_close(other.x, states[0].x, atol=1e-12, rtol=0)

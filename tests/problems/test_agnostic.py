@@ -1,16 +1,15 @@
-"""The worst mixture of clients: the dual, its projection, and data that do not fit."""
+"""The worst mixture of clients: the dual, and data that do not fit."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
 import fedstrata as fs
 from fedstrata.metrics import gradient_norm, objective
-from fedstrata.problems.agnostic import project_simplex
+from fedstrata.projections import simplex
 from support import sized_data, smooth_example, softmax_problem
 
 PLAIN, DATA = smooth_example()
@@ -26,6 +25,7 @@ def test_y_starts_uniform_and_there_the_objective_is_ordinary() -> None:
     mixed = problem()
     assert mixed.kind == "no inner level, a dual that weighs the clients"
     assert mixed.mixture
+    assert mixed.project_y is simplex
     assert torch.equal(mixed.y0, torch.full((N,), 1 / N, dtype=torch.float64))
     x = PLAIN.x0
     assert objective(mixed, DATA, x, mixed.y0) == pytest.approx(objective(PLAIN, DATA, x, None), rel=1e-12)
@@ -48,48 +48,12 @@ def test_the_dual_of_one_client_is_one() -> None:
     assert objective(problem(1), data, PLAIN.x0, problem(1).y0) == pytest.approx(objective(PLAIN, data, PLAIN.x0, None))
 
 
-# --- the projection --------------------------------------------------------------------------------------------------
-
-
-def nearest(y: np.ndarray) -> np.ndarray:
-    """The projection by bisection: max(y - t, 0) with t such that it sums to one."""
-    low, high = y.min() - 2.0, y.max()
-    for _ in range(200):
-        t = (low + high) / 2
-        low, high = (t, high) if np.maximum(y - t, 0).sum() > 1 else (low, t)
-    return np.maximum(y - t, 0)
-
-
-@pytest.mark.parametrize("p", [1, 2, 5, 40])
-@pytest.mark.parametrize("scale", [0.01, 1.0, 30.0])
-def test_the_projection_is_the_nearest_point_of_the_simplex(p: int, scale: float) -> None:
-    generator = np.random.default_rng(p)
-    y = scale * generator.normal(size=(6, p))
-    ours = project_simplex(torch.from_numpy(y)).numpy()
-    np.testing.assert_allclose(ours, [nearest(row) for row in y], atol=1e-10)
-    assert (ours >= 0).all()
-    np.testing.assert_allclose(ours.sum(1), 1.0, atol=1e-12)
-    others = generator.dirichlet(np.ones(p), size=200)
-    for row, found in zip(y, ours, strict=True):
-        assert ((others - row) ** 2).sum(1).min() >= ((found - row) ** 2).sum() - 1e-12
-    alone = torch.stack([project_simplex(torch.from_numpy(row)) for row in y])
-    assert torch.equal(alone, torch.from_numpy(ours)), "a vector, or any number of them"
-
-
-def test_points_of_the_simplex_stay_and_corners_are_found() -> None:
-    inside = torch.tensor([0.2, 0.0, 0.8], dtype=torch.float64)
-    torch.testing.assert_close(project_simplex(inside), inside)
-    assert project_simplex(torch.tensor([5.0, 0.0, 4.0])).tolist() == [1.0, 0.0, 0.0]
-    assert project_simplex(torch.tensor([2.0, 2.0])).tolist() == [0.5, 0.5]
-    assert problem().project_y is project_simplex
-
-
 # --- what does not fit -----------------------------------------------------------------------------------------------
 
 
 def test_the_number_of_clients_must_be_that_of_the_data() -> None:
     with pytest.raises(
-        fs.InputError, match=r"clients of the agnostic problem must be 7, as many as the data have\. Got 6"
+        fs.InputError, match=r"clients of the problem must be 7, as many as the data have\. Got 6"
     ):
         fs.train(problem(6), DATA, fs.AFL(), rounds=1)
 

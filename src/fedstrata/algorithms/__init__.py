@@ -1,8 +1,12 @@
 """The algorithms, one file each, named as on the command line."""
 
+from fedstrata.algorithms.adafgda import AdaFGDA
 from fedstrata.algorithms.adamfcgd import AdaMFCGD
 from fedstrata.algorithms.afl import AFL
 from fedstrata.algorithms.base import ALGORITHMS, Algorithm, State, algorithm, param
+from fedstrata.algorithms.cdma import CDMA
+from fedstrata.algorithms.coda import CoDA
+from fedstrata.algorithms.codasca import CODASCA
 from fedstrata.algorithms.comfedl import ComFedL
 from fedstrata.algorithms.drfa import DRFA
 from fedstrata.algorithms.fedadagrad import FedAdagrad
@@ -11,20 +15,32 @@ from fedstrata.algorithms.fedavg import FedAvg
 from fedstrata.algorithms.fednest import FedNest
 from fedstrata.algorithms.fedprox import FedProx
 from fedstrata.algorithms.fedyogi import FedYogi
+from fedstrata.algorithms.fgda import FGDA
 from fedstrata.algorithms.local_moml import LocalMOML
 from fedstrata.algorithms.local_scgd import LocalSCGD
 from fedstrata.algorithms.local_scgdm import LocalSCGDM
+from fedstrata.algorithms.local_sgda import LocalSGDA
+from fedstrata.algorithms.local_sgda_plus import LocalSGDAPlus
+from fedstrata.algorithms.local_sgdam import LocalSGDAM
+from fedstrata.algorithms.local_sgdam_plus import LocalSGDAMPlus
 from fedstrata.algorithms.mfcgd import MFCGD
 from fedstrata.algorithms.qfedavg import QFedAvg
+from fedstrata.algorithms.sagda import SAGDA
 from fedstrata.algorithms.scaffold import Scaffold
 
 __all__ = [
     "AFL",
     "ALGORITHMS",
+    "CDMA",
+    "CODASCA",
     "DRFA",
+    "FGDA",
     "MFCGD",
+    "SAGDA",
+    "AdaFGDA",
     "AdaMFCGD",
     "Algorithm",
+    "CoDA",
     "ComFedL",
     "FedAdagrad",
     "FedAdam",
@@ -35,6 +51,10 @@ __all__ = [
     "LocalMOML",
     "LocalSCGD",
     "LocalSCGDM",
+    "LocalSGDA",
+    "LocalSGDAM",
+    "LocalSGDAMPlus",
+    "LocalSGDAPlus",
     "QFedAvg",
     "Scaffold",
     "State",

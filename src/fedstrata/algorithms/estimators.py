@@ -33,10 +33,13 @@ def stores_jacobian(clients: Clients, jacobian: str, radii: tuple[float, float])
     return exact
 
 
-def weights_now(client: Client, rates: Sequence[Rate], eta: Rate, kind: str) -> list[float]:
-    """Return the weights of fresh values at this update, at most 1; ``kind`` "theorem" multiplies them by eta_t^2."""
-    scale = client.rate(eta, ago=1) ** 2 if kind == "theorem" else 1.0
-    return [min(1.0, scale * client.rate(rate, ago=1)) for rate in rates]
+def weights_now(client: Client, rates: Sequence[Rate], eta: Rate, kind: str, ago: int = 1) -> list[float]:
+    """Return the weights of fresh values after the step so many iterations ago, at most 1.
+
+    ``kind`` "theorem" multiplies them by eta_t^2.
+    """
+    scale = client.rate(eta, ago=ago) ** 2 if kind == "theorem" else 1.0
+    return [min(1.0, scale * client.rate(rate, ago=ago)) for rate in rates]
 
 
 def kept_estimates(client: Client, x: torch.Tensor, exact: bool) -> dict[str, torch.Tensor]:

@@ -1,21 +1,33 @@
-"""FedNest in its compositional mode: the inner mean is over all clients.
+"""FedNest in its minimax and its compositional mode.
 
 Tarzanagh, Li, Thrampoulidis, Oymak: "FedNest: federated bilevel, minimax, and compositional optimization", ICML 2022,
-Algorithms 1 to 4 with the inner problem g_k(x, y) = ||y - r_k(x)||^2 / 2.
+Algorithms 1 to 4: bilevel optimisation, min_x M_k[ f_k(x, u*(x)) ] with u*(x) = argmin_u M_k[ g_k(x, u) ].
 
-Problem: min_x M_k[ f_k( M_j[ r_j(x) ] ) ], one level, a global inner mean, no dual; every client in every round.
+Problem: min_x max_y M_k[ f_k(x, y) ], no inner level: u = y and g_k = -f_k (minimax). Or min_x M_k[ f_k( M_j[ r_j(x) ]
+) ], one level, a global inner mean, no dual: g_k(x, u) = ||u - r_k(x)||^2 / 2 (compositional). Every client in every
+round.
 
+    minimax:
+    T times (FedInn):  q = M_k[grad_y f_k(x, y)];   y_k <- y;   tau times, on a batch:
+                       y_k <- Pi[ y_k + (beta / tau) (grad_y f_k(x, y_k) - grad_y f_k(x, y) + q) ];   y <- M_k[y_k]
+    then (FedOut):     h = M_k[grad_x f_k(x, y)];   x_k <- x;   tau times, on a batch:
+                       x_k <- x_k - (alpha / tau) (grad_x f_k(x_k, y) - grad_x f_k(x, y) + h);   x <- M_k[x_k]
+
+    compositional:
     T times (FedInn):  q = M_k[u - r_k(x)];   u_k <- u;   tau times:  u_k <- u_k - (beta / tau) (u_k - u + q);
                        u <- M_k[u_k]
     then (FedOut):     p = M_k[grad f_k(u)],  h = M_k[J_k(x)^T p]
                        x_k <- x;   tau times:  x_k <- x_k - (alpha / tau) h;   x <- M_k[x_k]
 
-Sent: up 2*T*r + r + 2*d, down T*d + 3*T*r + 3*d + 2*r. In 2T + 3 exchanges; before the first round: up r, down d.
+Sent, minimax: up 2*T*p + 2*d, down 2*T*d + 3*T*p + 3*d + 2*p. In 2T + 2 exchanges. Compositional: up 2*T*r + r + 2*d,
+down T*d + 3*T*r + 3*d + 2*r. In 2T + 3 exchanges; before the first round: up r, down d.
 
-Departures from the paper: only this mode. Its inner Hessian is the identity, so p needs no Neumann series.
-The variance-reduced corrections of the local steps cancel exactly: in FedInn both inner gradients see the same batch
-and the same x, in FedOut f does not see x. So clients draw no data in their local steps and all take the same ones;
-they are kept, with their messages, because the method is counted by them. u starts at the mean of r_k(x_0) on a batch.
+Departures from the paper: not the general bilevel mode. In these two the inner Hessian needs no Neumann series: at the
+maximum the indirect part of the gradient vanishes, and in the compositional mode the Hessian is the identity. There the
+variance-reduced corrections of the local steps cancel exactly as well: in FedInn both inner gradients see the same
+batch and the same x, in FedOut f does not see x; so clients draw no data in their local steps and all take the same
+ones; they are kept, with their messages, because the method is counted by them. u starts at the mean of r_k(x_0) on a
+batch. The projection of y, after each local step, is not in the paper.
 """
 
 from __future__ import annotations
@@ -24,15 +36,18 @@ import torch
 
 from fedstrata.algorithms.base import Algorithm, State, param
 from fedstrata.algorithms.descent import RATES
+from fedstrata.algorithms.saddles import gradients
 from fedstrata.clients import Client, Clients
+from fedstrata.problem import Problem
 from fedstrata.schedules import Rate
 
 
 class FedNest(Algorithm):
-    """Inner rounds that track the mean inner value, then an outer round through the mean Jacobian."""
+    """Inner rounds for y, or for the mean inner value, then an outer round for x."""
 
     name = "fednest"
-    levels = range(1, 2)
+    levels = range(2)
+    dual = True
     inner_mean = "global"
     full_participation = True
 
@@ -44,19 +59,72 @@ class FedNest(Algorithm):
     @property
     def up(self) -> str:
         """What a client sends in an epoch."""
-        return f"2*{self.inner_rounds}*r + r + 2*d"
+        return f"2*{self.inner_rounds}*(p + r) + r + 2*d"
 
     @property
     def down(self) -> str:
         """What the server sends in an epoch."""
-        return f"{self.inner_rounds}*d + 3*{self.inner_rounds}*r + 3*d + 2*r"
+        return f"(2 - K)*{self.inner_rounds}*d + 3*{self.inner_rounds}*(p + r) + 3*d + 2*(p + r)"
+
+    @classmethod
+    def solves(cls, problem: Problem) -> bool:
+        """Whether it is a maximum without levels, or one level with a global mean and no maximum."""
+        if problem.dual:
+            return not problem.levels
+        return len(problem.levels) == 1 and problem.inner_mean == "global"
 
     def start(self, s: State, clients: Clients) -> State:
-        """Start the inner variable at the mean of r_k."""
-        return s.replace(u=clients.mean(self.inner, s.x))
+        """Start the inner variable of a composition at the mean of r_k."""
+        return s if clients.problem.dual else s.replace(u=clients.mean(self.inner, s.x))
 
     def round(self, s: State, clients: Clients) -> State:
         """Do one epoch (Algorithm 1)."""
+        return self.minimax(s, clients) if clients.problem.dual else self.compositional(s, clients)
+
+    # --- minimax ------------------------------------------------------------------------------------------------
+
+    def minimax(self, s: State, clients: Clients) -> State:
+        """Climb in y, then descend in x."""
+        x, y = s.x, s.y
+        for _ in range(self.inner_rounds):
+            q = clients.mean(self.grad_y, x, y)
+            y = clients.mean(self.climb, x, y, q, clients.rate(self.beta) / self.steps)
+        h = clients.mean(self.grad_x, x, y)
+        x = clients.mean(self.descend, x, y, h, clients.rate(self.alpha) / self.steps)
+        return s.replace(x=x, y=y)
+
+    def grad_y(self, client: Client, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        """Return the gradient in y on a batch (Algorithm 3)."""
+        return gradients(client, x, y, client.draw())[1]
+
+    def grad_x(self, client: Client, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        """Return the gradient in x on a batch (Algorithm 2)."""
+        return gradients(client, x, y, client.draw())[0]
+
+    def climb(self, client: Client, x: torch.Tensor, y: torch.Tensor, q: torch.Tensor, lr: float) -> torch.Tensor:
+        """Take corrected steps up in y (Algorithm 3)."""
+
+        def step(client: Client, y_k: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
+            x, y, q = others
+            return client.project_y(y_k + lr * (self.grad_y(client, x, y_k) - self.grad_y(client, x, y) + q))
+
+        out: torch.Tensor = client.repeat(self.steps, step, y, x, y, q)
+        return out
+
+    def descend(self, client: Client, x: torch.Tensor, y: torch.Tensor, h: torch.Tensor, lr: float) -> torch.Tensor:
+        """Take corrected steps down in x (Algorithm 2)."""
+
+        def step(client: Client, x_k: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
+            x, y, h = others
+            return x_k - lr * (self.grad_x(client, x_k, y) - self.grad_x(client, x, y) + h)
+
+        out: torch.Tensor = client.repeat(self.steps, step, x, x, y, h)
+        return out
+
+    # --- compositional ------------------------------------------------------------------------------------------
+
+    def compositional(self, s: State, clients: Clients) -> State:
+        """Follow the mean inner value, then descend in x."""
         x, u = s.x, s.u
         for _ in range(self.inner_rounds):
             q = clients.mean(self.residual, x, u)

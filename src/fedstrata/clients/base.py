@@ -73,6 +73,11 @@ class Clients(ABC):
         return len(self.cohort)
 
     @property
+    def weights(self) -> torch.Tensor:
+        """What each client of the cohort weighs in a mean, uniformly or by samples as the run says: [cohort]."""
+        return self._weights(self._weighting)
+
+    @property
     def share(self) -> float:
         """The cohort's share of all clients' weight: |S| / N when the weighting is uniform."""
         if self._weighting == "uniform":

@@ -65,7 +65,8 @@ class Client:
 
         The batch is named by (seed, client, round, exchange, step, level, stream), and by how many times ``repeat`` was
         called before: asking twice gives the same one, another ``stream`` an independent one. ``batch_size`` overrides
-        the run's; a smaller batch is the beginning of a larger one of the same name.
+        the run's; a smaller batch is the beginning of a larger one of the same name. A ``weighted`` sampling adds the
+        samples' weights to the batch.
         """
         if level == 0 and not self.problem.outer_draws:
             return self._no_data()
@@ -78,10 +79,12 @@ class Client:
             s = self._setting
             names: tuple[int | str, ...] = (s.seed, "batch", self.clock.round, self._exchange, level, stream)
             names += ("after", self._phase) if self._phase else ()
-            sampler = self._samplers[name] = s.sampling(names, self.ids, s.data.part(level).sizes[self.ids], size)
+            part = s.data.part(level)
+            counts = part.class_counts[self.ids] if s.sampling.weighted else None
+            sampler = self._samplers[name] = s.sampling(names, self.ids, part.sizes[self.ids], size, counts)
         positions, lengths = sampler.positions(self.clock.step, self._active)
         self.samples += positions.size if lengths is None else int(lengths.sum())
-        return self._gather(level, positions, lengths, positions.shape[1] == size)
+        return self._gather(level, positions, lengths, positions.shape[1] == size, sampler.weights)
 
     def all_data(self, level: int = 0) -> Batch:
         """Return each client's whole data for level ``level`` as one batch."""
@@ -97,18 +100,35 @@ class Client:
         return batch
 
     def _no_data(self) -> Batch:
-        return NO_DATA.numbered(self.ids[: self._active]) if self.problem.mixture else NO_DATA
+        return NO_DATA.numbered(self.ids[: self._active]) if self.problem.numbered else NO_DATA
 
-    def _gather(self, level: int, positions: np.ndarray, lengths: np.ndarray | None, usual: bool) -> Batch:
+    def _gather(
+        self,
+        level: int,
+        positions: np.ndarray,
+        lengths: np.ndarray | None,
+        usual: bool,
+        weights: np.ndarray | None = None,
+    ) -> Batch:
         traced = usual and self._active == len(self.ids)
         ids = self.ids[: self._active]
         batch = self._setting.data.part(level).gather(ids, positions, lengths, traced)
-        return batch.numbered(ids) if level == 0 and self.problem.mixture else batch
+        if weights is not None:
+            x0 = self.problem.x0
+            batch = batch.weighted(torch.from_numpy(weights[: self._active]).to(device=x0.device, dtype=x0.dtype))
+        return batch.numbered(ids) if level == 0 and self.problem.numbered else batch
 
     @property
     def sizes(self) -> torch.Tensor:
         """How many training samples each client has: [C]."""
         return torch.from_numpy(self._setting.data.sizes[self.ids[: self._active]])
+
+    @property
+    def class_counts(self) -> torch.Tensor:
+        """How many training samples of each class each client has, [C, classes], in the vectors' dtype."""
+        data = self._setting.data
+        found = torch.from_numpy(data.train.class_counts[self.ids[: self._active]]).to(self.problem.x0)
+        return torch.nn.functional.pad(found, (0, data.classes - found.shape[1]))
 
     # --- oracles ------------------------------------------------------------------------------------------------
 
@@ -123,6 +143,10 @@ class Client:
     def f_grads(self, u: torch.Tensor, batch: Batch, y: torch.Tensor | None = None) -> Tensors:
         """Return the gradients of the outer function in u, and in y when there is a dual."""
         return self._setting.oracles.outer_grads(u, y, batch)
+
+    def best_y(self, x: torch.Tensor, batch: Batch) -> torch.Tensor:
+        """Return the dual, not projected, that maximises the outer function at x, [C, p]; of problems that know it."""
+        return self._setting.oracles.best_y(x, batch)
 
     def g(self, k: int, u: torch.Tensor, batch: Batch) -> torch.Tensor:
         """Return the value of level k (from 1) at u, [C, r]."""

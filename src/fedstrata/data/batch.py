@@ -27,6 +27,11 @@ class Batch:
         """C, the number of clients; 0 for a batch without data."""
         return sum(len(part[0]) for part in self.parts if part)
 
+    def weighted(self, weights: torch.Tensor) -> Batch:
+        """Return the batch, in which all clients have B samples, with the samples' weights [C, B] as one more array."""
+        (part,) = self.parts
+        return Batch(((*part, weights),), traced=self.traced)
+
     def numbered(self, clients: np.ndarray) -> Batch:
         """Return the batch with each client's number as one more array."""
         numbers = torch.from_numpy(clients)

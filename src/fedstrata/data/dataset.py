@@ -23,6 +23,8 @@ class Dataset:
     ``inputs`` are floats ready for a model, or small integers (tokens) that become int64 when drawn.
     ``targets`` are class numbers (int64), or floats for regression (``classes = 0``).
     ``keys`` names the owner of each training row (a speaking role, an alphabet), for the ``by_key`` partition.
+    ``origins`` is the class of each training row before :meth:`imbalance` made a binary task of more classes, for the
+    ``class_groups`` partition; None for a set that is as it came.
     """
 
     name: str
@@ -32,14 +34,18 @@ class Dataset:
     test_targets: torch.Tensor
     classes: int
     keys: np.ndarray | None = None
+    origins: np.ndarray | None = None
 
     def __post_init__(self) -> None:
         train = intake.pair(self.inputs, self.targets, f"the data set {self.name}")
         test = intake.pair(self.test_inputs, self.test_targets, f"the test part of {self.name}", train)
         if len(train[0]) == 0:
             raise InputError(f"The data set {self.name} has no rows.")
-        if self.keys is not None and len(self.keys) != len(train[0]):
-            raise invalid(f"number of keys of {self.name}", len(self.keys), f"{len(train[0])}, one per training row")
+        for label, values in (("keys", self.keys), ("origins", self.origins)):
+            if values is not None and len(values) != len(train[0]):
+                raise invalid(
+                    f"number of {label} of {self.name}", len(values), f"{len(train[0])}, one per training row"
+                )
         for field, tensor in zip(("inputs", "targets", "test_inputs", "test_targets"), (*train, *test), strict=True):
             object.__setattr__(self, field, tensor)
 
@@ -66,14 +72,16 @@ class Dataset:
 
         The first half of the classes is positive (1), the second half negative (0), as in the AUC papers; a set that
         is binary already keeps its labels. Positives of the training data are thinned out at random to ``share``, or
-        negatives where there are too few positives. The test set keeps all its samples.
+        negatives where there are too few positives. The test set keeps all its samples. ``origins`` of the result are
+        the classes that its training rows had.
         """
         if not 0 < share < 1:
             raise invalid("share of positives", share, "between 0 and 1, exclusive")
         if self.classes < 2:
             raise InputError(f"The data set {self.name} has no classes, so it cannot be made imbalanced.")
-        targets, test_targets = self.targets, self.test_targets
+        targets, test_targets, origins = self.targets, self.test_targets, self.origins
         if self.classes > 2:
+            origins = targets.numpy()
             targets = (targets < self.classes // 2).long()
             test_targets = (test_targets < self.classes // 2).long()
         labels = targets.numpy()
@@ -93,6 +101,7 @@ class Dataset:
             test_targets=test_targets,
             classes=2,
             keys=None if self.keys is None else self.keys[rows],
+            origins=None if origins is None else origins[rows],
         )
 
     def subset(self, samples: int, seed: int = 0) -> Dataset:
@@ -101,8 +110,8 @@ class Dataset:
             raise invalid("number of samples of the subset", samples, f"between 1 and {len(self.inputs)}")
         rows = np.sort(np.random.default_rng(seed).choice(len(self.inputs), samples, replace=False))
         keep = torch.from_numpy(rows)
-        keys = None if self.keys is None else self.keys[rows]
-        return replace(self, inputs=self.inputs[keep], targets=self.targets[keep], keys=keys)
+        keys, origins = (None if values is None else values[rows] for values in (self.keys, self.origins))
+        return replace(self, inputs=self.inputs[keep], targets=self.targets[keep], keys=keys, origins=origins)
 
     def split(
         self, partition: Partition | str, *, clients: int, seed: int = 0, holdout: float = 0.0, support: float = 0.0
@@ -122,7 +131,7 @@ class Dataset:
             raise invalid("partition", partition, "a partition such as fs.partition.iid(), or its name")
         if isinstance(clients, bool) or not isinstance(clients, int) or clients < 1:
             raise invalid("number of clients", clients, "a whole number of at least 1")
-        owned = partition(self.targets.numpy(), self.keys, clients, np.random.default_rng(seed))
+        owned = partition(self.targets.numpy(), self.keys, clients, np.random.default_rng(seed), self.origins)
         test = (self.test_inputs, self.test_targets) if len(self.test_inputs) else None
         train = Part.of((self.inputs, self.targets), owned)
         data = FederatedData(train, test=test, classes=self.classes, name=self.name)

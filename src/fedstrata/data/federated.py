@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,7 @@ class Part:
         offsets = np.concatenate([[0], np.cumsum([len(r) for r in owned])]).astype(np.int64)
         rows = np.concatenate([np.asarray(r, dtype=np.int64) for r in owned])
         targets = arrays[-1]
-        if targets.dim() == 1 and not targets.is_floating_point():
+        if _are_labels(targets):
             owner = np.repeat(np.arange(len(owned)), np.diff(offsets))
             rows = rows[np.lexsort((rows, targets.cpu().numpy()[rows], owner))]
         return Part(arrays, torch.from_numpy(rows), offsets)
@@ -48,6 +49,17 @@ class Part:
     def sizes(self) -> np.ndarray:
         """Samples of each client."""
         return np.diff(self.offsets)
+
+    @cached_property
+    def class_counts(self) -> np.ndarray:
+        """Samples of each client and class, [clients, classes], up to the last class that occurs."""
+        targets = self.arrays[-1]
+        if not _are_labels(targets):
+            raise invalid("targets", f"{targets.dtype} of shape {tuple(targets.shape)}", "class numbers, one per row")
+        labels = targets.cpu().numpy()[self.rows.numpy()]
+        owner = np.repeat(np.arange(len(self.sizes)), self.sizes)
+        shape = (len(self.sizes), int(labels.max()) + 1)
+        return np.bincount(owner * shape[1] + labels, minlength=shape[0] * shape[1]).reshape(shape)
 
     def of_client(self, client: int) -> Arrays:
         """Return one client's samples."""
@@ -71,6 +83,10 @@ class Part:
             flat = flat if flat.is_floating_point() else flat.long()
             out.append(flat.view(*index.shape, *array.shape[1:]))
         return tuple(out)
+
+
+def _are_labels(targets: torch.Tensor) -> bool:
+    return targets.dim() == 1 and not targets.is_floating_point()
 
 
 def _to(array: torch.Tensor, device: torch.device, dtype: torch.dtype) -> torch.Tensor:

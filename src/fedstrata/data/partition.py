@@ -32,17 +32,26 @@ class Partition(ABC):
     remedy: ClassVar[str] = "Use fewer clients or more data."
 
     def __call__(
-        self, targets: np.ndarray, keys: np.ndarray | None, clients: int, rng: np.random.Generator
+        self,
+        targets: np.ndarray,
+        keys: np.ndarray | None,
+        clients: int,
+        rng: np.random.Generator,
+        origins: np.ndarray | None = None,
     ) -> list[np.ndarray]:
         """Divide the rows: a list of ``clients`` sorted int64 arrays of row numbers, no row in two of them.
 
-        ``targets`` has one entry per row; ``keys``, where the data set has them, names the owner of each row.
+        ``targets`` has one entry per row; ``keys``, where the data set has them, names the owner of each row, and
+        ``origins`` the class that it had before the task was made binary.
         A client that would hold no row is an error.
         """
         _at_least_one("number of clients", clients, f"partition {self.name!r}")
         if targets.ndim != 1 or len(targets) == 0:
             raise invalid("targets", targets.shape, "one number per row, at least one row", f"partition {self.name!r}")
-        owners = self._owners(targets, keys, clients, rng)
+        if origins is None:
+            owners = self._owners(targets, keys, clients, rng)
+        else:
+            owners = self._owners_by_origin(targets, origins, keys, clients, rng)
         # A stable sort keeps the rows of each client in increasing order; unused rows come first.
         order = np.argsort(owners, kind="stable").astype(np.int64, copy=False)
         sizes = np.bincount(owners - UNUSED, minlength=clients + 1)
@@ -59,6 +68,17 @@ class Partition(ABC):
         self, targets: np.ndarray, keys: np.ndarray | None, clients: int, rng: np.random.Generator
     ) -> np.ndarray:
         """Return the client number of each row, or ``UNUSED``."""
+
+    def _owners_by_origin(
+        self,
+        targets: np.ndarray,
+        origins: np.ndarray,
+        keys: np.ndarray | None,
+        clients: int,
+        rng: np.random.Generator,
+    ) -> np.ndarray:
+        """Return the same for rows that had other classes once, which only some partitions look at."""
+        return self._owners(targets, keys, clients, rng)
 
 
 @dataclass(frozen=True)
@@ -237,6 +257,11 @@ class ClassGroups(Partition):
     are dealt at random over its clients, in sizes equal up to one row; every row is used. Without ``groups`` there
     are as many groups as clients, or as classes if these are fewer: with 10 classes, 5 clients hold the classes
     {0, 1}, {2, 3}, ..., and of 20 clients numbers 0 and 10 share class 0.
+
+    Of a binary task made out of more classes (``imbalance``) the original classes are cut, the positive ones into
+    ``groups`` groups and the negative ones likewise, and group g holds the g-th of both: every group has positives and
+    negatives, and no original class is in two. Of 10 classes, 5 groups hold {0, 5}, {1, 6}, ..., {4, 9}. Without
+    ``groups`` there are as many as clients, or as classes on the side that has fewer.
     """
 
     name: ClassVar[str] = "class_groups"
@@ -251,22 +276,42 @@ class ClassGroups(Partition):
         self, targets: np.ndarray, keys: np.ndarray | None, clients: int, rng: np.random.Generator
     ) -> np.ndarray:
         labels, totals = _classes(targets, self.name)
-        most = min(clients, len(totals))
+        groups = self._number(clients, len(totals), "classes")
+        return _deal_groups(_consecutive(len(totals), groups)[labels], groups, clients, rng)
+
+    def _owners_by_origin(
+        self,
+        targets: np.ndarray,
+        origins: np.ndarray,
+        keys: np.ndarray | None,
+        clients: int,
+        rng: np.random.Generator,
+    ) -> np.ndarray:
+        if len(origins) != len(targets):
+            raise invalid(
+                "number of origins", len(origins), f"the number of rows ({len(targets)})", "partition 'class_groups'"
+            )
+        sides, _ = _classes(targets, self.name)
+        labels, totals = _classes(origins, self.name)
+        side_of = np.empty(len(totals), np.int64)
+        side_of[labels] = sides
+        if np.any(side_of[labels] != sides):
+            raise InputError("Partition 'class_groups' needs original classes whose rows all have the same target.")
+        sizes = np.bincount(side_of)
+        groups = self._number(clients, int(sizes.min()), "original classes on the smaller side")
+        group_of = np.empty(len(totals), np.int64)
+        for side, size in enumerate(sizes):
+            group_of[side_of == side] = _consecutive(size, groups)
+        return _deal_groups(group_of[labels], groups, clients, rng)
+
+    def _number(self, clients: int, classes: int, what: str) -> int:
+        """Return the number of groups, by default as many as there can be."""
+        most = min(clients, classes)
         groups = most if self.groups is None else int(self.groups)
         if groups > most:
-            wants = f"at most the number of clients ({clients}) and of classes ({len(totals)})"
+            wants = f"at most the number of clients ({clients}) and of {what} ({classes})"
             raise invalid("option groups", groups, wants, "partition 'class_groups'")
-        size, larger = divmod(len(totals), groups)
-        group_of = np.repeat(np.arange(groups), np.where(np.arange(groups) < larger, size + 1, size))
-        member = group_of[labels]
-        members = np.bincount(np.arange(clients) % groups, minlength=groups)
-        order = rng.permutation(len(targets))
-        order = order[np.argsort(member[order], kind="stable")]
-        starts = np.concatenate([[0], np.cumsum(np.bincount(member, minlength=groups))])
-        place = np.arange(len(targets)) - starts[member[order]]
-        owners = np.empty(len(targets), np.int64)
-        owners[order] = member[order] + groups * (place % members[member[order]])
-        return owners
+        return groups
 
 
 @dataclass(frozen=True)
@@ -333,6 +378,24 @@ def _classes(targets: np.ndarray, name: str) -> tuple[np.ndarray, np.ndarray]:
         )
     _, labels, totals = np.unique(targets, return_inverse=True, return_counts=True)
     return labels, totals
+
+
+def _consecutive(classes: int, groups: int) -> np.ndarray:
+    """Return the group of each class: consecutive classes, sizes equal up to one, the larger groups first."""
+    size, larger = divmod(classes, groups)
+    return np.repeat(np.arange(groups), np.where(np.arange(groups) < larger, size + 1, size))
+
+
+def _deal_groups(member: np.ndarray, groups: int, clients: int, rng: np.random.Generator) -> np.ndarray:
+    """Give the rows of each group at random to its clients, those whose number mod ``groups`` is the group's."""
+    members = np.bincount(np.arange(clients) % groups, minlength=groups)
+    order = rng.permutation(len(member))
+    order = order[np.argsort(member[order], kind="stable")]
+    starts = np.concatenate([[0], np.cumsum(np.bincount(member, minlength=groups))])
+    place = np.arange(len(member)) - starts[member[order]]
+    owners = np.empty(len(member), np.int64)
+    owners[order] = member[order] + groups * (place % members[member[order]])
+    return owners
 
 
 def _deal(labels: np.ndarray, counts: np.ndarray, rng: np.random.Generator) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""How a client draws a batch from its own data: uniform, shuffled epochs, stratified, or everything.
+"""How a client draws a batch from its own data: uniform, shuffled epochs, stratified, balanced, or everything.
 
 A batch is a function of names: seed, client, round, exchange, step, level and stream, and of nothing else.
 """
@@ -6,20 +6,35 @@ A batch is a function of names: seed, client, round, exchange, step, level and s
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import ClassVar
 
 import numpy as np
 
 from fedstrata import rng
-from fedstrata.errors import unknown
+from fedstrata.errors import invalid, unknown
 
 _AHEAD = 16
 _AHEAD_POSITIONS = 1 << 18
 
 
 class Sampling(ABC):
-    """Draws positions for C clients of given sizes; one object per exchange, chunk and stream."""
+    """Draws positions for C clients of given sizes; one object per exchange, chunk and stream.
 
-    def __init__(self, names: tuple[int | str, ...], clients: np.ndarray, sizes: np.ndarray, batch_size: int) -> None:
+    ``weights`` [C, B] are those of a batch's samples, in every step the same; None where all samples count the same.
+    A ``weighted`` sampling finds them from ``counts`` [C, classes], the rows that each client has of each class.
+    """
+
+    weighted: ClassVar[bool] = False
+    weights: np.ndarray | None = None
+
+    def __init__(
+        self,
+        names: tuple[int | str, ...],
+        clients: np.ndarray,
+        sizes: np.ndarray,
+        batch_size: int,
+        counts: np.ndarray | None = None,
+    ) -> None:
         self.key = rng.key_of(*names)
         self.clients = clients
         self.sizes = sizes
@@ -75,10 +90,55 @@ class Stratified(_Independent):
         return out
 
 
+class Balanced(_Independent):
+    """Each batch holds the client's classes in equal numbers, to within one sample, and weights that make up for it.
+
+    The client's rows stand in class order. With m classes, sample j of B is drawn from class j mod m, with replacement,
+    so that class c has s_c of the B samples. Their weight is (n_c / n) / (s_c / B), n_c of the client's n rows being of
+    class c: the weighted mean of a batch is an unbiased estimate of the client's mean. Without ``counts`` a client's
+    rows are all of one class, which is uniform sampling with weights 1.
+    """
+
+    weighted: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        names: tuple[int | str, ...],
+        clients: np.ndarray,
+        sizes: np.ndarray,
+        batch_size: int,
+        counts: np.ndarray | None = None,
+    ) -> None:
+        super().__init__(names, clients, sizes, batch_size)
+        held = sizes[:, None] if counts is None else counts
+        check_balanced(batch_size, held, clients)
+        classes = (held > 0).sum(1, keepdims=True)
+        turn = np.arange(batch_size) % classes
+        own = np.argsort(held == 0, axis=1, kind="stable")  # the classes that a client has come first, in their order
+        of = np.take_along_axis(own, turn, axis=1)
+        self.starts = np.take_along_axis(held.cumsum(1) - held, of, axis=1)
+        self.counts = np.take_along_axis(held, of, axis=1)
+        slots = batch_size // classes + (turn < batch_size % classes)
+        self.weights = self.counts * batch_size / (sizes[:, None] * slots)
+
+    def draw(self, steps: np.ndarray, active: int) -> np.ndarray:
+        """Return positions [active, steps, B]."""
+        jitter = rng.uniforms(self.key, self.clients[:active, None], steps[None], self.batch_size)
+        out: np.ndarray = self.starts[:active, None] + (jitter * self.counts[:active, None]).astype(np.int64)
+        return out
+
+
 class ShuffledEpochs(Sampling):
     """Passes over the client's data in a new random order each; the last batch of a pass may be smaller."""
 
-    def __init__(self, names: tuple[int | str, ...], clients: np.ndarray, sizes: np.ndarray, batch_size: int) -> None:
+    def __init__(
+        self,
+        names: tuple[int | str, ...],
+        clients: np.ndarray,
+        sizes: np.ndarray,
+        batch_size: int,
+        counts: np.ndarray | None = None,
+    ) -> None:
         super().__init__(names, clients, sizes, batch_size)
         self.epoch = np.full(len(clients), -1)
         self.order = np.zeros((len(clients), int(sizes.max()) + batch_size), dtype=np.int64)
@@ -111,7 +171,12 @@ class Everything(Sampling):
         return places, None if int(sizes.min()) == largest else sizes
 
 
-SAMPLINGS: dict[str, type[Sampling]] = {"uniform": Uniform, "epochs": ShuffledEpochs, "stratified": Stratified}
+SAMPLINGS: dict[str, type[Sampling]] = {
+    "uniform": Uniform,
+    "epochs": ShuffledEpochs,
+    "stratified": Stratified,
+    "balanced": Balanced,
+}
 
 
 def sampling(name: str) -> type[Sampling]:
@@ -119,6 +184,15 @@ def sampling(name: str) -> type[Sampling]:
     if name not in SAMPLINGS:
         raise unknown("sampling", name, SAMPLINGS)
     return SAMPLINGS[name]
+
+
+def check_balanced(batch_size: int, counts: np.ndarray, clients: np.ndarray) -> None:
+    """Refuse batches without room for every class that a client has: the mean of what is left would be biased."""
+    classes = (counts > 0).sum(1)
+    most = int(classes.argmax())
+    if batch_size < classes[most]:
+        wants = f"at least {classes[most]}, the number of classes that client {clients[most]} has"
+        raise invalid("batch_size", batch_size, wants, "sampling 'balanced'")
 
 
 def steps_per_epoch(sizes: np.ndarray, batch_size: int | None) -> np.ndarray:

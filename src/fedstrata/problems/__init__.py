@@ -7,32 +7,52 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from torch import nn
+
 from fedstrata.data.federated import FederatedData
 from fedstrata.problem import Problem
+from fedstrata.problems.adversarial import adversarial
 from fedstrata.problems.agnostic import agnostic
+from fedstrata.problems.auc import auc
 from fedstrata.problems.erm import erm
+from fedstrata.problems.fair import fair
 from fedstrata.problems.maml import damaml, maml
-from fedstrata.problems.quadratic import Quadratic, composition, quadratic
+from fedstrata.problems.quadratic import Quadratic, composition, quadratic, quadratic_saddle
 from fedstrata.problems.robust import robust
 
 
 @dataclass(frozen=True)
 class ProblemKind:
-    """A problem as a configuration file names it: built from a model, or bringing its own data."""
+    """A problem as a configuration file names it: built from a model, or bringing its own data.
+
+    ``outputs`` is how many the model should have, where that is not one for each class.
+    """
 
     build: Callable[..., Any]
     data: Callable[..., tuple[Problem, FederatedData]] | None = None
+    outputs: int | None = None
 
     @property
     def options(self) -> tuple[str, ...]:
-        """The names of its options, other than the model."""
+        """The names of its options, other than the model and what the data know."""
         known = inspect.signature(self.build).parameters
-        return tuple(p for p in known if p not in ("model", "dtype") and not (self.asks_clients and p == "clients"))
+        return tuple(p for p in known if p not in ("model", "dtype", *self.asks))
 
     @property
-    def asks_clients(self) -> bool:
-        """Whether it is built for a number of clients, which the data know."""
-        return self.data is None and "clients" in inspect.signature(self.build).parameters
+    def asks(self) -> tuple[str, ...]:
+        """What it is built with that the data know: the number of clients or classes, the shape of an input."""
+        known = inspect.signature(self.build).parameters
+        return tuple(p for p in known if self.data is None and p in ("clients", "classes", "shape"))
+
+    def on(self, model: nn.Module, data: FederatedData, **options: Any) -> Problem:
+        """Build the problem of a model for these data."""
+        known = {
+            "clients": data.clients,
+            "classes": data.classes,
+            "shape": tuple(data.train.arrays[0].shape[1:]),
+        }
+        built: Problem = self.build(model, **{k: known[k] for k in self.asks}, **options)
+        return built
 
 
 def _with_data(build: Callable[..., Quadratic]) -> ProblemKind:
@@ -49,19 +69,27 @@ PROBLEMS: dict[str, ProblemKind] = {
     "maml": ProblemKind(maml),
     "damaml": ProblemKind(damaml),
     "agnostic": ProblemKind(agnostic),
+    "fair": ProblemKind(fair),
+    "auc": ProblemKind(auc, outputs=1),
+    "adversarial": ProblemKind(adversarial),
     "quadratic": _with_data(quadratic),
     "composition": _with_data(composition),
+    "quadratic_saddle": _with_data(quadratic_saddle),
 }
 
 __all__ = [
     "PROBLEMS",
     "ProblemKind",
     "Quadratic",
+    "adversarial",
     "agnostic",
+    "auc",
     "composition",
     "damaml",
     "erm",
+    "fair",
     "maml",
     "quadratic",
+    "quadratic_saddle",
     "robust",
 ]

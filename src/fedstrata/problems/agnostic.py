@@ -12,6 +12,7 @@ from fedstrata.errors import invalid
 from fedstrata.flat import BatchNormRule
 from fedstrata.problem import Arrays, Problem
 from fedstrata.problems.erm import Losses, erm
+from fedstrata.projections import simplex
 
 
 def agnostic(
@@ -32,18 +33,9 @@ def agnostic(
 
     def check(data: FederatedData) -> None:
         if data.clients != clients:
-            raise invalid("clients of the agnostic problem", clients, f"{data.clients}, as many as the data have")
+            raise invalid("clients of the problem", clients, f"{data.clients}, as many as the data have")
         if base.check is not None:
             base.check(data)
 
     y0 = base.x0.new_full((clients,), 1.0 / clients)
-    return replace(base, outer=outer, y0=y0, project_y=project_simplex, mixture=True, check=check, name="agnostic")
-
-
-def project_simplex(y: torch.Tensor) -> torch.Tensor:
-    """Return the Euclidean projection of y [..., p] onto {y >= 0, sum y = 1}."""
-    ordered = y.sort(-1, descending=True).values
-    counts = torch.arange(1, y.shape[-1] + 1, dtype=y.dtype, device=y.device)
-    excess = (ordered.cumsum(-1) - 1) / counts
-    last = (ordered > excess).sum(-1, keepdim=True) - 1
-    return (y - excess.gather(-1, last)).clamp(min=0)
+    return replace(base, outer=outer, y0=y0, project_y=simplex, mixture=True, check=check, name="agnostic")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import nn
@@ -35,6 +35,17 @@ def squared(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     return errors.reshape(len(errors), -1).mean(1)
 
 
+def weighted_mean(values: torch.Tensor, weights: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Return the mean of one value per sample, times the samples' weights when the batch came with weights."""
+    return (values * weights[0]).mean() if weights else values.mean()
+
+
+def scores(outputs: torch.Tensor) -> torch.Tensor:
+    """Return one score per sample, larger for class 1: the logit, or the difference of two."""
+    flat = outputs.reshape(len(outputs), -1)
+    return flat[:, 0] if flat.shape[1] == 1 else flat[:, 1] - flat[:, 0]
+
+
 LOSSES: dict[str, Losses] = {
     "cross_entropy": cross_entropy,
     "binary_cross_entropy": binary_cross_entropy,
@@ -56,8 +67,8 @@ def erm(model: nn.Module, loss: str | Losses = "cross_entropy", batchnorm: Batch
     flat = Flat(model, batchnorm)
 
     def outer(x: torch.Tensor, batch: Arrays) -> torch.Tensor:
-        inputs, targets = batch
-        return losses(flat(x, inputs), targets).mean()
+        inputs, targets, *weights = batch
+        return weighted_mean(losses(flat(x, inputs), targets), weights)
 
     def check(data: FederatedData) -> None:
         check_model(flat, data, loss if isinstance(loss, str) else "")
@@ -65,7 +76,15 @@ def erm(model: nn.Module, loss: str | Losses = "cross_entropy", batchnorm: Batch
 
     options = {"loss": loss, "batchnorm": batchnorm}
     return Problem(
-        outer, flat.initial, name="erm", flat=flat, predict=flat, losses=losses, options=options, check=check
+        outer,
+        flat.initial,
+        name="erm",
+        takes_weights=True,
+        flat=flat,
+        predict=flat,
+        losses=losses,
+        options=options,
+        check=check,
     )
 
 

@@ -14,11 +14,12 @@ from fedstrata.problem import Arrays, Problem
 
 @dataclass(frozen=True)
 class Quadratic:
-    """A quadratic problem, its data, and its solution: ``problem``, ``data``, ``solution``."""
+    """A quadratic problem, its data, and its solution: ``problem``, ``data``, ``solution``, and y in ``dual``."""
 
     problem: Problem
     data: FederatedData
     solution: torch.Tensor
+    dual: torch.Tensor | None = None
 
 
 def quadratic(
@@ -52,7 +53,7 @@ def quadratic(
     pairs = [(h[k], b[k]) for k in range(clients)]
     data = FederatedData.from_arrays(pairs, name="quadratic")
     solution = (h * b).mean((0, 1)) / h.mean((0, 1))
-    return Quadratic(Problem(outer, start, name="quadratic"), data, solution)
+    return Quadratic(Problem(outer, start, name="quadratic", known=(solution, None)), data, solution)
 
 
 def composition(
@@ -101,8 +102,57 @@ def composition(
         means = means.mean(0, keepdim=True).expand_as(means)
     left = torch.einsum("krd,kre->de", means, means)
     solution = torch.linalg.solve(left, torch.einsum("krd,kr->d", means, targets))
-    problem = Problem(outer, start, levels=(level,), inner_mean=inner_mean, name="composition")
+    problem = Problem(outer, start, levels=(level,), inner_mean=inner_mean, name="composition", known=(solution, None))
     return Quadratic(problem, data, solution)
+
+
+def quadratic_saddle(
+    clients: int = 50,
+    dimension: int = 10,
+    samples: int = 1,
+    spread: float = 1.0,
+    coupling: float = 0.1,
+    curvature: float = 10.0,
+    noise: float = 0.0,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float64,
+) -> Quadratic:
+    """Build f_k(x, y) = curvature/2 ||x||^2 - (1/2 ||y||^2 - b_k^T y + t_k y^T x), whose saddle is x = y = 0.
+
+    t_k is drawn from U(0, ``coupling``), b_k from N(0, ``spread``^2 I), and the mean of the b_k is taken away: clients
+    disagree by ``spread``, all together they do not. x and y start at random. With ``noise`` a client's ``samples``
+    have b's of their own around b_k, whose mean is b_k; without, every batch tells all. (Section 6.1 of the FGDA paper:
+    curvature 10, coupling 0.1, spread 1 and 10.)
+    """
+    counts = {"clients": clients, "dimension": dimension, "samples": samples}
+    _check_counts("quadratic_saddle", counts, seed)
+    _check_numbers("quadratic_saddle", spread=(spread, 0), coupling=(coupling, 0), noise=(noise, 0))
+    _check_numbers("quadratic_saddle", curvature=(curvature, 0))
+    if noise and samples == 1:
+        raise invalid("samples of the quadratic_saddle", samples, "at least 2, so that there can be noise among them")
+    generator = torch.Generator().manual_seed(seed)
+
+    def normal(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator, dtype=dtype)
+
+    t = coupling * torch.rand(clients, generator=generator, dtype=dtype)
+    b = spread * normal(clients, dimension)
+    b = b - b.mean(0)
+    x0, y0 = normal(dimension), normal(dimension)
+    own = noise * normal(clients, samples, dimension)
+    b = b[:, None] + own - own.mean(1, keepdim=True)
+
+    def outer(x: torch.Tensor, y: torch.Tensor, batch: Arrays) -> torch.Tensor:
+        t, b = batch[0].mean(), batch[1].mean(0)
+        return 0.5 * curvature * (x @ x) - (0.5 * (y @ y) - b @ y + t * (y @ x))
+
+    def best_y(x: torch.Tensor, batch: Arrays) -> torch.Tensor:
+        return batch[1].mean(0) - batch[0].mean() * x
+
+    data = FederatedData.from_arrays([(t[k].expand(samples, 1), b[k]) for k in range(clients)], name="quadratic_saddle")
+    zero = torch.zeros(dimension, dtype=dtype)
+    problem = Problem(outer, x0, y0=y0, name="quadratic_saddle", best_y=best_y, known=(zero, zero))
+    return Quadratic(problem, data, zero, zero)
 
 
 def _check_counts(name: str, counts: dict[str, int], seed: int) -> None:

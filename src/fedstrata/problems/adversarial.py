@@ -1,0 +1,61 @@
+"""Adversarial training: one perturbation, shared by all inputs of all clients, that hurts most."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import nn
+
+from fedstrata.data.federated import FederatedData
+from fedstrata.errors import invalid
+from fedstrata.flat import BatchNormRule
+from fedstrata.problem import Arrays, Problem
+from fedstrata.problems.erm import Losses, erm
+from fedstrata.projections import ball
+
+
+def adversarial(
+    model: nn.Module,
+    shape: Sequence[int],
+    radius: float = 1.0,
+    loss: str | Losses = "cross_entropy",
+    batchnorm: BatchNormRule = "refuse",
+) -> Problem:
+    """Build robust training: min_x max_{||y|| <= radius} M_k[ mean loss of the model on inputs + y ].
+
+    ``shape`` is that of one input, e.g. (1, 28, 28); y has as many entries and starts at 0. A configuration file takes
+    the shape from the data. Metrics measure the model clean, and under attack (:class:`fedstrata.Evaluation`).
+    """
+    whole = isinstance(shape, tuple | list | torch.Size) and all(isinstance(n, int) and n > 0 for n in shape)
+    if not whole or not len(shape):
+        raise invalid("shape of the adversarial problem", shape, "the shape of one input, e.g. (1, 28, 28)")
+    if isinstance(radius, bool) or not isinstance(radius, int | float) or not 0 < radius < math.inf:
+        raise invalid("radius of the adversarial problem", radius, "a positive number")
+    base = erm(model, loss, batchnorm)
+
+    def outer(x: torch.Tensor, y: torch.Tensor, batch: Arrays) -> torch.Tensor:
+        inputs, *rest = batch
+        return base.outer(x, (inputs + y.view(tuple(shape)), *rest))
+
+    def check(data: FederatedData) -> None:
+        inputs = data.train.arrays[0]
+        if tuple(inputs.shape[1:]) != tuple(shape) or not inputs.is_floating_point():
+            kind = "" if inputs.is_floating_point() else " of whole numbers, which cannot be perturbed"
+            got = f"{tuple(shape)}, while the inputs of {data.name} are {tuple(inputs.shape[1:])}{kind}"
+            raise invalid("shape of the adversarial problem", got, "the shape of one input, of floats")
+        if base.check is not None:
+            base.check(data)
+
+    return replace(
+        base,
+        outer=outer,
+        y0=base.x0.new_zeros(math.prod(shape)),
+        project_y=ball(radius),
+        perturbs=True,
+        name="adversarial",
+        options={**base.options, "radius": radius},
+        check=check,
+    )

@@ -1,0 +1,175 @@
+"""AUC maximisation as a minimum with a maximum inside: no pairs of samples, so clients keep their data."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from torch import nn
+
+from fedstrata.data.federated import FederatedData
+from fedstrata.errors import InputError, invalid
+from fedstrata.flat import BatchNormRule, Flat
+from fedstrata.problem import Arrays, Problem
+from fedstrata.problems.erm import binary_cross_entropy, check_model, cross_entropy, scores, weighted_mean
+from fedstrata.projections import box
+
+if TYPE_CHECKING:
+    from fedstrata.clients import Client, Clients
+
+Activation = Callable[[torch.Tensor], torch.Tensor]
+
+ACTIVATIONS: dict[str, Activation] = {"sigmoid": torch.sigmoid, "none": lambda logits: logits}
+
+
+def auc(
+    model: nn.Module,
+    form: Literal["square", "margin"] = "square",
+    margin: float = 1.0,
+    score: Literal["sigmoid", "none"] = "sigmoid",
+    scale_dual: bool = False,
+    p: float | None = None,
+    batchnorm: BatchNormRule = "refuse",
+) -> Problem:
+    """Build AUC maximisation: min over x = (weights, a, b), max over y = alpha, of M_k[ mean of F on client k's data ].
+
+    With s the score of a sample, 1+ and 1- the indicators of its class, p the share of positives:
+
+        square:  F = (1-p)(s-a)^2 1+ + p(s-b)^2 1- + 2(1+alpha)(p s 1- - (1-p) s 1+) - p(1-p) alpha^2
+        margin:  F = (1-p)(s-a)^2 1+ + p(s-b)^2 1- + 2 alpha (p(1-p) margin + p s 1- - (1-p) s 1+) - p(1-p) alpha^2
+
+    For "square" alpha is free, and 1 + min max F / (p(1-p)) is the mean of (1 - s+ + s-)^2 over all pairs of a positive
+    and a negative, across clients. For "margin" alpha >= 0: pairs that are apart by more than the ``margin`` on average
+    cost nothing more. At margin 1 its alpha is that of "square" plus 1: the two forms do not mix.
+
+    ``p`` is one number for all clients. By default they are asked for their counts before the first round; it is then
+    the mean of their shares as the run weights clients, uniformly (that of the pooled data when clients are of equal
+    size) or by samples (that of the pooled data), so that the mean over clients is the identity above for the mean
+    distribution. A client, or a batch, with one class only is legal.
+
+    ``score`` is what the model's output, one logit or the difference of two, goes through: "sigmoid" keeps scores in
+    (0, 1), which the theory assumes; "none" takes logits. Metrics use the logits; their ``loss`` is the cross-entropy.
+
+    ``scale_dual``: at p = 0.05 the gradient in alpha, 2p(1-p)(mean s- - mean s+ - alpha) and 1 more, is twenty times
+    smaller than others. With it y is sqrt(p(1-p)) alpha, so that a step along the gradient in y moves alpha by
+    1 / (p(1-p)) times as much, which is what codes with the gradient divided by p(1-p) do; the problem stays the same.
+    """
+    if form not in ("square", "margin"):
+        raise invalid("form of the auc problem", form, "'square' or 'margin'")
+    if score not in ACTIVATIONS:
+        raise invalid("score of the auc problem", score, " or ".join(map(repr, ACTIVATIONS)))
+    if not isinstance(scale_dual, bool):
+        raise invalid("scale_dual of the auc problem", scale_dual, "true or false")
+    if isinstance(margin, bool) or not isinstance(margin, int | float) or not 0 < margin < math.inf:
+        raise invalid("margin of the auc problem", margin, "a positive number")
+    if form == "square" and margin != 1.0:
+        raise InputError("The margin of the auc problem belongs to form = 'margin'; the form 'square' has none.")
+    if p is not None and (isinstance(p, bool) or not isinstance(p, int | float) or not 0 <= p <= 1):
+        raise invalid("p of the auc problem", p, "the share of positives, between 0 and 1, or left out")
+    flat = Flat(model, batchnorm)
+    options = {"form": form, "margin": margin, "score": score, "scale_dual": scale_dual, "p": p, "batchnorm": batchnorm}
+
+    def check(data: FederatedData) -> None:
+        _check(flat, data)
+
+    problem = Problem(
+        _unprepared,
+        torch.cat([flat.initial, flat.initial.new_zeros(2)]),
+        y0=flat.initial.new_zeros(1),
+        project_y=box(low=0.0) if form == "margin" else None,
+        name="auc",
+        takes_weights=True,
+        flat=flat,
+        predict=lambda x, inputs: flat(x[: flat.size], inputs),
+        losses=_cross_entropy,
+        options=options,
+        check=check,
+    )
+    loss = _Loss(flat, form, float(margin), ACTIVATIONS[score], scale_dual)
+    if p is not None:
+        return loss.given(problem, float(p))
+    return replace(problem, prepare=lambda problem, clients: loss.given(problem, positives(clients)))
+
+
+def positives(clients: Clients) -> float:
+    """Ask all clients for their class counts; return the share of class 1 as the run weights clients."""
+    return float(class_shares(clients)[1])
+
+
+def class_shares(clients: Clients) -> torch.Tensor:
+    """Ask all clients for their class counts; return the share of each class as the run weights clients."""
+    counts: torch.Tensor = clients.gather(_class_counts).double()
+    return clients.weights @ (counts / counts.sum(1, keepdim=True))
+
+
+def _class_counts(client: Client) -> torch.Tensor:
+    return client.class_counts
+
+
+class _Loss:
+    """F, and the alpha that maximises it, once p is known."""
+
+    def __init__(self, flat: Flat, form: str, margin: float, activation: Activation, scale_dual: bool) -> None:
+        self.flat, self.activation, self.scale_dual = flat, activation, scale_dual
+        self.shift, self.margin = (1.0, 0.0) if form == "square" else (0.0, margin)
+
+    def given(self, problem: Problem, p: float) -> Problem:
+        """Return the problem for this share of positives."""
+        strength = p * (1 - p)
+        # With p = 0 or 1 nothing bounds alpha, and no scale is better than another.
+        scale = math.sqrt(strength) if self.scale_dual and strength > 0 else 1.0
+
+        def outer(x: torch.Tensor, y: torch.Tensor, batch: Arrays) -> torch.Tensor:
+            w, a, b = x.split((self.flat.size, 1, 1))  # type: ignore[no-untyped-call]
+            s, positive, weights = self.scored(w, batch)
+            alpha = y / scale
+            share = p + (1 - 2 * p) * positive
+            centred = s - (b + (a - b) * positive)
+            pull = 2 * (self.shift + alpha) * (1 - 2 * positive) * s
+            value = weighted_mean(share * (centred * centred + pull), weights)
+            return value + (strength * alpha * (2 * self.margin - alpha)).sum()
+
+        def best_y(x: torch.Tensor, batch: Arrays) -> torch.Tensor:
+            s, positive, weights = self.scored(x[: self.flat.size], batch)
+            gap = weighted_mean((p + (1 - 2 * p) * positive) * (1 - 2 * positive) * s, weights)
+            return scale * (self.margin + gap / (strength or 1.0)).reshape(1)
+
+        return replace(problem, outer=outer, best_y=best_y, prepare=None)
+
+    def scored(self, w: torch.Tensor, batch: Arrays) -> tuple[torch.Tensor, torch.Tensor, list[torch.Tensor]]:
+        """Return scores, 1 for positives and 0 for negatives, and the samples' weights if there are any."""
+        inputs, targets, *weights = batch
+        s = self.activation(scores(self.flat(w, inputs)))
+        return s, targets.to(s.dtype), weights
+
+
+def _unprepared(x: torch.Tensor, y: torch.Tensor, batch: Arrays) -> torch.Tensor:
+    raise InputError(
+        "The auc problem does not know the share of positives yet: train asks the clients for it, or pass p."
+    )
+
+
+def _cross_entropy(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Return the cross-entropy of each sample, of one logit or of two."""
+    two = outputs.dim() == 2 and outputs.shape[1] == 2
+    return cross_entropy(outputs, targets) if two else binary_cross_entropy(outputs, targets)
+
+
+def _check(flat: Flat, data: FederatedData) -> None:
+    targets = data.train.arrays[1]
+    if data.classes != 2 or targets.is_floating_point() or targets.dim() != 1:
+        raise InputError(
+            f"The auc problem wants two classes, 0 and 1, which {data.name} does not have: make it binary, "
+            "e.g. with imbalance (data.imbalance in a file)."
+        )
+    check_model(flat, data, "")
+    inputs = data.train.arrays[0]
+    twice = torch.cat([inputs[:1], inputs[:1]]).to(flat.initial.device)
+    outputs = flat.pure(twice.to(flat.initial.dtype) if twice.is_floating_point() else twice.long())
+    if outputs.numel() not in (2, 4):
+        name = type(flat.module).__name__
+        raise invalid(f"output of the model {name}", tuple(outputs.shape), "one logit per sample, or two, for auc")
+    check_model(flat, data, "binary_cross_entropy" if outputs.numel() == 2 else "cross_entropy")

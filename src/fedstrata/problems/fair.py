@@ -1,0 +1,97 @@
+"""Fair learning: the worst class, or the worst client."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from torch import nn
+
+from fedstrata.data.federated import FederatedData
+from fedstrata.errors import InputError, invalid
+from fedstrata.flat import BatchNormRule
+from fedstrata.problem import Arrays, Problem
+from fedstrata.problems.agnostic import agnostic
+from fedstrata.problems.auc import class_shares
+from fedstrata.problems.erm import Losses, erm, weighted_mean
+from fedstrata.projections import simplex
+
+if TYPE_CHECKING:
+    from fedstrata.clients import Clients
+
+
+def fair(
+    model: nn.Module,
+    over: Literal["classes", "clients"] = "classes",
+    classes: int | None = None,
+    clients: int | None = None,
+    regularise: float = 0.0,
+    loss: str | Losses = "cross_entropy",
+    batchnorm: BatchNormRule = "refuse",
+) -> Problem:
+    """Build fair learning: min_x max_y sum_c y_c loss_c(x) - regularise / 2 ||y||^2, y on the simplex.
+
+    ``over`` = "classes": loss_c is the mean loss on class c in the data of all clients, and there are ``classes``
+    entries of y. As a mean over clients, a sample of class c weighs y_c divided by the share of its class; the clients
+    are asked for their class counts before the first round. ``over`` = "clients": loss_c is the mean loss of client c,
+    and there are ``clients`` entries (without a regulariser this is :func:`agnostic`). y starts uniform. A
+    configuration file takes both numbers from the data. ``regularise`` above 0 makes the maximum strongly concave.
+    """
+    if over not in ("classes", "clients"):
+        raise invalid("over of the fair problem", over, "'classes' or 'clients'")
+    if isinstance(regularise, bool) or not isinstance(regularise, int | float) or not 0 <= regularise < math.inf:
+        raise invalid("regularise of the fair problem", regularise, "a number of at least 0")
+    number = classes if over == "classes" else clients
+    if isinstance(number, bool) or not isinstance(number, int) or number < 1:
+        raise invalid(f"{over} of the fair problem", number, "a whole number of at least 1")
+    build = _over_classes if over == "classes" else _over_clients
+    problem = build(model, number, regularise, loss, batchnorm)
+    return replace(problem, name="fair", options={**problem.options, "over": over, "regularise": regularise})
+
+
+def _over_clients(
+    model: nn.Module, clients: int, regularise: float, loss: str | Losses, rule: BatchNormRule
+) -> Problem:
+    base = agnostic(model, clients, loss, rule)
+    if not regularise:
+        return base
+
+    def outer(x: torch.Tensor, y: torch.Tensor, batch: Arrays) -> torch.Tensor:
+        return base.outer(x, y, batch) - 0.5 * regularise * (y @ y)
+
+    return replace(base, outer=outer, mixture=False, numbered=True)
+
+
+def _over_classes(
+    model: nn.Module, classes: int, regularise: float, loss: str | Losses, rule: BatchNormRule
+) -> Problem:
+    base = erm(model, loss, rule)
+
+    def prepare(problem: Problem, clients: Clients) -> Problem:
+        shares = class_shares(clients).to(problem.x0)
+        # A class that nobody has weighs nothing.
+        factor = torch.where(shares > 0, 1 / shares.clamp(min=torch.finfo(shares.dtype).tiny), 0)
+
+        def outer(x: torch.Tensor, y: torch.Tensor, batch: Arrays) -> torch.Tensor:
+            inputs, targets, *weights = batch
+            assert base.losses is not None and base.predict is not None
+            losses = base.losses(base.predict(x, inputs), targets)
+            own = (y * factor).gather(0, targets)
+            return weighted_mean(own * losses, weights) - 0.5 * regularise * (y @ y)
+
+        return replace(problem, outer=outer, prepare=None)
+
+    def check(data: FederatedData) -> None:
+        if data.classes != classes:
+            raise invalid("classes of the fair problem", classes, f"{data.classes}, as many as the data have")
+        if base.check is not None:
+            base.check(data)
+
+    y0 = base.x0.new_full((classes,), 1.0 / classes)
+    return replace(base, outer=_unprepared, y0=y0, project_y=simplex, prepare=prepare, check=check)
+
+
+def _unprepared(x: torch.Tensor, y: torch.Tensor, batch: Arrays) -> torch.Tensor:
+    raise InputError("The fair problem does not know the shares of the classes yet: train asks the clients for them.")
