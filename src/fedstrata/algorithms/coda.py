@@ -62,15 +62,15 @@ class CoDA(Algorithm):
                 y = clients.problem.projected(clients.mean(self.best, x))
         return s.replace(x=x, y=y)
 
-    def place(self, round: int) -> tuple[int, int, int]:
+    def place(self, number: int) -> tuple[int, int, int]:
         """Return the stage that a round is in, the steps of the stage done before it, and the stage's length."""
         stage = 0
         while True:
-            length = int(self.stage_steps * self.factor**stage + 0.5)
+            length = max(1, round(self.stage_steps * self.factor**stage))
             rounds = math.ceil(length / self.steps)
-            if round < rounds:
-                return stage, round * self.steps, length
-            stage, round = stage + 1, round - rounds
+            if number < rounds:
+                return stage, number * self.steps, length
+            stage, number = stage + 1, number - rounds
 
     def local(
         self, client: Client, x: torch.Tensor, y: torch.Tensor, lr: float, steps: int, first: bool

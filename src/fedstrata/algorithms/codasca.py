@@ -19,7 +19,9 @@ Departures from the paper: this is the authors' public script, not the paper's a
 except for these: rounds are I steps from the first on; both gradients are taken at the old point; x_ref starts at x
 instead of small noise, and is one for all clients; the gradient in alpha is the problem's own (the script puts a and b
 where it has means of scores, and leaves out the factor p(1-p): see ``scale_dual`` of ``auc``). ``control = false`` is
-the step of PESG without momentum.
+the step of PESG without momentum. As in the script, the variates are means of raw gradients while the step's are
+clipped: where the clip is active for long, the difference feeds back on itself and the method diverges; ``clip = 0``
+has no such trap.
 """
 
 from __future__ import annotations

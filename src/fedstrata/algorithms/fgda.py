@@ -16,13 +16,14 @@ Sent: up 3*(d + p), down 2*(d + p). In two exchanges: down w, v, up x, y, w, v; 
 synchronisation = "single" one exchange: up 2*(d + p), down d + p. Before the first round: down and up d + p. Kept on a
 client: x_k, y_k, and for "single" w_k, v_k.
 
-Departures from the paper: as printed, the update of the estimates stands in the branch without synchronisation, so what
-w and v are after one is open. The proof needs them equal on all clients right after it (Lemma 11), and each to come
-from the client's own old point (Lemma 8): so the clients make the update at the server's new point and average it, the
-second phase. ``synchronisation = "single"`` leaves that average out, which saves an exchange, but on a noise-free
-quadratic with heterogeneous clients it stops short of the saddle. The first estimates are averaged too. The projection
-is not in the paper, where y is free; it is of y + eta lam v. The text after Algorithm 1 has a minus in the step of y;
-the algorithm has the plus. Batches of any size take the place of single samples; the first estimates use
+Departures from the paper: as printed, the update of the estimates stands in the branch without synchronisation, so
+what w and v are after one is open. The proof needs them equal on all clients right after it (Lemma 11), and each to
+come from the client's own old point (Lemma 8): so the clients make the update at the server's new point and average it,
+the second phase; the first estimates are averaged too. ``synchronisation = "single"`` leaves both averages out, which
+saves an exchange. On a noise-free quadratic with heterogeneous clients two phases reach the saddle when alpha and beta
+are 0, or fall to 0 as the theorem's do; constant weights above 0, and the single exchange, stop short of it. The
+projection is not in the paper, where y is free; it is of y + eta lam v. The text after Algorithm 1 has a minus in the
+step of y; the algorithm has the plus. Batches of any size take the place of single samples; the first estimates use
 ``first_batches`` of them (the paper has q samples). The paper's output is a random iterate; here it is the last one. A
 rate that follows the rounds, not the iterations, is read in the round of the update. ``cube_root`` counts t from 0, the
 paper from 1.
