@@ -40,7 +40,7 @@ from fedstrata.schema import (
 if TYPE_CHECKING:
     from fedstrata.train import Run
 
-SHARED = ("lr", "steps", "server_lr", "weight_decay")
+SHARED = ("lr", "dual_lr", "steps", "server_lr", "weight_decay")
 """The hyperparameters that mean the same in every algorithm: a comparison may share them. Greek letters do not."""
 
 

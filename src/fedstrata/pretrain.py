@@ -22,6 +22,7 @@ from fedstrata.identity import describe, digest_of
 from fedstrata.metrics import Evaluation
 from fedstrata.problem import Problem
 from fedstrata.problems import erm
+from fedstrata.problems.erm import two_samples
 from fedstrata.rundir import RunDirectory
 from fedstrata.train import Run, check_run, train
 
@@ -132,8 +133,7 @@ def start(
 
 def _loss(flat: Flat, data: FederatedData) -> str:
     """Return the cross-entropy that fits the model: binary for one output and two classes."""
-    inputs = data.train.arrays[0][[0, 0]].to(flat.initial.device)
-    inputs = inputs.to(flat.initial.dtype) if inputs.is_floating_point() else inputs.long()
+    inputs = two_samples(flat, data)[0]
     with torch.no_grad():
         outputs = flat(flat.initial, inputs)
     return "binary_cross_entropy" if outputs.numel() == 2 and data.classes == 2 else "cross_entropy"

@@ -344,6 +344,10 @@ def _check_settings(problem: Problem, data: FederatedData, algorithm: Algorithm,
         problem.check(data)
     if problem.mixture and problem.y0 is not None and len(problem.y0) != data.clients:
         raise invalid(f"length of y0 of the problem {problem.name}", len(problem.y0), f"{data.clients}, one per client")
+    per_client = problem.numbered and problem.y0 is not None and len(problem.y0) == data.clients
+    if per_client and settings["weighting"] == "samples" and not algorithm.mixture:
+        why = f"the dual of the problem {problem.name} has an entry for each client, and means would weigh them twice"
+        raise invalid("weighting", "samples", f"'uniform': {why}")
     algorithm.check(problem, settings["participation"], data.clients)
 
 

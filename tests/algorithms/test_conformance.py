@@ -17,7 +17,7 @@ import torch
 
 import fedstrata as fs
 from fedstrata.algorithms import ALGORITHMS
-from fedstrata.clients import Counts
+from fedstrata.clients import Client, Counts
 from fedstrata.clients.simulated import SimulatedClients
 from fedstrata.projections import simplex as project_simplex
 from saddle_worlds import SADDLES, SaddleWorld
@@ -115,6 +115,28 @@ def sizes_of(clients: SimulatedClients) -> dict[str, int]:
         "K": len(problem.levels),
         "r": clients.inner_sizes[-1] if problem.levels else 0,
     }
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_counted_samples_are_those_drawn(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch at which two gradients are taken counts once."""
+    seen: dict[tuple[Any, ...], int] = {}
+
+    def watched(method: Any) -> Any:
+        def draw(client: Client, *args: Any, **options: Any) -> Any:
+            before = client.samples
+            batch = method(client, *args, **options)
+            place = (client.clock.round, client._exchange, client._phase, client.clock.step, len(client))
+            seen[(method.__name__, tuple(client.ids), *place, repr(args), repr(options))] = client.samples - before
+            return batch
+
+        return draw
+
+    for method in (Client.draw, Client.all_data):
+        monkeypatch.setattr(Client, method.__name__, watched(method))
+    problem, data = example(name)
+    _, counts = play(kind_of(name)(), problem, data, 2, batch_size=4, participation=participation_of(name, 3), chunk=2)
+    assert counts.samples == sum(seen.values()) > 0
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -275,7 +297,7 @@ def test_codasca_sends_more_at_the_end_of_a_stage(control: bool) -> None:
     """The stage's mean up, and the new centre down."""
     w = SADDLES["free"]()
     d, p = len(w.x0), len(w.y0)
-    found = sent_each_round(fs.CODASCA(lr=0.01, steps=2, decay_every=2, control=control), w, 5)
+    found = sent_each_round(fs.CODASCA(lr=0.01, steps=2, stage_rounds=2, control=control), w, 5)
     numbers = (1 + control) * (d + p)
     assert found == [(numbers, numbers), (numbers + d, numbers + d)] * 2 + [(numbers, numbers)]
 

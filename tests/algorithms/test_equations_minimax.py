@@ -58,7 +58,7 @@ class Case:
 class Method:
     """An algorithm, its reference, and its hyperparameters here.
 
-    ``unseen`` are rows of clients that the reference does not return. ``uniform``: whatever the run's weighting.
+    ``unseen`` are rows of clients that the reference does not return.
     """
 
     build: Callable[..., fs.Algorithm]
@@ -66,7 +66,6 @@ class Method:
     options: dict[str, Any]
     unseen: tuple[str, ...] = ()
     rounds: int = 2
-    uniform: bool = False
 
 
 def steps_a_round(options: dict[str, Any]) -> int:
@@ -183,7 +182,7 @@ class Paper:
     @property
     def copies(self) -> list[int]:
         """The library's number of each of the reference's clients."""
-        weigh = self.case.weighting == "samples" and not METHODS[self.name].uniform
+        weigh = self.case.weighting == "samples"
         return [k for k in range(N) for _ in range(SIZES[k] // COMMON if weigh else 1)]
 
     @property
@@ -555,7 +554,7 @@ def codasca_reference(paper: Paper) -> dict[str, Vector]:
     control = options.get("control", True)
     rules: dict[str, Any] = {"clients": paper.clients, "eta": paper.rate("lr"), "gamma": options["gamma"]}
     rules |= {"weight_decay": options["weight_decay"], "clip": options["clip"] or None, "control": control}
-    rules |= {"decay_every": options["decay_every"] * options["steps"], "factor": options["factor"]}
+    rules |= {"decay_every": options["stage_rounds"] * options["steps"], "factor": options["factor"]}
     rules["alpha_range"] = None if world.project is None else (Into(world.project), np.inf)
     state: dict[str, Any] = {"v": world.x0, "alpha": world.y0}
     if first:
@@ -585,7 +584,7 @@ LOCAL = {"lr": 0.15, "dual_lr": 0.25, "steps": 3}
 MOMENTUM = {**LOCAL, "alpha": 0.8, "beta": 0.7}
 SERVER = {"server_lr": 0.9, "server_dual_lr": 1.2}
 STAGES = {"lr": 0.2, "steps": 3, "stage_steps": 4, "factor": 2.0, "gamma": 2.0, "estimate_batches": 2}
-SCRIPT = {"lr": 0.2, "steps": 3, "decay_every": 2, "factor": 2.0, "gamma": 2.0, "clip": 0.3, "weight_decay": 0.05}
+SCRIPT = {"lr": 0.2, "steps": 3, "stage_rounds": 2, "factor": 2.0, "gamma": 2.0, "clip": 0.3, "weight_decay": 0.05}
 METHODS = {
     "fgda": Method(fs.FGDA, storm_reference, STORM, ("w_k", "v_k")),
     "fgda, single": Method(fs.FGDA, storm_reference, {**STORM, **SINGLE}, rounds=3),
@@ -598,10 +597,8 @@ METHODS = {
     "local_sgdam_plus": Method(fs.LocalSGDAMPlus, plus_reference, {**MOMENTUM, "snapshot_every": 6}, rounds=3),
     "sagda": Method(fs.SAGDA, sagda_reference, {**LOCAL, **SERVER}),
     "fsgda": Method(fs.SAGDA, sagda_reference, {**LOCAL, **SERVER, "control": False}),
-    "cdma": Method(fs.CDMA, cdma_reference, LOCAL, uniform=True),
-    "cdma, ada": Method(
-        fs.CDMA, cdma_reference, {**LOCAL, "ada": True, "weight": 0.7, "exponent": 0.3}, rounds=3, uniform=True
-    ),
+    "cdma": Method(fs.CDMA, cdma_reference, LOCAL),
+    "cdma, ada": Method(fs.CDMA, cdma_reference, {**LOCAL, "ada": True, "weight": 0.7, "exponent": 0.3}, rounds=3),
     "fednest": Method(fs.FedNest, fednest_reference, {"alpha": 0.3, "beta": 0.6, "inner_rounds": 2, "steps": 3}),
     "coda": Method(fs.CoDA, coda_reference, STAGES, ("x_0_k", "total_k"), rounds=4),
     "codasca": Method(fs.CODASCA, codasca_reference, {**SCRIPT, "server_lr": 0.9}, ("total_k",), rounds=3),
@@ -696,9 +693,9 @@ CASES: dict[str, dict[str, Case]] = {
     },
     "codasca": {
         **ONE_STEP,
-        "stages of one round": Case(options={"decay_every": 1}),
+        "stages of one round": Case(options={"stage_rounds": 1}),
         "three stages": Case(rounds=5),
-        "in a stage": Case(options={"decay_every": 3}),
+        "in a stage": Case(options={"stage_rounds": 3}),
         "end of the first stage": Case(rounds=2),
         "given state, new stage": Case(first_round=2),
         "not clipped": Case(options={"clip": 0.0}),
@@ -877,7 +874,7 @@ def wrong() -> list[Any]:
             if isinstance(value, float):
                 # The weight of CDMA-ADA cancels where everyone takes part.
                 add(name, key, {key: value * 1.01}, Case(participation=3) if key == "weight" else None)
-        for key in ("inner_rounds", "first_batches", "stage_steps", "decay_every", "estimate_batches"):
+        for key in ("inner_rounds", "first_batches", "stage_steps", "stage_rounds", "estimate_batches"):
             if key in method.options:
                 add(name, key, {key: method.options[key] + 1})
         if "snapshot_every" in method.options:
@@ -887,8 +884,7 @@ def wrong() -> list[Any]:
             add(name, "steps", {"steps": 4})
         add(name, "another seed", {"seed": SEED + 1})
         add(name, "other batches", {"sampling": "stratified"})
-        if not method.uniform:
-            add(name, "weights", {"weighting": "samples"})
+        add(name, "weights", {"weighting": "samples"})
         for world in BOUND:
             add(name, f"no projection, {world}", {"project": None}, world=world)
     for name in ("fgda", "fgda, single", "adafgda", "adafgda, single"):

@@ -362,3 +362,10 @@ def test_fgda_that_never_averages_its_estimates_is_local_sgda_without_noise(weig
     plain = solve(fs.LocalSGDA(**LOCAL), **setting)
     assert apart(solve(fs.FGDA(synchronisation="single", **more), **setting), plain) < 1e-12
     assert apart(solve(fs.FGDA(**more), **setting), plain) > 1e-4
+
+
+def test_options_of_the_other_form_of_cdma_are_refused() -> None:
+    for options in ({"weight": 0.5}, {"exponent": 0.3}):
+        with pytest.raises(fs.InputError, match="belong to CDMA-ADA"):
+            fs.CDMA(**options)
+        fs.CDMA(ada=True, **options)

@@ -41,7 +41,7 @@ def example(same: bool = False) -> Quadratic:
 
 ROUNDS = 80
 LOCAL: dict[str, Any] = {"lr": 0.05, "dual_lr": 0.1, "steps": 5}
-SCRIPT: dict[str, Any] = {"lr": 0.08, "steps": 5, "clip": 0.0, "weight_decay": 0.0, "decay_every": 10, "factor": 1.0}
+SCRIPT: dict[str, Any] = {"lr": 0.08, "steps": 5, "clip": 0.0, "weight_decay": 0.0, "stage_rounds": 10, "factor": 1.0}
 STORM: dict[str, Any] = {"gamma": 0.05, "lam": 0.1, "steps": 5}
 CORRECTED: dict[str, fs.Algorithm] = {
     "fgda, weights 0": fs.FGDA(alpha=0.0, beta=0.0, **STORM),

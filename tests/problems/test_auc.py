@@ -329,7 +329,7 @@ ALGORITHMS = [
     fs.LocalSGDA(steps=2),
     fs.FGDA(steps=2),
     fs.CoDA(steps=2, stage_steps=2, factor=1.0),
-    fs.CODASCA(steps=2, decay_every=2),
+    fs.CODASCA(steps=2, stage_rounds=2),
 ]
 FORMS: list[dict[str, Any]] = [
     {"form": "square", "scale_dual": False},
@@ -366,7 +366,7 @@ def test_odd_classes_and_flat_scores_are_legal(
 
 
 @pytest.mark.parametrize("options", FORMS, ids=str)
-@pytest.mark.parametrize("p", [None, 0.0, 1.0, 0.3])
+@pytest.mark.parametrize("p", [None, 0.3])
 @pytest.mark.parametrize("label", [0, 1])
 def test_values_and_gradients_of_one_class_are_finite(options: dict[str, Any], p: float | None, label: int) -> None:
     data = binary([(5, 0), (3, 0)] if label == 0 else [(0, 5), (0, 3)])
@@ -462,7 +462,10 @@ def test_measures_are_of_the_logits_and_the_run_has_a_model(outputs: int, score:
             for bad in (0, -1.0, math.inf, math.nan, True, "1")
         ),
         *(
-            ({"p": bad}, r"The p of the auc problem must be the share of positives, between 0 and 1, or left out\. Got")
+            (
+                {"p": bad},
+                r"The p of the auc problem must be the share of positives, between 0 and 1 exclusive, or left",
+            )
             for bad in (-0.1, 1.1, math.nan, True, "0.5")
         ),
         ({"score": "softmax"}, r"The score of the auc problem must be 'sigmoid' or 'none'\. Got 'softmax'\."),
@@ -483,7 +486,7 @@ INPUTS = RNG.normal(size=(6, 3))
 @pytest.mark.parametrize(
     ("outputs", "inputs", "targets", "classes", "message"),
     [
-        (1, INPUTS, np.arange(6) % 3, None, "wants two classes, 0 and 1, which arrays does not have: make it binary"),
+        (1, INPUTS, np.arange(6) % 3, None, r"wants two classes, 0 and 1\. Got (\d|no) classes"),
         (3, INPUTS, np.arange(6) % 3, None, "wants two classes, 0 and 1"),
         (1, INPUTS, RNG.normal(size=6), None, "wants two classes, 0 and 1"),
         (1, INPUTS, np.zeros(6, dtype=int), None, "wants two classes, 0 and 1"),

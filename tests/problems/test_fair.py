@@ -305,3 +305,16 @@ def test_a_configuration_file_takes_classes_and_clients_from_the_data(options: d
         tables["problem"] = {"name": "fair", known: 4}
         with pytest.raises(fs.InputError, match=f"Unknown option of the problem fair '{known}'"):
             config.Experiment(config.parse(tables, "here"))
+
+
+@pytest.mark.parametrize("regularise", [0.0, 0.5])
+def test_clients_with_an_entry_of_the_dual_are_not_weighed_twice(regularise: float) -> None:
+    data = sized_data([4, 9, 6])
+    problem = fs.fair(nn.Linear(3, 2), "clients", clients=3, regularise=regularise)
+    with pytest.raises(fs.InputError, match=r"weighting must be 'uniform'.*an entry for each client"):
+        fs.train(problem, data, fs.LocalSGDA(), rounds=1, weighting="samples")
+    fs.train(problem, data, fs.LocalSGDA(), rounds=1)
+    classes = fs.fair(nn.Linear(3, 2), "classes", classes=2, regularise=regularise)
+    fs.train(classes, data, fs.LocalSGDA(), rounds=1, weighting="samples")
+    if not regularise:
+        fs.train(problem, data, fs.DRFA(), rounds=1, weighting="samples")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -209,3 +211,14 @@ def test_training_comes_near_and_says_so() -> None:
     assert run.y is not None
     assert last["distance_dual"] == pytest.approx(float(run.y.norm()), rel=1e-12)
     assert last["distance_dual"] <= last["distance"] < 1e-6
+
+
+def test_another_curvature_is_never_resumed(tmp_path: Path) -> None:
+    for curvature, resume in ((10.0, False), (3.0, True)):
+        q = fs.quadratic_saddle(clients=3, dimension=2, curvature=curvature)
+        run = partial(fs.train, q.problem, q.data, fs.LocalSGDA(steps=2), rounds=2, out=tmp_path / "run", resume=resume)
+        if resume:
+            with pytest.raises(fs.InputError, match="curvature"):
+                run()
+        else:
+            run()

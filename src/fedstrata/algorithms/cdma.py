@@ -15,7 +15,8 @@ Sent: up 2*(d + p), down 3*(d + p). In two exchanges. CDMA-ADA (ada = true) send
 
 Departures from the paper: the rule is that of the authors' public code; the paper's text could not be consulted. The
 learning rates of CDMA-ADA are divided by (r + 1)^exponent in round r, and a = min(1, weight / (r + 1)^(2 exponent)).
-Both means are uniform whatever the run's weighting. The cohorts have the run's size, the second is drawn anew.
+The cohorts have the run's size, the second is drawn anew. With every client in both, CDMA-ADA's past cancels out and
+its gradient is CDMA's.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from fedstrata.algorithms.base import Algorithm, State, param
 from fedstrata.algorithms.descent import RATES
 from fedstrata.algorithms.saddles import Pair, down_up, gradients
 from fedstrata.clients import Client, Clients
+from fedstrata.errors import InputError
 from fedstrata.problem import Problem
 from fedstrata.schedules import Rate
 
@@ -45,6 +47,11 @@ class CDMA(Algorithm):
     exponent: float = param(0.0, "how CDMA-ADA's rates decay with the rounds", least=0)
     weight_decay: float = param(0.0, "L2 penalty on x", least=0)
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.ada and (self.weight, self.exponent) != (0.95, 0.0):
+            raise InputError("The weight and the exponent of cdma belong to CDMA-ADA: pass ada = true with them.")
+
     @property
     def down(self) -> str:
         """What the server sends in a round."""
@@ -62,14 +69,14 @@ class CDMA(Algorithm):
         time = clients.clock.round + 1
         if self.ada:
             kept = 0.0 if time == 1 else 1 - min(1.0, self.weight / time ** (2 * self.exponent))
-            g_x, g_y = clients.mean(self.change, s.x, s.y, s.x_old, s.y_old, kept, weighting="uniform")
+            g_x, g_y = clients.mean(self.change, s.x, s.y, s.x_old, s.y_old, kept)
             g_x, g_y = g_x + kept * s.g_x, g_y + kept * s.g_y
             s = s.replace(x_old=s.x, y_old=s.y, g_x=g_x, g_y=g_y)
         else:
-            g_x, g_y = clients.mean(self.collect, s.x, s.y, weighting="uniform")
+            g_x, g_y = clients.mean(self.collect, s.x, s.y)
         pace = time**-self.exponent if self.ada else 1.0
         second = clients.choose(len(clients))
-        x, y = second.mean(self.local, s.x, s.y, g_x, g_y, pace, weighting="uniform")
+        x, y = second.mean(self.local, s.x, s.y, g_x, g_y, pace)
         return s.replace(x=x, y=y)
 
     def collect(self, client: Client, x: torch.Tensor, y: torch.Tensor) -> Pair:
@@ -80,10 +87,11 @@ class CDMA(Algorithm):
         self, client: Client, x: torch.Tensor, y: torch.Tensor, x_old: torch.Tensor, y_old: torch.Tensor, kept: float
     ) -> Pair:
         """Return how the gradients on all of a client's data differ from a part of what they were."""
-        g_x, g_y = self.collect(client, x, y)
+        batch = client.all_data()
+        g_x, g_y = gradients(client, x, y, batch, self.weight_decay)
         if kept == 0:
             return g_x, g_y
-        old_x, old_y = self.collect(client, x_old, y_old)
+        old_x, old_y = gradients(client, x_old, y_old, batch, self.weight_decay)
         return g_x - kept * old_x, g_y - kept * old_y
 
     def local(

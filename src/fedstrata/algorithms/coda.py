@@ -12,7 +12,8 @@ in every round.
         y_k <- Pi[ y_k + rate grad_y f_k ], both from the old point; every I steps the means of x_k and y_k
     at its end  x <- the mean of x_k over the stage's steps and the clients,   y <- Pi[ the best y at x, on a batch ]
 
-Sent: up d + p, down d + p. At the end of a stage another d up, then d down and p up. Kept on a client: x_0, and the sum
+Sent: up d + p, down d + p. At the end of a stage another d up (with average), then d down and p up (where
+the problem knows its best y). Kept on a client: x_0, and the sum
 of the stage's x_k.
 
 Departures from the paper: the original text could not be consulted; the rule is that of the method's descriptions. The

@@ -45,7 +45,7 @@ class CODASCA(Algorithm):
 
     lr: Rate = param(0.1, "learning rate of x and y", above=0, search=RATES)
     steps: int = param(10, "local steps per round, I", least=1)
-    decay_every: int = param(500, "rounds between stages, T_0 / I", least=1)
+    stage_rounds: int = param(500, "rounds of a stage, T_0 / I", least=1)
     factor: float = param(3.0, "by which the rate falls from stage to stage", least=1)
     gamma: float = param(500.0, "how far a stage may go from its centre; the larger the farther", above=0)
     clip: float = param(1.0, "largest entry of the gradient in x; 0 is none", least=0)
@@ -70,14 +70,14 @@ class CODASCA(Algorithm):
 
     def round(self, s: State, clients: Clients) -> State:
         """Average what the clients' steps led to and the control variates; at the end of a stage, renew its centre."""
-        stage, place = divmod(clients.clock.round, self.decay_every)
+        stage, place = divmod(clients.clock.round, self.stage_rounds)
         variates = (s.c_x, s.c_y) if self.control else ()
         x, y, *variates_new = clients.mean(self.local, s.x, s.y, self.factor**-stage, *variates)
         if self.control:
             s = s.replace(c_x=variates_new[0], c_y=variates_new[1])
         rate = clients.rate(self.server_lr)
         s = s.replace(x=s.x + rate * (x - s.x), y=clients.problem.projected(s.y + rate * (y - s.y)))
-        if place == self.decay_every - 1:
+        if place == self.stage_rounds - 1:
             clients.mean(self.centre, clients.mean(self.mean_of_stage))
         return s
 
@@ -89,7 +89,7 @@ class CODASCA(Algorithm):
     def mean_of_stage(self, client: Client) -> torch.Tensor:
         """Return the mean of the client's points in the stage."""
         total = client.recall("total", client.problem.x0.expand(len(client), -1))
-        return total / (self.decay_every * self.steps)
+        return total / (self.stage_rounds * self.steps)
 
     def local(
         self, client: Client, x: torch.Tensor, y: torch.Tensor, pace: float, *c: torch.Tensor

@@ -106,7 +106,9 @@ class FedNest(Algorithm):
 
         def step(client: Client, y_k: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
             x, y, q = others
-            return client.project_y(y_k + lr * (self.grad_y(client, x, y_k) - self.grad_y(client, x, y) + q))
+            batch = client.draw()
+            change = gradients(client, x, y_k, batch)[1] - gradients(client, x, y, batch)[1]
+            return client.project_y(y_k + lr * (change + q))
 
         out: torch.Tensor = client.repeat(self.steps, step, y, x, y, q)
         return out
@@ -116,7 +118,9 @@ class FedNest(Algorithm):
 
         def step(client: Client, x_k: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
             x, y, h = others
-            return x_k - lr * (self.grad_x(client, x_k, y) - self.grad_x(client, x, y) + h)
+            batch = client.draw()
+            change = gradients(client, x_k, y, batch)[0] - gradients(client, x, y, batch)[0]
+            return x_k - lr * (change + h)
 
         out: torch.Tensor = client.repeat(self.steps, step, x, x, y, h)
         return out

@@ -14,7 +14,7 @@ Problem: min_x max_y M_k[ f_k(x, y) ], no inner level; every client in every rou
 
 Sent: up 3*(d + p), down 2*(d + p). In two exchanges: down w, v, up x, y, w, v; then down x, y, up w, v. With
 synchronisation = "single" one exchange: up 2*(d + p), down d + p. Before the first round: down and up d + p. Kept on a
-client: x_k, y_k, and for "single" w_k, v_k.
+client: x_k, y_k, w_k, v_k.
 
 Departures from the paper: as printed, the update of the estimates stands in the branch without synchronisation, so
 what w and v are after one is open. The proof needs them equal on all clients right after it (Lemma 11), and each to

@@ -14,11 +14,12 @@ from fedstrata.data.federated import FederatedData
 from fedstrata.errors import InputError, invalid
 from fedstrata.flat import BatchNormRule, Flat
 from fedstrata.problem import Arrays, Problem
-from fedstrata.problems.erm import binary_cross_entropy, check_model, cross_entropy, scores, weighted_mean
+from fedstrata.problems.erm import binary_cross_entropy, check_model, cross_entropy, scores, two_samples, weighted_mean
+from fedstrata.problems.shares import class_shares
 from fedstrata.projections import box
 
 if TYPE_CHECKING:
-    from fedstrata.clients import Client, Clients
+    from fedstrata.clients import Clients
 
 Activation = Callable[[torch.Tensor], torch.Tensor]
 
@@ -53,9 +54,10 @@ def auc(
     ``score`` is what the model's output, one logit or the difference of two, goes through: "sigmoid" keeps scores in
     (0, 1), which the theory assumes; "none" takes logits. Metrics use the logits; their ``loss`` is the cross-entropy.
 
-    ``scale_dual``: at p = 0.05 the gradient in alpha, 2p(1-p)(mean s- - mean s+ - alpha) and 1 more, is twenty times
-    smaller than others. With it y is sqrt(p(1-p)) alpha, so that a step along the gradient in y moves alpha by
-    1 / (p(1-p)) times as much, which is what codes with the gradient divided by p(1-p) do; the problem stays the same.
+    ``scale_dual``: at p = 0.05 the gradient in alpha, 2p(1-p)(mean s- - mean s+ - alpha), with the margin added inside
+    for "margin", is twenty times smaller than those in a and b at their best. With it y is sqrt(p(1-p)) alpha, so that
+    a step along the gradient in y moves alpha by 1 / (p(1-p)) times as much, which is what codes with the gradient
+    divided by p(1-p) do; the problem stays the same.
     """
     if form not in ("square", "margin"):
         raise invalid("form of the auc problem", form, "'square' or 'margin'")
@@ -67,8 +69,8 @@ def auc(
         raise invalid("margin of the auc problem", margin, "a positive number")
     if form == "square" and margin != 1.0:
         raise InputError("The margin of the auc problem belongs to form = 'margin'; the form 'square' has none.")
-    if p is not None and (isinstance(p, bool) or not isinstance(p, int | float) or not 0 <= p <= 1):
-        raise invalid("p of the auc problem", p, "the share of positives, between 0 and 1, or left out")
+    if p is not None and (isinstance(p, bool) or not isinstance(p, int | float) or not 0 < p < 1):
+        raise invalid("p of the auc problem", p, "the share of positives, between 0 and 1 exclusive, or left out")
     flat = Flat(model, batchnorm)
     options = {"form": form, "margin": margin, "score": score, "scale_dual": scale_dual, "p": p, "batchnorm": batchnorm}
 
@@ -97,16 +99,6 @@ def auc(
 def positives(clients: Clients) -> float:
     """Ask all clients for their class counts; return the share of class 1 as the run weights clients."""
     return float(class_shares(clients)[1])
-
-
-def class_shares(clients: Clients) -> torch.Tensor:
-    """Ask all clients for their class counts; return the share of each class as the run weights clients."""
-    counts: torch.Tensor = clients.gather(_class_counts).double()
-    return clients.weights @ (counts / counts.sum(1, keepdim=True))
-
-
-def _class_counts(client: Client) -> torch.Tensor:
-    return client.class_counts
 
 
 class _Loss:
@@ -162,13 +154,11 @@ def _check(flat: Flat, data: FederatedData) -> None:
     targets = data.train.arrays[1]
     if data.classes != 2 or targets.is_floating_point() or targets.dim() != 1:
         raise InputError(
-            f"The auc problem wants two classes, 0 and 1, which {data.name} does not have: make it binary, "
-            "e.g. with imbalance (data.imbalance in a file)."
+            f"The auc problem wants two classes, 0 and 1. Got {data.classes or 'no'} classes ({data.name}): make the "
+            "data binary, e.g. with imbalance (data.imbalance in a file)."
         )
     check_model(flat, data, "")
-    inputs = data.train.arrays[0]
-    twice = torch.cat([inputs[:1], inputs[:1]]).to(flat.initial.device)
-    outputs = flat.pure(twice.to(flat.initial.dtype) if twice.is_floating_point() else twice.long())
+    outputs = flat.pure(two_samples(flat, data)[0])
     if outputs.numel() not in (2, 4):
         name = type(flat.module).__name__
         raise invalid(f"output of the model {name}", tuple(outputs.shape), "one logit per sample, or two, for auc")

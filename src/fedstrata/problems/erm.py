@@ -90,7 +90,7 @@ def erm(model: nn.Module, loss: str | Losses = "cross_entropy", batchnorm: Batch
 
 def check_model(flat: Flat, data: FederatedData, loss: str) -> None:
     """Refuse data that the model cannot take in, or labels that it has no output for."""
-    inputs, targets = _two_samples(flat, data)
+    inputs, targets = two_samples(flat, data)
     model = type(flat.module).__name__
     try:
         outputs = flat.pure(inputs)
@@ -116,14 +116,14 @@ def check_model(flat: Flat, data: FederatedData, loss: str) -> None:
         )
 
 
-def _two_samples(flat: Flat, data: FederatedData) -> list[torch.Tensor]:
+def two_samples(flat: Flat, data: FederatedData) -> list[torch.Tensor]:
     """Return the first sample twice, as a model takes it: one alone would not do for batch statistics."""
     twice = [torch.cat([a[:1], a[:1]]).to(flat.initial.device) for a in data.train.arrays]
     return [a.to(flat.initial.dtype) if a.is_floating_point() else a.long() for a in twice]
 
 
 def _check_losses(flat: Flat, data: FederatedData, losses: Losses) -> None:
-    inputs, targets = _two_samples(flat, data)
+    inputs, targets = two_samples(flat, data)
     with torch.no_grad():
         found = losses(flat(flat.initial, inputs), targets)
     if found.shape != (2,):

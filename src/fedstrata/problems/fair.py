@@ -14,8 +14,8 @@ from fedstrata.errors import InputError, invalid
 from fedstrata.flat import BatchNormRule
 from fedstrata.problem import Arrays, Problem
 from fedstrata.problems.agnostic import agnostic
-from fedstrata.problems.auc import class_shares
 from fedstrata.problems.erm import Losses, erm, weighted_mean
+from fedstrata.problems.shares import class_shares
 from fedstrata.projections import simplex
 
 if TYPE_CHECKING:
@@ -33,11 +33,12 @@ def fair(
 ) -> Problem:
     """Build fair learning: min_x max_y sum_c y_c loss_c(x) - regularise / 2 ||y||^2, y on the simplex.
 
-    ``over`` = "classes": loss_c is the mean loss on class c in the data of all clients, and there are ``classes``
-    entries of y. As a mean over clients, a sample of class c weighs y_c divided by the share of its class; the clients
-    are asked for their class counts before the first round. ``over`` = "clients": loss_c is the mean loss of client c,
-    and there are ``clients`` entries (without a regulariser this is :func:`agnostic`). y starts uniform. A
-    configuration file takes both numbers from the data. ``regularise`` above 0 makes the maximum strongly concave.
+    ``over`` = "classes": loss_c is the mean loss on class c, of the data of all clients as the run weights them, and
+    there are ``classes`` entries of y. As a mean over clients, a sample of class c weighs y_c divided by the share of
+    its class; the clients are asked for their class counts before the first round. ``over`` = "clients": loss_c is the
+    mean loss of client c, and there are ``clients`` entries (without a regulariser this is :func:`agnostic`). y starts
+    uniform. A configuration file takes both numbers from the data. ``regularise`` above 0 makes the maximum strongly
+    concave.
     """
     if over not in ("classes", "clients"):
         raise invalid("over of the fair problem", over, "'classes' or 'clients'")

@@ -102,7 +102,15 @@ def composition(
         means = means.mean(0, keepdim=True).expand_as(means)
     left = torch.einsum("krd,kre->de", means, means)
     solution = torch.linalg.solve(left, torch.einsum("krd,kr->d", means, targets))
-    problem = Problem(outer, start, levels=(level,), inner_mean=inner_mean, name="composition", known=(solution, None))
+    problem = Problem(
+        outer,
+        start,
+        levels=(level,),
+        inner_mean=inner_mean,
+        name="composition",
+        known=(solution, None),
+        options={"inner_mean": inner_mean},
+    )
     return Quadratic(problem, data, solution)
 
 
@@ -151,7 +159,9 @@ def quadratic_saddle(
 
     data = FederatedData.from_arrays([(t[k].expand(samples, 1), b[k]) for k in range(clients)], name="quadratic_saddle")
     zero = torch.zeros(dimension, dtype=dtype)
-    problem = Problem(outer, x0, y0=y0, name="quadratic_saddle", best_y=best_y, known=(zero, zero))
+    problem = Problem(
+        outer, x0, y0=y0, name="quadratic_saddle", best_y=best_y, known=(zero, zero), options={"curvature": curvature}
+    )
     return Quadratic(problem, data, zero, zero)
 
 
