@@ -300,7 +300,7 @@ def test_one_step_of_all_clients_is_gradient_descent_ascent_on_the_mean(name: st
 
 
 def test_a_step_of_cdma_is_one_step_of_the_server() -> None:
-    """Whatever the second cohort draws: its corrections cancel in the first step. Cohorts do not weigh by samples."""
+    """Whatever the second cohort draws: its corrections cancel in the first step; cohorts weigh by samples."""
     options: dict[str, Any] = {"participation": 2, "weighting": "samples", "world": FREE}
     found = [solve(fs.CDMA(**ONE), 1, batch_size=size, **options) for size in (1, 5)]
     assert apart(*found) < 1e-12
@@ -310,8 +310,10 @@ def test_a_step_of_cdma_is_one_step_of_the_server() -> None:
         parts.append(
             FREE.gradient(tuple(a.numpy() for a in FREE.data.train.of_client(int(k))), int(k), FREE.x0, FREE.y0)
         )
-    np.testing.assert_allclose(found[0].x, FREE.x0 - RATE * np.mean([g for g, _ in parts], axis=0), atol=1e-12)
-    np.testing.assert_allclose(found[0].y, FREE.y0 + DUAL * np.mean([g for _, g in parts], axis=0), atol=1e-12)
+    sizes = [SIZES[k] for k in clients.cohort]
+    g_x, g_y = (np.average([part[i] for part in parts], axis=0, weights=sizes) for i in (0, 1))
+    np.testing.assert_allclose(found[0].x, FREE.x0 - RATE * g_x, atol=1e-12)
+    np.testing.assert_allclose(found[0].y, FREE.y0 + DUAL * g_y, atol=1e-12)
     assert SIZES[clients.cohort[0]] != SIZES[clients.cohort[1]]
 
 
