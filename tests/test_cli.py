@@ -414,3 +414,11 @@ def test_the_installed_command_exits_with_its_code(experiment, tmp_path):
         command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=False
     )
     assert done.returncode == 2 and "Unknown algorithm 'nothing'" in done.stderr and done.stdout == ""
+
+
+def test_show_tells_of_problems_too(fedstrata):
+    code, printed, _ = fedstrata("show", "auc")
+    assert code == 0 and "scale_dual" in printed and "share of positives" in printed
+    code, printed, _ = fedstrata("show", "quadratic_saddle", "--json")
+    assert code == 0 and json.loads(printed)["options"]["spread"] == 1.0
+    assert fedstrata("show", "nothing")[0] == 2

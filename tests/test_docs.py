@@ -8,11 +8,13 @@ import tomllib
 from pathlib import Path
 from types import ModuleType
 
+import numpy as np
 import pytest
 import torch
 
 import fedstrata as fs
 from fedstrata.algorithms import ALGORITHMS
+from fedstrata.compare import run_config
 from fedstrata.config import Experiment, read
 
 ROOT = Path(__file__).parents[1]
@@ -71,6 +73,23 @@ def test_the_skeleton_of_an_algorithm_is_one():
     finally:
         ALGORITHMS.pop("fedmom", None)
         del sys.modules["fedmom"]
+
+
+def test_the_file_of_the_auc_page_runs(tmp_path, monkeypatch):
+    (text,) = re.findall(r"```toml\n(.*?)```", (ROOT / "docs/auc.md").read_text(), flags=re.S)
+    monkeypatch.chdir(tmp_path)
+    Path("auc.toml").write_text(text)
+    Path("sites").mkdir()
+    rng = np.random.default_rng(0)
+    for site, positives in enumerate([9, 6, 0, 12]):
+        targets = (np.arange(80) < positives).astype(np.int64)
+        inputs = rng.normal(size=(80, 5)) + 1.5 * targets[:, None]
+        np.savez(f"sites/site{site}.npz", inputs=inputs.astype(np.float32), targets=targets)
+    config = read("auc.toml", ["train.rounds=20", "model.hidden=[8]"])
+    for label in config.variants:
+        summary = run_config(config.variant(label), None, False, []).summary
+        assert summary["auc"] > 0.8 and summary["per_client"]["auc"][2] is None
+        assert ("accuracy" in summary) == (label == "fedavg")
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.toml")), ids=lambda p: p.stem)

@@ -81,6 +81,7 @@ def test_measures_over_clients_by_hand() -> None:
     expected = {
         "loss": logistic(*together).mean(),
         "accuracy": 3 / 9,
+        "accuracy_worst_class": 1 / 4,
         "auc": roc_auc_score(together[1], together[0]),
         "loss_mean": np.mean(losses),
         "loss_worst": max(losses),

@@ -189,7 +189,7 @@ def test_a_problem_without_a_model_cannot_be_adapted() -> None:
     q = fs.quadratic(clients=3)
     with pytest.raises(fs.InputError, match="quadratic has no model to adapt: leave out adapt_steps, adapt_lr"):
         Evaluation(adapt_steps=2, adapt_lr=0.1)(q.problem, q.data, q.problem.x0, None)
-    assert Evaluation(adapt_steps=0)(q.problem, q.data, q.problem.x0, None).keys() == {"loss"}
+    assert Evaluation(adapt_steps=0)(q.problem, q.data, q.problem.x0, None).keys() == {"loss", "distance"}
 
 
 @pytest.mark.parametrize(

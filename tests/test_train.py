@@ -1007,3 +1007,23 @@ def test_a_one_client_run_works_alone(tmp_path: Path) -> None:
     problem = softmax_problem()
     run = fs.train(problem, sized_data([9]), fs.Scaffold(lr=0.3), rounds=3, out=tmp_path / "run")
     assert run.history[-1]["loss"] < run.history[0]["loss"]
+
+
+@pytest.mark.parametrize(
+    ("outer", "size", "message"),
+    [
+        (
+            lambda x, y, b: x @ y - y @ y,
+            4,
+            r"outer function of the problem own fails, given x of 3 numbers, y of 4",
+        ),
+        (lambda x, y, b: x * y, 3, r"value of the outer function .* must be a single number.* Got 'shape \(3,\)'"),
+        (lambda x, y, b: 1.0, 3, r"value of the outer function .* Got 'float'"),
+        (lambda x, b: x.sum(), 3, "outer function of the problem own fails, given"),
+    ],
+)
+def test_functions_of_ones_own_are_tried_before_training(outer: Any, size: int, message: str) -> None:
+    data = fs.FederatedData.from_arrays([(torch.ones(4, 3), torch.ones(4)) for _ in range(2)])
+    problem = fs.Problem(outer, torch.ones(3), y0=torch.ones(size), name="own")
+    with pytest.raises(fs.InputError, match=message):
+        fs.train(problem, data, fs.LocalSGDA(), rounds=1)

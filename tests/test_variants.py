@@ -404,3 +404,30 @@ def test_another_algorithm_on_the_command_line_keeps_only_what_is_shared(write):
     assert read(path, ["algorithm.name=mfcgd"]).algorithm.options == {"gamma": 0.2, "beta": 0.3, "steps": 4}
     assert read(path, ["algorithm.name=afl", "algorithm.lr=0.5"]).algorithm.options == {"lr": 0.5}
     assert read(path, ["algorithm.name=nonsense"]).algorithm.name == "nonsense"
+
+
+def test_what_is_set_on_the_command_line_wins(tmp_path: Path) -> None:
+    path = tmp_path / "file.toml"
+    path.write_text(
+        """
+        [problem]
+        name = "auc"
+        score = "none"
+        [algorithm]
+        name = "fgda"
+        [algorithms.local_sgda]
+        lr = 0.2
+        [variants.one]
+        algorithm = { name = "local_sgda", lr = 0.3 }
+        [variants.two]
+        problem = { name = "erm", loss = "binary_cross_entropy" }
+        algorithm = { name = "fedavg" }
+        """
+    )
+    config = read(path, ["algorithm.steps=3"])
+    assert config.variant("one").algorithm.options == {"steps": 3, "lr": 0.3}
+    config = read(path, ["algorithm.name=local_sgda", "algorithm.lr=0.7", "problem.score=sigmoid"])
+    assert config.variant("one").algorithm.options["lr"] == config.options_of("local_sgda")["lr"] == 0.7
+    assert config.variant("two").problem.options == {"loss": "binary_cross_entropy"}
+    assert read(path, ["problem.name=erm"]).problem.options == {}
+    assert read(path, ["problem.name=auc"]).problem.options == {"score": "none"}

@@ -17,6 +17,10 @@ if TYPE_CHECKING:
 Row = dict[str, Any]
 
 
+_SHOWN = ("loss", "accuracy", "accuracy_worst", "auc", "auc_worst", "attacked_accuracy", "distance")
+"""What a line of progress tells."""
+
+
 class Callback:
     """Listens to a run; override what you need. Exceptions raised here stop the run."""
 
@@ -92,7 +96,7 @@ class ShowProgress(Callback):
 
     def on_evaluation(self, row: Row) -> None:
         """Show the measures."""
-        shown = "  ".join(f"{k} {row[k]:.4f}" for k in ("loss", "accuracy", "accuracy_worst", "auc") if k in row)
+        shown = "  ".join(f"{k} {row[k]:.4g}" if k == "distance" else f"{k} {row[k]:.4f}" for k in _SHOWN if k in row)
         if self._bar is not None:
             self._bar.update(self._task, last=shown)
         elif not self.brief or row["round"] == self.rounds:

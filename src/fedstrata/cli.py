@@ -275,10 +275,16 @@ def list_(
 
 @app.command()
 def show(
-    algorithm: Annotated[str, typer.Argument(help="The algorithm, by name.")],
+    algorithm: Annotated[str, typer.Argument(help="The algorithm, or problem, by name.")],
     as_json: Json = False,
 ) -> None:
-    """Show ALGORITHM, one of 'fedstrata list algorithms': its equations, its hyperparameters, what it sends."""
+    """Show ALGORITHM, one of 'fedstrata list algorithms': its equations, its hyperparameters, what it sends.
+
+    Of a problem, one of 'fedstrata list problems': what it is, and its options.
+    """
+    if algorithm in PROBLEMS and algorithm not in ALGORITHMS:
+        _show_problem(algorithm, as_json)
+        return
     if algorithm not in ALGORITHMS:
         raise unknown("algorithm", algorithm, ALGORITHMS)
     kind = ALGORITHMS[algorithm]
@@ -297,6 +303,23 @@ def show(
         grid.add_column(column)
     for name, about in params.items():
         grid.add_row(f"[bold]{name}[/bold]", str(about["default"]), about["doc"])
+    out_console.print()
+    out_console.print(grid)
+
+
+def _show_problem(name: str, as_json: bool) -> None:
+    kind = PROBLEMS[name]
+    text, known = inspect.getdoc(kind.build) or "", inspect.signature(kind.build).parameters
+    options = {o: known[o].default for o in kind.options}
+    if as_json:
+        print(json.dumps({"name": name, "text": text, "options": options}))
+        return
+    out_console.print(text, highlight=False, markup=False, soft_wrap=True)
+    grid = Table(title="Options", title_justify="left", box=None, pad_edge=False)
+    for column in ("name", "default"):
+        grid.add_column(column)
+    for option, default in options.items():
+        grid.add_row(f"[bold]{option}[/bold]", "none" if default is None else str(default))
     out_console.print()
     out_console.print(grid)
 
@@ -353,7 +376,7 @@ _DEMO: dict[str, Any] = {
     "problem": {"name": "auc", "score": "none"},
     "train": {"rounds": 100, "batch_size": 16, "threads": 1},
     "evaluate": {"clients": "none"},
-    "plot": {"measures": ["auc", "loss"]},
+    "plot": {"measures": ["auc"]},
     "variants": {
         "fedavg": {
             "problem": {"name": "erm", "loss": "binary_cross_entropy"},

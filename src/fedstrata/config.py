@@ -286,12 +286,31 @@ def read(path: str | Path, overrides: list[str] | None = None, preset: str | Non
         single: Tables = {}
         override(single, text)
         raw = _for_pretrain_of(single, raw)
-        before = dict(raw.get("algorithm") or {})
+        before = {kind: dict(raw.get(kind) or {}) for kind in ("algorithm", "problem")}
         override(raw, text)
-        name = raw["algorithm"].get("name") if isinstance(raw.get("algorithm"), dict) else None
-        if text.partition("=")[0].strip() == "algorithm.name" and name in ALGORITHMS and name != before.get("name"):
-            raw["algorithm"] = {"name": name, **shared_options(before, name)}
+        kind, _, option = text.partition("=")[0].strip().partition(".")
+        if kind in before and option and isinstance(raw.get(kind), dict):
+            _settle(raw, kind, option, before[kind])
     return parse(raw, str(path))
+
+
+def _settle(raw: Tables, kind: str, option: str, before: Tables) -> None:
+    """Draw the consequences of an option of the algorithm, or problem, that was set on the command line.
+
+    Another name keeps only what fits it. Any other option wins over what variants and ``[algorithms.NAME]`` say.
+    """
+    name, value = raw[kind].get("name"), raw[kind].get(option)
+    if option == "name":
+        if kind == "algorithm" and name in ALGORITHMS and name != before.get("name"):
+            raw[kind] = {"name": name, **shared_options(before, name)}
+        elif kind == "problem" and name in PROBLEMS and name != before.get("name"):
+            raw[kind] = {k: v for k, v in raw[kind].items() if k in ("name", *PROBLEMS[name].options)}
+        return
+    tables = [v.get(kind) for v in (raw.get("variants") or {}).values() if isinstance(v, dict)]
+    tables += list((raw.get("algorithms") or {}).values()) if kind == "algorithm" else []
+    for table in tables:
+        if isinstance(table, dict) and option in table:
+            table[option] = value
 
 
 def presets(path: str | Path) -> list[str]:

@@ -26,7 +26,7 @@ Measures = dict[str, float]
 
 MEASURES = (
     *("loss", "accuracy", "auc", "auc_mean", "auc_worst", "objective", "gradient_norm"),
-    *("distance", "distance_dual", "attacked_loss", "attacked_accuracy", "attacked_auc"),
+    *("accuracy_worst_class", "distance", "distance_dual", "attacked_loss", "attacked_accuracy", "attacked_auc"),
     *(
         f"{name}_{over}"
         for name in ("loss", "accuracy", "personal_loss", "personal_accuracy")
@@ -52,11 +52,11 @@ class Evaluation:
                   default that of an ``adversarial`` problem, and none for the others.
     attack_steps: gradient steps to find the perturbation that hurts most (see ``fedstrata.attack``).
 
-    Gives ``loss``, ``accuracy`` (with classes) and ``auc`` (with two) on the pooled test set, else on the clients'
-    held-out parts, else on the training data; and over the clients ``loss_mean``, ``loss_worst``, ``loss_spread``
-    (standard deviation), ``accuracy_mean``, ``accuracy_worst``, ``accuracy_spread``, ``auc_mean`` and ``auc_worst`` (of
-    clients that have both classes). A problem without a model gives ``loss``, its objective, on the clients' held-out
-    parts where all have one, else on the training data.
+    Gives ``loss``, ``accuracy`` and ``accuracy_worst_class`` (with classes) and ``auc`` (with two) on the pooled test
+    set, else on the clients' held-out parts, else on the training data; and over the clients ``loss_mean``,
+    ``loss_worst``, ``loss_spread`` (standard deviation), ``accuracy_mean``, ``accuracy_worst``, ``accuracy_spread``,
+    ``auc_mean`` and ``auc_worst`` (of clients that have both classes). A problem without a model gives ``loss``, its
+    objective, on the clients' held-out parts where all have one, else on the training data.
 
     When the model is adapted, ``personal_loss`` and ``personal_accuracy`` (``_mean``, ``_worst``, ``_spread``) are
     measured on the same data with each client's own model: full-batch steps x <- x - lr grad(mean loss) on the rows
@@ -123,7 +123,7 @@ class Evaluation:
         start = x.new_zeros(inputs[0].numel()) if y is None or not problem.perturbs else project(y)
         worst = worst_perturbation(problem, x, start, project, arrays, self.attack_steps)
         found = _pooled_measures(problem, classes, *predict(problem, x, (perturbed(inputs, worst), targets)))
-        return {f"attacked_{name}": value for name, value in found.items()}
+        return {f"attacked_{name}": value for name, value in found.items() if name in ("loss", "accuracy", "auc")}
 
     def per_client(self, problem: Problem, data: FederatedData, x: torch.Tensor) -> dict[str, np.ndarray]:
         """Return ``loss``, ``accuracy`` and ``auc`` of each client; NaN where a client has no samples to measure on.
@@ -271,7 +271,9 @@ def _pooled_measures(problem: Problem, classes: int, outputs: torch.Tensor, targ
     assert problem.losses is not None
     measures = {"loss": float(problem.losses(outputs, targets).double().mean())}
     if classifies(problem, outputs, classes):
-        measures["accuracy"] = float(correct(outputs, targets).double().mean())
+        right = correct(outputs, targets).double()
+        measures["accuracy"] = float(right.mean())
+        measures["accuracy_worst_class"] = min(float(right[targets == c].mean()) for c in torch.unique(targets))
     if classes == 2:
         measures["auc"] = auc(scores(outputs).cpu().numpy(), targets.cpu().numpy())
     return measures
@@ -301,7 +303,7 @@ def classifies(problem: Problem, outputs: torch.Tensor, classes: int) -> bool:
     """Whether outputs say which class: a column for each, or one logit for two. Squared errors have no classes."""
     columns = outputs.reshape(len(outputs), -1).shape[1]
     squared = getattr(problem.losses, "__name__", "") == "squared"
-    return not squared and classes > 1 and (columns == classes or (columns == 1 and classes == 2))
+    return not squared and not problem.ranks and classes > 1 and (columns == classes or (columns == 1 and classes == 2))
 
 
 def correct(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:

@@ -33,7 +33,10 @@ LABELS = {
 }
 
 
-_FIRST = ("auc", "personal_accuracy_mean", "accuracy", "accuracy_worst", "personal_loss_mean", "gradient_norm", "loss")
+_FIRST = (
+    *("auc", "auc_worst", "personal_accuracy_mean", "accuracy", "attacked_accuracy", "accuracy_worst"),
+    *("personal_loss_mean", "distance", "gradient_norm", "loss"),
+)
 
 
 _INSIDE = 6

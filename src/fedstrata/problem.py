@@ -51,6 +51,8 @@ class Problem:
                 sample: what a sampling that favours rare classes makes.
     best_y:     ``best_y(x, batch) -> y``, where f(x, .) is quadratic in y with one Hessian for all batches: the y, not
                 projected, that maximises it, so that the mean of these over batches maximises the mean of f.
+    ranks:      whether the model is only asked to rank, so that no threshold of its outputs means anything: metrics
+                then leave out accuracy.
     known:      the solution, x and y (None without a dual), where it is known: for metrics.
     perturbs:   whether the dual is a perturbation that is added to every input: metrics then measure under attack too.
     flat:       the model whose weights are the first entries of the vector, if there is one.
@@ -75,6 +77,7 @@ class Problem:
     mixture: bool = False
     takes_weights: bool = False
     best_y: Level | None = None
+    ranks: bool = False
     known: tuple[torch.Tensor, torch.Tensor | None] | None = None
     perturbs: bool = False
     flat: Flat | None = None

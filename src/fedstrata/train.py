@@ -331,6 +331,8 @@ def _check_settings(problem: Problem, data: FederatedData, algorithm: Algorithm,
     seed = settings["seed"]
     if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
         raise invalid("seed", seed, "a whole number of at least 0")
+    if problem.check is not None:
+        problem.check(data)
     sampling = settings["sampling"]
     if sampling == "balanced" and not problem.takes_weights:
         fit = ", ".join(name for name, kind in SAMPLINGS.items() if not kind.weighted)
@@ -340,8 +342,6 @@ def _check_settings(problem: Problem, data: FederatedData, algorithm: Algorithm,
     if sampling == "balanced" and settings["batch_size"] is not None:
         for level in range(0 if problem.outer_draws else 1, 1 + len(problem.levels)):
             check_balanced(settings["batch_size"], data.part(level).class_counts, np.arange(data.clients))
-    if problem.check is not None:
-        problem.check(data)
     if problem.mixture and problem.y0 is not None and len(problem.y0) != data.clients:
         raise invalid(f"length of y0 of the problem {problem.name}", len(problem.y0), f"{data.clients}, one per client")
     per_client = problem.numbered and problem.y0 is not None and len(problem.y0) == data.clients
@@ -349,6 +349,36 @@ def _check_settings(problem: Problem, data: FederatedData, algorithm: Algorithm,
         why = f"the dual of the problem {problem.name} has an entry for each client, and means would weigh them twice"
         raise invalid("weighting", "samples", f"'uniform': {why}")
     algorithm.check(problem, settings["participation"], data.clients)
+    if problem.flat is None and problem.prepare is None:
+        _try_out(problem, data)
+
+
+@torch.no_grad()
+def _try_out(problem: Problem, data: FederatedData) -> None:
+    """Refuse a user's functions that fail on two samples, or give no number, before a hundred clients do."""
+
+    def batch(level: int) -> tuple[torch.Tensor, ...]:
+        if level == 0 and not problem.outer_draws:
+            return (torch.tensor(0),) if problem.numbered else ()
+        part = data.part(level).gather(np.zeros(1, dtype=np.int64), np.zeros((1, 2), dtype=np.int64), None, False)
+        arrays = tuple(a[0].to(problem.x0.dtype) if a.is_floating_point() else a[0] for a in part.parts[0])
+        return (*arrays, torch.tensor(0)) if level == 0 and problem.numbered else arrays
+
+    u, what = problem.x0, f"outer function of the problem {problem.name}"
+    try:
+        for k, level in enumerate(problem.levels, 1):
+            what = f"level {k} of the problem {problem.name}"
+            u = level(u, batch(k))
+        what = f"outer function of the problem {problem.name}"
+        value = problem.outer(u, *(() if problem.y0 is None else (problem.y0,)), batch(0))
+    except (RuntimeError, TypeError, ValueError, IndexError, AttributeError) as error:
+        shapes = ", ".join(str((2, *a.shape[1:])) for a in data.train.arrays)
+        dual = "" if problem.y0 is None else f", y of {len(problem.y0)}"
+        given = f"x of {len(problem.x0)} numbers{dual}, and a batch of shapes {shapes}"
+        raise InputError(f"The {what} fails, given {given}: {str(error).splitlines()[0]}") from error
+    if not isinstance(value, torch.Tensor) or value.dim() != 0:
+        got = f"shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
+        raise invalid(f"value of the {what}", got, "a single number, a tensor of shape ()")
 
 
 def _check_evaluation(problem: Problem, data: FederatedData, evaluate: Evaluate | None) -> None:

@@ -43,7 +43,7 @@ BAD = [
     ("qfedavg", {"q": -0.1}, "The q of qfedavg must be a number at least 0. Got -0.1."),
     ("scaffold", {"option": "III"}, "The option of scaffold must be 'I' or 'II'. Got 'III'."),
     ("fedavg", {"learning_rate": 1}, "Unknown hyperparameter of fedavg 'learning_rate'."),
-    ("fedavgg", {}, "Unknown algorithm 'fedavgg'. Did you mean 'fedavg'? Known: adamfcgd, "),
+    ("fedavgg", {}, "Unknown algorithm 'fedavgg'. Did you mean 'fedavg'? Known: adafgda, "),
     ("fedavg", {"lr": {"schedule": "setp", "value": 1.0}}, "Unknown schedule 'setp'. Did you mean 'step'?"),
     ("fedavg", {"lr": {"schedule": "step", "vale": 1.0}}, "Unknown option of the step schedule 'vale'."),
     ("fedavg", {"lr": {"schedule": "step"}}, "The step schedule must be complete ("),

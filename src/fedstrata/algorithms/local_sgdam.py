@@ -11,7 +11,7 @@ Problem: min_x max_y M_k[ f_k(x, y) ], no inner level.
     x, y, d <- M_k[x_k], M_k[y_k], M_k[d_k]
 
 Sent: up 2*(d + p), down 2*(d + p). With average_momentum = false the momenta stay on their clients, and up d + p, down
-d + p. Before the first round: down d + p, and up d + p where momenta are averaged.
+d + p. Before the first round: down and up d + p. (Momenta that stay on their clients are not sent up then.)
 
 Departures from the paper: ``average_momentum = false`` is what the paper's experiments do by a footnote. The first d is
 the gradient on one batch, averaged where momenta are; the original text could not be consulted on that. The projection

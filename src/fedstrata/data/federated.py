@@ -57,6 +57,8 @@ class Part:
         if not _are_labels(targets):
             raise invalid("targets", f"{targets.dtype} of shape {tuple(targets.shape)}", "class numbers, one per row")
         labels = targets.cpu().numpy()[self.rows.numpy()]
+        if labels.min() < 0:
+            raise invalid("labels of the data", int(labels.min()), "class numbers from 0 on")
         owner = np.repeat(np.arange(len(self.sizes)), self.sizes)
         shape = (len(self.sizes), int(labels.max()) + 1)
         return np.bincount(owner * shape[1] + labels, minlength=shape[0] * shape[1]).reshape(shape)

@@ -52,12 +52,13 @@ def auc(
     distribution. A client, or a batch, with one class only is legal.
 
     ``score`` is what the model's output, one logit or the difference of two, goes through: "sigmoid" keeps scores in
-    (0, 1), which the theory assumes; "none" takes logits. Metrics use the logits; their ``loss`` is the cross-entropy.
+    (0, 1), which the theory assumes; "none" takes logits. Metrics use the logits; there is no accuracy, since no
+    threshold is learnt, and ``loss`` is the cross-entropy.
 
-    ``scale_dual``: at p = 0.05 the gradient in alpha, 2p(1-p)(mean s- - mean s+ - alpha), with the margin added inside
-    for "margin", is twenty times smaller than those in a and b at their best. With it y is sqrt(p(1-p)) alpha, so that
-    a step along the gradient in y moves alpha by 1 / (p(1-p)) times as much, which is what codes with the gradient
-    divided by p(1-p) do; the problem stays the same.
+    ``scale_dual``: the gradient in alpha is 2p(1-p)(mean s- - mean s+ - alpha), with the margin added inside for
+    "margin", so its steps are small when positives are rare. With it y is sqrt(p(1-p)) alpha, so that a step along the
+    gradient in y moves alpha by 1 / (p(1-p)) times as much, which is what codes that divide this gradient by p(1-p) do;
+    the problem stays the same.
     """
     if form not in ("square", "margin"):
         raise invalid("form of the auc problem", form, "'square' or 'margin'")
@@ -84,6 +85,7 @@ def auc(
         project_y=box(low=0.0) if form == "margin" else None,
         name="auc",
         takes_weights=True,
+        ranks=True,
         flat=flat,
         predict=lambda x, inputs: flat(x[: flat.size], inputs),
         losses=_cross_entropy,
@@ -152,10 +154,16 @@ def _cross_entropy(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor
 
 def _check(flat: Flat, data: FederatedData) -> None:
     targets = data.train.arrays[1]
-    if data.classes != 2 or targets.is_floating_point() or targets.dim() != 1:
+    if targets.is_floating_point() or targets.dim() != 1:
+        got = f"{targets.dtype} of shape {tuple(targets.shape[1:])} per sample ({data.name})"
+        raise invalid("targets of the auc problem", got, "0 and 1, one whole number per sample")
+    low, high = int(targets.min()), int(targets.max())
+    if low < 0 or (high > 1 and data.classes == 2):
+        raise invalid("labels of the auc problem", f"{low} to {high} ({data.name})", "0 and 1")
+    if data.classes != 2:
         raise InputError(
-            f"The auc problem wants two classes, 0 and 1. Got {data.classes or 'no'} classes ({data.name}): make the "
-            "data binary, e.g. with imbalance (data.imbalance in a file)."
+            f"The auc problem wants two classes, 0 and 1. Got {data.classes} ({data.name}): label the data 0 and 1, or "
+            "take the first half of the classes for 1 with imbalance (data.imbalance in a file)."
         )
     check_model(flat, data, "")
     outputs = flat.pure(two_samples(flat, data)[0])
