@@ -6,6 +6,7 @@ import numpy as np
 import torch
 
 from fedstrata.problem import Arrays, Problem
+from fedstrata.problems.adversarial import perturbed
 from fedstrata.projections import Projection
 from fedstrata.rng import key_of, permutations
 
@@ -41,8 +42,3 @@ def worst_perturbation(
             break
         y = y + 2 / (k + 2) * (project(_FAR * gradient / norm) - y)
     return best
-
-
-def perturbed(inputs: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """Return inputs [n, ...] with one perturbation [p] added to each."""
-    return inputs + y.view(inputs.shape[1:])

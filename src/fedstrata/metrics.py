@@ -10,12 +10,13 @@ from typing import Literal
 import numpy as np
 import torch
 
-from fedstrata.attack import perturbed, worst_perturbation
+from fedstrata.attack import worst_perturbation
 from fedstrata.data.federated import FederatedData, Part
 from fedstrata.errors import InputError, invalid
 from fedstrata.objective import gradient_norm as gradient_norm
 from fedstrata.objective import objective as objective
 from fedstrata.problem import Arrays, Problem
+from fedstrata.problems.adversarial import perturbed
 from fedstrata.problems.erm import scores
 from fedstrata.projections import ball
 from fedstrata.rng import key_of, permutations

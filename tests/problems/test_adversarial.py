@@ -13,8 +13,9 @@ from torch import nn
 
 import fedstrata as fs
 from fedstrata import config
-from fedstrata.attack import perturbed, worst_perturbation
+from fedstrata.attack import worst_perturbation
 from fedstrata.metrics import MEASURES, Evaluation, objective
+from fedstrata.problems.adversarial import perturbed
 from fedstrata.projections import ball
 from minimax import Duals, numeric_slopes
 from support import make_client, make_setting

@@ -49,7 +49,7 @@ class CDMA(Algorithm):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.ada and (self.weight, self.exponent) != (0.95, 0.0):
+        if not self.ada and (self.weight, self.exponent) != (CDMA.weight, CDMA.exponent):
             raise InputError("The weight and the exponent of cdma belong to CDMA-ADA: pass ada = true with them.")
 
     @property

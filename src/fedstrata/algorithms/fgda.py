@@ -36,7 +36,7 @@ import torch
 from fedstrata.algorithms.base import Algorithm, State, param
 from fedstrata.algorithms.descent import RATES
 from fedstrata.algorithms.estimators import weights_now
-from fedstrata.algorithms.saddles import Pair, down_up, first_gradients, storm_pair
+from fedstrata.algorithms.saddles import Pair, down_up, first_estimates, kept_estimates, storm_pair
 from fedstrata.clients import Client, Clients
 from fedstrata.schedules import Rate
 
@@ -95,9 +95,7 @@ class FGDA(Algorithm):
 
     def first(self, client: Client, x: torch.Tensor, y: torch.Tensor) -> Pair:
         """Make the first estimates, and keep them with the point."""
-        w, v = first_gradients(client, x, y, self.first_batches or self.steps)
-        client.keep(x=x, y=y, w=w, v=v)
-        return w, v
+        return first_estimates(client, x, y, self.first_batches or self.steps)
 
     def local(self, client: Client, w: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Step and renew the estimates, q - 1 times from the server's last point (lines 10 to 16)."""
@@ -109,8 +107,7 @@ class FGDA(Algorithm):
 
     def renew(self, client: Client, x: torch.Tensor, y: torch.Tensor) -> Pair:
         """Renew the estimates from the client's own old point to the server's new one (lines 14 to 16)."""
-        old = client.recall("x", x), client.recall("y", y)
-        w, v = client.repeat(1, self.estimate, client.recall("w", x), client.recall("v", y), *old, x, y)
+        w, v = client.repeat(1, self.estimate, *kept_estimates(client, x, y), x, y)
         client.keep(x=x, y=y)
         return w, v
 
@@ -134,9 +131,7 @@ class FGDA(Algorithm):
 
     def renew_and_local(self, client: Client, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Do both in one exchange: renew at the server's new point on receipt, then step and renew, q - 1 times."""
-        old = client.recall("x", x), client.recall("y", y)
-        kept = client.recall("w", x), client.recall("v", y)
-        x, y, w, v, _, _ = client.repeat(self.steps, self.renew_and_step, x, y, *kept, *old)
+        x, y, w, v, _, _ = client.repeat(self.steps, self.renew_and_step, x, y, *kept_estimates(client, x, y))
         client.keep(x=x, y=y, w=w, v=v)
         return x, y, w, v
 

@@ -52,7 +52,7 @@ class LocalSGDAPlus(Algorithm):
 
     def local(self, client: Client, x: torch.Tensor, y: torch.Tensor) -> Pair:
         """Take tau local steps with one snapshot."""
-        z = None if self.snapshot_every == 1 else snapshot(client, x, self.snapshot_every or self.steps**2)
+        z = snapshot(client, x, self.snapshot_every or self.steps**2)
         x, y = client.repeat(self.steps, self.step, x, y, z)
         return x, y
 

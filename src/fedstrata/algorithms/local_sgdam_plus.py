@@ -58,7 +58,7 @@ class LocalSGDAMPlus(Algorithm):
 
     def local(self, client: Client, x: torch.Tensor, y: torch.Tensor) -> Pair:
         """Take tau local steps with one snapshot."""
-        z = None if self.snapshot_every == 1 else snapshot(client, x, self.snapshot_every or self.steps**2)
+        z = snapshot(client, x, self.snapshot_every or self.steps**2)
         zeros = torch.zeros_like(x), torch.zeros_like(y)
         x, y, _, _ = client.repeat(self.steps, self.step, x, y, *zeros, z)
         return x, y

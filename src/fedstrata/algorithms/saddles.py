@@ -22,9 +22,16 @@ def gradients(client: Client, x: torch.Tensor, y: torch.Tensor, batch: Batch, we
     return decayed(g_x, x, weight_decay), g_y
 
 
-def first_gradients(client: Client, x: torch.Tensor, y: torch.Tensor, batches: int) -> Pair:
-    """Return the gradients on ``batches`` batches' worth of samples."""
-    return gradients(client, x, y, client.draw(batch_size=client.worth(batches)))
+def first_estimates(client: Client, x: torch.Tensor, y: torch.Tensor, batches: int) -> Pair:
+    """Return the gradients w, v on ``batches`` batches' worth of samples, and keep them with the point."""
+    w, v = gradients(client, x, y, client.draw(batch_size=client.worth(batches)))
+    client.keep(x=x, y=y, w=w, v=v)
+    return w, v
+
+
+def kept_estimates(client: Client, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Return what the clients kept: w, v, and the point x, y at which they were made."""
+    return client.recall("w", x), client.recall("v", y), client.recall("x", x), client.recall("y", y)
 
 
 def storm_pair(client: Client, old: Pair, new: Pair, estimates: Pair, weights: Sequence[float]) -> Pair:
@@ -46,8 +53,13 @@ def down_up(client: Client, x: torch.Tensor, y: torch.Tensor, directions: Pair, 
     return x.sub(g_x, alpha=rates[0]), client.project_y(y.add(g_y, alpha=rates[1]))
 
 
-def snapshot(client: Client, x: torch.Tensor, every: int) -> torch.Tensor:
-    """Return the x of the last round that began after a multiple of ``every`` steps; clients keep it."""
+def snapshot(client: Client, x: torch.Tensor, every: int) -> torch.Tensor | None:
+    """Return the x of the last round that began after a multiple of ``every`` steps; clients keep it.
+
+    None when ``every`` is 1: the snapshot is then wherever the client is.
+    """
+    if every == 1:
+        return None
     if client.clock.iteration % every == 0:
         client.keep(snapshot=x)
         return x

@@ -14,6 +14,7 @@ from fedstrata.errors import invalid
 from fedstrata.flat import BatchNormRule
 from fedstrata.problem import Arrays, Problem
 from fedstrata.problems.erm import Losses, erm
+from fedstrata.problems.robust import check_positive
 from fedstrata.projections import ball
 
 
@@ -32,13 +33,12 @@ def adversarial(
     whole = isinstance(shape, tuple | list | torch.Size) and all(isinstance(n, int) and n > 0 for n in shape)
     if not whole or not len(shape):
         raise invalid("shape of the adversarial problem", shape, "the shape of one input, e.g. (1, 28, 28)")
-    if isinstance(radius, bool) or not isinstance(radius, int | float) or not 0 < radius < math.inf:
-        raise invalid("radius of the adversarial problem", radius, "a positive number")
+    check_positive("radius of the adversarial problem", radius)
     base = erm(model, loss, batchnorm)
 
     def outer(x: torch.Tensor, y: torch.Tensor, batch: Arrays) -> torch.Tensor:
         inputs, *rest = batch
-        return base.outer(x, (inputs + y.view(tuple(shape)), *rest))
+        return base.outer(x, (perturbed(inputs, y), *rest))
 
     def check(data: FederatedData) -> None:
         inputs = data.train.arrays[0]
@@ -59,3 +59,8 @@ def adversarial(
         options={**base.options, "radius": radius},
         check=check,
     )
+
+
+def perturbed(inputs: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """Return inputs [n, ...] with one perturbation [p] added to each."""
+    return inputs + y.view(inputs.shape[1:])

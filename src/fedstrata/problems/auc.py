@@ -15,6 +15,8 @@ from fedstrata.errors import InputError, invalid
 from fedstrata.flat import BatchNormRule, Flat
 from fedstrata.problem import Arrays, Problem
 from fedstrata.problems.erm import binary_cross_entropy, check_model, cross_entropy, scores, two_samples, weighted_mean
+from fedstrata.problems.maml import check_switch
+from fedstrata.problems.robust import check_positive
 from fedstrata.problems.shares import class_shares
 from fedstrata.projections import box
 
@@ -64,10 +66,8 @@ def auc(
         raise invalid("form of the auc problem", form, "'square' or 'margin'")
     if score not in ACTIVATIONS:
         raise invalid("score of the auc problem", score, " or ".join(map(repr, ACTIVATIONS)))
-    if not isinstance(scale_dual, bool):
-        raise invalid("scale_dual of the auc problem", scale_dual, "true or false")
-    if isinstance(margin, bool) or not isinstance(margin, int | float) or not 0 < margin < math.inf:
-        raise invalid("margin of the auc problem", margin, "a positive number")
+    check_switch("scale_dual of the auc problem", scale_dual)
+    check_positive("margin of the auc problem", margin)
     if form == "square" and margin != 1.0:
         raise InputError("The margin of the auc problem belongs to form = 'margin'; the form 'square' has none.")
     if p is not None and (isinstance(p, bool) or not isinstance(p, int | float) or not 0 < p < 1):
