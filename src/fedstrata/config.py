@@ -263,7 +263,8 @@ def build_data(config: Config) -> FederatedData:
     if not isinstance(named.get("name"), str):
         raise InputError("The table data.partition must have a name, e.g. {name = 'dirichlet', alpha = 0.3}.")
     split = partition_named(**named)
-    return dataset.split(split, clients=table.clients, seed=seed, holdout=table.holdout, support=table.support)
+    options: dict[str, Any] = {k: getattr(table, k) for k in ("clients", "holdout", "support", "auxiliary")}
+    return dataset.split(split, seed=seed, **options)
 
 
 def build_model(config: Config, data: FederatedData) -> torch.nn.Module:

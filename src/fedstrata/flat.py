@@ -87,6 +87,15 @@ class Flat:
             raise InputError(f"The state_dict lacks {', '.join(missing)}.")
         return torch.cat([state[n].detach().reshape(-1) for n in self.names])
 
+    def last_matrix(self) -> slice:
+        """Return where the last layer's matrix stands in the flat vector."""
+        end = self.size
+        for shape, size in zip(reversed(self.shapes), reversed(self.sizes), strict=True):
+            if len(shape) >= 2:
+                return slice(end - size, end)
+            end -= size
+        raise InputError(f"The model {type(self.module).__name__} has no layer with a matrix.")
+
     def layers(self) -> Literal["dense", "convolutional", "recurrent"]:
         """Tell the kind of layers, which decides how many clients should advance together."""
         modules = list(self.module.modules())

@@ -26,14 +26,23 @@ def settings_of(
 
 def _plain(options: Mapping[str, object]) -> dict[str, object]:
     """Return options as a file holds them: functions by their name, nothing for what was left out."""
-    named = {k: getattr(v, "__name__", repr(v)) if callable(v) else v for k, v in options.items()}
+    tables = {k: _table(v) for k, v in options.items()}
+    named = {k: getattr(v, "__name__", repr(v)) if callable(v) else v for k, v in tables.items()}
     return {k: v for k, v in named.items() if v is not None}
+
+
+def _table(value: object) -> object:
+    """Return a schedule, or a number of epochs, as the table that a file holds; anything else as it is."""
+    if not dataclasses.is_dataclass(value) or isinstance(value, type):
+        return value
+    named = {"schedule": value.name} if hasattr(value, "name") else {}
+    return {**named, **dataclasses.asdict(value)}
 
 
 def digest_of(problem: Problem, data: FederatedData) -> dict[str, str]:
     """Return what tells other data or another start from these, so that nothing else is ever resumed."""
     start = [problem.x0] if problem.y0 is None else [problem.x0, problem.y0]
-    parts = [p for p in (data.train, data.support, data.client_test) if p is not None]
+    parts = [p for p in (data.train, data.support, data.client_test, data.auxiliary) if p is not None]
     arrays = {id(a): a for p in parts for a in (*p.arrays, p.rows)}
     tensors = {"start": start, "data": [*arrays.values(), *(data.test or ())]}
     out = {}
@@ -49,9 +58,5 @@ def describe(algorithm: Algorithm) -> dict[str, Any]:
     """Return an algorithm as the table of a configuration file that builds it again."""
     table: dict[str, Any] = {"name": algorithm.name}
     for option in dataclasses.fields(algorithm):  # type: ignore[arg-type]
-        value = getattr(algorithm, option.name)
-        if dataclasses.is_dataclass(value) and not isinstance(value, type):
-            named = {"schedule": value.name} if hasattr(value, "name") else {}
-            value = {**named, **dataclasses.asdict(value)}
-        table[option.name] = value
+        table[option.name] = _table(getattr(algorithm, option.name))
     return table

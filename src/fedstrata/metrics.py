@@ -28,6 +28,7 @@ Measures = dict[str, float]
 MEASURES = (
     *("loss", "accuracy", "auc", "auc_mean", "auc_worst", "objective", "gradient_norm"),
     *("accuracy_worst_class", "distance", "distance_dual", "attacked_loss", "attacked_accuracy", "attacked_auc"),
+    *("adapted_loss", "adapted_accuracy", "adapted_accuracy_worst_class", "adapted_auc"),
     *(
         f"{name}_{over}"
         for name in ("loss", "accuracy", "personal_loss", "personal_accuracy")
@@ -62,7 +63,8 @@ class Evaluation:
     When the model is adapted, ``personal_loss`` and ``personal_accuracy`` (``_mean``, ``_worst``, ``_spread``) are
     measured on the same data with each client's own model: full-batch steps x <- x - lr grad(mean loss) on the rows
     that the client's inner level draws from (its support rows, if there are any). They are NaN when an adapted model
-    is no longer finite.
+    is no longer finite. A problem with a global inner mean has one adapted model for all instead, the mean over clients
+    of where their steps lead: ``adapted_loss``, ``adapted_accuracy`` and ``adapted_auc`` on the pooled data.
 
     Under attack there are ``attacked_loss``, ``attacked_accuracy`` and ``attacked_auc``, measured on the pooled data
     with the perturbation that was found on them. Where the solution is known there are ``distance``, of x and y
@@ -102,6 +104,7 @@ class Evaluation:
             arrays = pooled(data)
             measures |= _pooled_measures(problem, data.classes, *predict(problem, x, arrays))
             measures |= self._attacked(problem, data.classes, x, y, arrays)
+            measures |= self._adapted(problem, data, x, arrays)
             part = self.part(data)
             for name, values in self.per_client(problem, data, x).items():
                 assert part is not None
@@ -125,6 +128,17 @@ class Evaluation:
         worst = worst_perturbation(problem, x, start, project, arrays, self.attack_steps)
         found = _pooled_measures(problem, classes, *predict(problem, x, (perturbed(inputs, worst), targets)))
         return {f"attacked_{name}": value for name, value in found.items() if name in ("loss", "accuracy", "auc")}
+
+    def _adapted(self, problem: Problem, data: FederatedData, x: torch.Tensor, arrays: Arrays) -> Measures:
+        """Return the pooled measures at the mean over clients of where the steps lead, for a global inner mean."""
+        adaptation = self.adaptation(problem)
+        if adaptation is None or not _shared(problem):
+            return {}
+        total = torch.zeros_like(x)
+        for client in range(data.clients):
+            total += adapt(problem, x, _pieces(data.part(1), client, self.adapt_rows), *adaptation)
+        found = _pooled_measures(problem, data.classes, *predict(problem, total / data.clients, arrays))
+        return {f"adapted_{name}": value for name, value in found.items() if math.isfinite(value)}
 
     def per_client(self, problem: Problem, data: FederatedData, x: torch.Tensor) -> dict[str, np.ndarray]:
         """Return ``loss``, ``accuracy`` and ``auc`` of each client; NaN where a client has no samples to measure on.
@@ -159,7 +173,7 @@ class Evaluation:
         self, problem: Problem, data: FederatedData, x: torch.Tensor, part: Part, classified: bool
     ) -> dict[str, np.ndarray]:
         adaptation = self.adaptation(problem)
-        if adaptation is None:
+        if adaptation is None or _shared(problem):
             return {}
         assert problem.losses is not None
         losses, accuracies = (np.full(len(part.sizes), np.nan) for _ in range(2))
@@ -208,6 +222,11 @@ class Evaluation:
         if self.clients == "none":
             return None
         return data.train if self.clients == "train" or data.client_test is None else data.client_test
+
+
+def _shared(problem: Problem) -> bool:
+    """Whether adapted models are averaged into one for all clients, instead of each client keeping its own."""
+    return bool(problem.levels) and problem.inner_mean == "global"
 
 
 def measured_on(data: FederatedData, evaluation: Evaluation) -> dict[str, str]:

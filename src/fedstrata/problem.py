@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from fedstrata.clients import Clients
     from fedstrata.data.federated import FederatedData
     from fedstrata.flat import Flat
+    from fedstrata.schedules import Clock
 
 Arrays = tuple[torch.Tensor, ...]
 Level = Callable[[torch.Tensor, Arrays], torch.Tensor]
@@ -62,6 +63,8 @@ class Problem:
     options:    what it was built with, for the run directory; a run with other options is never resumed.
     check:      raises an error when a data set does not fit the problem.
     prepare:    ``prepare(problem, clients) -> problem``, before the first round: asks the clients for what it needs.
+    at:         ``at(problem, clock) -> problem``, before every round: the problem as it is then, the same one when
+                nothing has changed. For rates inside a problem that follow a schedule.
     """
 
     outer: Outer
@@ -87,6 +90,7 @@ class Problem:
     options: Mapping[str, object] = field(default_factory=dict)
     check: Callable[[FederatedData], None] | None = None
     prepare: Callable[[Problem, Clients], Problem] | None = None
+    at: Callable[[Problem, Clock], Problem] | None = None
 
     def __post_init__(self) -> None:
         for label, value in (("x0", self.x0), ("y0", self.y0)):

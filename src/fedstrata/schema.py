@@ -68,6 +68,7 @@ class DataTable(Table):
     subset: int | None = Field(None, ge=1)
     holdout: float = Field(0.0, ge=0, lt=1)
     support: float = Field(0.0, ge=0, lt=1)
+    auxiliary: int = Field(0, ge=0)
     seed: int | None = Field(None, ge=0)
 
 

@@ -33,6 +33,7 @@ from fedstrata.metrics import Evaluation, Measures, measured_on
 from fedstrata.oracles import Oracles
 from fedstrata.problem import Problem
 from fedstrata.rundir import Row, RunDirectory
+from fedstrata.schedules import Clock
 
 Evaluate = Callable[[Problem, FederatedData, torch.Tensor, torch.Tensor | None], Measures]
 
@@ -235,16 +236,30 @@ class _Training:
         counted = dataclasses.replace(self.clients.counts)
         self.clients.begin(-1)
         if self.problem.prepare is not None:
-            self.problem = self.problem.prepare(self.problem, self.clients)
-            self.clients.adopt(self.problem)
+            self.adopt(self.problem.prepare(self.problem, self.clients))
         if self.done:
             self.clients.counts = counted
+            self.move_on(self.done - 1)
         else:
+            self.move_on(0)
             self.state = self.algorithm.start(self.state, self.clients)
+
+    def adopt(self, problem: Problem) -> None:
+        """Go on with another problem: clients and measures with it."""
+        self.problem = problem
+        self.clients.adopt(problem)
+
+    def move_on(self, number: int) -> None:
+        """Go on with the problem as it is in a round: rates inside it may follow a schedule."""
+        if self.problem.at is not None:
+            now = self.problem.at(self.problem, Clock(number, self.settings["rounds"], 0, self.clients.counts.steps))
+            if now is not self.problem:
+                self.adopt(now)
 
     def round(self) -> None:
         """Do one round."""
         self.clients.begin(self.done)
+        self.move_on(self.done)
         state = self.algorithm.round(self.state, self.clients)
         if not isinstance(state, State) or any(v.shape != state[k].shape for k, v in self.state.items() if k in state):
             got = {k: tuple(v.shape) for k, v in state.items()} if isinstance(state, State) else type(state).__name__

@@ -18,11 +18,14 @@ from fedstrata.algorithms.fedyogi import FedYogi
 from fedstrata.algorithms.fgda import FGDA
 from fedstrata.algorithms.local_moml import LocalMOML
 from fedstrata.algorithms.local_scgd import LocalSCGD
+from fedstrata.algorithms.local_scgdam import LocalSCGDAM
 from fedstrata.algorithms.local_scgdm import LocalSCGDM
 from fedstrata.algorithms.local_sgda import LocalSGDA
 from fedstrata.algorithms.local_sgda_plus import LocalSGDAPlus
 from fedstrata.algorithms.local_sgdam import LocalSGDAM
 from fedstrata.algorithms.local_sgdam_plus import LocalSGDAMPlus
+from fedstrata.algorithms.local_sgdm_rl import LocalSGDMRL
+from fedstrata.algorithms.local_smcgdam import LocalSMCGDAM
 from fedstrata.algorithms.mfcgd import MFCGD
 from fedstrata.algorithms.qfedavg import QFedAvg
 from fedstrata.algorithms.sagda import SAGDA
@@ -50,11 +53,14 @@ __all__ = [
     "FedYogi",
     "LocalMOML",
     "LocalSCGD",
+    "LocalSCGDAM",
     "LocalSCGDM",
     "LocalSGDA",
     "LocalSGDAM",
     "LocalSGDAMPlus",
     "LocalSGDAPlus",
+    "LocalSGDMRL",
+    "LocalSMCGDAM",
     "QFedAvg",
     "Scaffold",
     "State",

@@ -70,17 +70,19 @@ class Algorithm(ABC):
     A subclass becomes a frozen dataclass of its hyperparameters and is registered under ``name``.
 
     name:                as on the command line.
-    levels, dual:        the problems it solves: the numbers K of inner levels, and whether there is a dual.
+    levels, dual:        the problems it solves: the numbers K of inner levels, and whether there is a dual; None when
+                         it solves problems with one and without.
     inner_mean:          "local" or "global": which mean is inside, where there are levels.
     mixture:             whether the dual must be one that weighs the clients.
-    up, down:            numbers sent per client and round, in terms of d (size of x), p (size of y), K, and r (what the
-                         last level gives); a property where it depends on a hyperparameter.
+    up, down:            numbers sent per client and round, in terms of d (size of x), p (size of y), r (what the last
+                         level gives), R (what all levels give together) and C (classes); a property where it depends
+                         on a hyperparameter.
     full_participation:  whether every client must take part in every round.
     """
 
     name: ClassVar[str]
     levels: ClassVar[range] = range(1)
-    dual: ClassVar[bool] = False
+    dual: ClassVar[bool | None] = False
     inner_mean: ClassVar[str] = "local"
     mixture: ClassVar[bool] = False
     up: ClassVar[Any]
@@ -129,7 +131,7 @@ class Algorithm(ABC):
         """Whether the algorithm is made for this class of problems."""
         return (
             len(problem.levels) in cls.levels
-            and problem.dual == cls.dual
+            and cls.dual in (None, problem.dual)
             and (not problem.levels or problem.inner_mean == cls.inner_mean)
             and (problem.mixture or not cls.mixture)
         )

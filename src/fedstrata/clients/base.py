@@ -15,7 +15,8 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflat
 
 from fedstrata import rng
 from fedstrata.clients.client import Setting
-from fedstrata.errors import FedstrataError, invalid
+from fedstrata.clients.state import ClientState
+from fedstrata.errors import FedstrataError, InputError, invalid
 from fedstrata.oracles import Oracles
 from fedstrata.problem import Problem
 from fedstrata.schedules import Clock, Rate, rate_at
@@ -130,13 +131,35 @@ class Clients(ABC):
         return rate_at(rate, Clock(max(0, self._round), self._rounds, after, self._start + after))
 
     def adopt(self, problem: Problem) -> None:
-        """Go on with another problem: the one that came out of its preparation."""
+        """Go on with another problem: the one that came out of its preparation, or the one of this round."""
         self._setting = replace(self._setting, oracles=Oracles(problem))
 
     @property
     def problem(self) -> Problem:
         """The problem that is solved."""
         return self._setting.oracles.problem
+
+    def on_server(self, work: Work, *message: Any) -> Any:
+        """Run ``work`` on the server's auxiliary set, each class of it in the place of a client.
+
+        Returns what was returned for each class, [classes, ...]. Nothing is sent; the samples count.
+        """
+        from fedstrata.clients.simulated import SimulatedClients
+
+        data = self._setting.data
+        if data.auxiliary is None:
+            raise InputError(
+                f"There are no samples on the server (data {data.name!r}). Some of every class are needed there: split "
+                "with auxiliary=16 (data.auxiliary in a file), or use with_auxiliary(inputs, targets)."
+            )
+        there = replace(data, train=data.auxiliary, support=None, auxiliary=None)
+        state = ClientState(there.clients, 0, None)
+        server = SimulatedClients(replace(self._setting, data=there, state=state), self._rounds, 1.0, "uniform", 1)
+        server._round, server._start, server._exchange = self._round, self._start, self._exchange
+        server.counts.steps = self.counts.steps
+        answer = server.gather(work, *message)
+        self.counts.samples += server.counts.samples
+        return answer
 
     @cached_property
     def inner_sizes(self) -> tuple[int, ...]:
@@ -150,6 +173,11 @@ class Clients(ABC):
                 raise invalid(what, f"shape {tuple(u.shape[1:])}", "a vector (1-d)")
             sizes.append(u.shape[1])
         return tuple(sizes)
+
+    @property
+    def classes(self) -> int:
+        """How many classes the data have; 0 for regression."""
+        return self._setting.data.classes
 
     @property
     def clock(self) -> Clock:

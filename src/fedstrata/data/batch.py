@@ -32,6 +32,14 @@ class Batch:
         (part,) = self.parts
         return Batch(((*part, weights),), traced=self.traced)
 
+    def weighted_by_class(self, weights: torch.Tensor) -> Batch:
+        """Return the batch with a weight for each sample: its class's, [C, classes], times the one it had, if any."""
+        parts = []
+        for i, (inputs, targets, *had) in enumerate(self.parts):
+            own = (weights if self.where is None else weights[self.where[i]]).gather(1, targets)
+            parts.append((inputs, targets, own * had[0] if had else own))
+        return Batch(tuple(parts), self.where, self.traced)
+
     def numbered(self, clients: np.ndarray) -> Batch:
         """Return the batch with each client's number as one more array."""
         numbers = torch.from_numpy(clients)

@@ -108,20 +108,29 @@ class Dataset:
         """Return the same set with only ``samples`` training rows, chosen at random."""
         if not 0 < samples <= len(self.inputs):
             raise invalid("number of samples of the subset", samples, f"between 1 and {len(self.inputs)}")
-        rows = np.sort(np.random.default_rng(seed).choice(len(self.inputs), samples, replace=False))
-        keep = torch.from_numpy(rows)
-        keys, origins = (None if values is None else values[rows] for values in (self.keys, self.origins))
-        return replace(self, inputs=self.inputs[keep], targets=self.targets[keep], keys=keys, origins=origins)
+        return self._rows(np.sort(np.random.default_rng(seed).choice(len(self.inputs), samples, replace=False)))
 
     def split(
-        self, partition: Partition | str, *, clients: int, seed: int = 0, holdout: float = 0.0, support: float = 0.0
+        self,
+        partition: Partition | str,
+        *,
+        clients: int,
+        seed: int = 0,
+        holdout: float = 0.0,
+        support: float = 0.0,
+        auxiliary: int = 0,
     ) -> FederatedData:
         """Spread the training rows over ``clients`` clients, e.g. by ``fs.partition.dirichlet(0.3)`` or ``"iid"``.
 
         ``holdout`` is the share of each client's rows kept as its own test part. ``support`` is the share of the rest
         that only the inner levels draw from; the outer function then draws from the other rows (the query set).
-        The set's own test rows stay pooled.
+        ``auxiliary`` is how many training rows of each class the server gets instead of the clients, for methods that
+        need some there. The set's own test rows stay pooled.
         """
+        if auxiliary:
+            server, rest = self._taken(auxiliary, seed)
+            options: Any = {"clients": clients, "seed": seed, "holdout": holdout, "support": support}
+            return rest.split(partition, **options).with_auxiliary(server.inputs, server.targets)
         from fedstrata.data.federated import FederatedData, Part
         from fedstrata.data.partition import Partition, partition_named
 
@@ -137,6 +146,26 @@ class Dataset:
         data = FederatedData(train, test=test, classes=self.classes, name=self.name)
         data = data.with_holdout(holdout, seed) if holdout else data
         return data.with_support(support, seed) if support else data
+
+    def _taken(self, per_class: int, seed: int) -> tuple[Dataset, Dataset]:
+        """Return so many training rows of each class, chosen at random, and the others."""
+        if isinstance(per_class, bool) or not isinstance(per_class, int) or per_class < 0:
+            raise invalid("auxiliary", per_class, "a whole number, of rows per class")
+        if not self.classes:
+            raise InputError(f"An auxiliary set has rows of every class, and the data {self.name} have no classes.")
+        generator = np.random.default_rng([seed, len("auxiliary")])
+        labels = self.targets.numpy()
+        rows = [np.flatnonzero(labels == c) for c in range(self.classes)]
+        few = min(map(len, rows))
+        if few <= per_class:
+            raise invalid("auxiliary", per_class, f"fewer rows per class than the smallest class has, {few}")
+        chosen = np.sort(np.concatenate([generator.choice(r, per_class, replace=False) for r in rows]))
+        return self._rows(chosen), self._rows(np.setdiff1d(np.arange(len(labels)), chosen))
+
+    def _rows(self, rows: np.ndarray) -> Dataset:
+        keep = torch.from_numpy(rows)
+        keys, origins = (None if values is None else values[rows] for values in (self.keys, self.origins))
+        return replace(self, inputs=self.inputs[keep], targets=self.targets[keep], keys=keys, origins=origins)
 
     def __len__(self) -> int:
         return len(self.inputs)

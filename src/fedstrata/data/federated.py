@@ -105,6 +105,7 @@ class FederatedData:
     client_test: a test part for each client, if there is one.
     classes:     the number of classes, 0 for regression.
     client_names: what the clients are called, if anything.
+    auxiliary:   what the server has itself, grouped by class as the others are by client, if anything.
     """
 
     train: Part
@@ -114,6 +115,7 @@ class FederatedData:
     classes: int = 0
     name: str = "data"
     client_names: tuple[str, ...] = ()
+    auxiliary: Part | None = None
 
     @property
     def clients(self) -> int:
@@ -148,6 +150,7 @@ class FederatedData:
             train=replace(self.train, arrays=move(self.train.arrays)),
             support=part(self.support),
             client_test=part(self.client_test),
+            auxiliary=part(self.auxiliary),
             test=None if self.test is None else move(self.test),
         )
 
@@ -167,6 +170,22 @@ class FederatedData:
         kept, held = _hold_out(_owned(self.train), share, np.random.default_rng(seed))
         arrays = self.train.arrays
         return replace(self, train=Part.of(arrays, kept), client_test=Part.of(arrays, held, may_be_empty=True))
+
+    def with_auxiliary(self, inputs: Any, targets: Any) -> FederatedData:
+        """Return the same clients with these samples on the server, some of every class: for methods that need them."""
+        if not self.classes:
+            raise InputError(
+                f"An auxiliary set has samples of every class, and the data {self.name!r} have no classes."
+            )
+        first: Any = tuple(a[:1] for a in self.train.arrays)
+        arrays = intake.pair(inputs, targets, "the auxiliary set", first)
+        labels = arrays[1].numpy()
+        owned = [np.flatnonzero(labels == c) for c in range(self.classes)]
+        missing = [c for c, rows in enumerate(owned) if len(rows) == 0]
+        if missing or sum(map(len, owned)) < len(labels):
+            got = f"none of class {missing[0]}" if missing else f"labels up to {int(labels.max())}"
+            raise invalid("auxiliary set", got, f"samples of every class, 0 to {self.classes - 1}, and of no other")
+        return replace(self, auxiliary=Part.of(arrays, owned))
 
     def validation(self, share: float = 0.2, seed: int = 0) -> FederatedData:
         """Return the same clients with ``share`` of each one's training rows as the test data: for tuning.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,11 +14,15 @@ from fedstrata.problem import Problem
 from fedstrata.problems.adversarial import adversarial
 from fedstrata.problems.agnostic import agnostic
 from fedstrata.problems.auc import auc
+from fedstrata.problems.compositional_auc import compositional_auc
 from fedstrata.problems.erm import erm
 from fedstrata.problems.fair import fair
 from fedstrata.problems.maml import damaml, maml
+from fedstrata.problems.multilevel import multilevel, risk_averse
 from fedstrata.problems.quadratic import Quadratic, composition, quadratic, quadratic_saddle
 from fedstrata.problems.robust import robust
+from fedstrata.problems.tower import tower
+from fedstrata.schedules import schedule
 
 
 @dataclass(frozen=True)
@@ -51,8 +55,16 @@ class ProblemKind:
             "classes": data.classes,
             "shape": tuple(data.train.arrays[0].shape[1:]),
         }
-        built: Problem = self.build(model, **{k: known[k] for k in self.asks}, **options)
+        built: Problem = self.build(model, **{k: known[k] for k in self.asks}, **with_schedules(options))
         return built
+
+
+def with_schedules(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a problem's options with the schedules that a file holds as tables."""
+    return {
+        k: schedule(v, f"{k} of the problem") if isinstance(v, dict) and "schedule" in v else v
+        for k, v in options.items()
+    }
 
 
 def _with_data(build: Callable[..., Quadratic]) -> ProblemKind:
@@ -71,10 +83,13 @@ PROBLEMS: dict[str, ProblemKind] = {
     "agnostic": ProblemKind(agnostic),
     "fair": ProblemKind(fair),
     "auc": ProblemKind(auc, outputs=1),
+    "compositional_auc": ProblemKind(compositional_auc, outputs=1),
+    "risk_averse": ProblemKind(risk_averse),
     "adversarial": ProblemKind(adversarial),
     "quadratic": _with_data(quadratic),
     "composition": _with_data(composition),
     "quadratic_saddle": _with_data(quadratic_saddle),
+    "tower": _with_data(tower),
 }
 
 __all__ = [
@@ -85,11 +100,16 @@ __all__ = [
     "agnostic",
     "auc",
     "composition",
+    "compositional_auc",
     "damaml",
     "erm",
     "fair",
     "maml",
+    "multilevel",
     "quadratic",
     "quadratic_saddle",
+    "risk_averse",
     "robust",
+    "tower",
+    "with_schedules",
 ]

@@ -88,7 +88,7 @@ def auc(
         ranks=True,
         flat=flat,
         predict=lambda x, inputs: flat(x[: flat.size], inputs),
-        losses=_cross_entropy,
+        losses=either_cross_entropy,
         options=options,
         check=check,
     )
@@ -146,7 +146,7 @@ def _unprepared(x: torch.Tensor, y: torch.Tensor, batch: Arrays) -> torch.Tensor
     )
 
 
-def _cross_entropy(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+def either_cross_entropy(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     """Return the cross-entropy of each sample, of one logit or of two."""
     two = outputs.dim() == 2 and outputs.shape[1] == 2
     return cross_entropy(outputs, targets) if two else binary_cross_entropy(outputs, targets)

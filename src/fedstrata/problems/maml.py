@@ -13,11 +13,12 @@ from fedstrata.flat import BatchNormRule
 from fedstrata.problem import Arrays, Level, Outer, Problem
 from fedstrata.problems.erm import Losses, erm
 from fedstrata.problems.robust import as_level, check_positive, check_shift, linked
+from fedstrata.schedules import Clock, Rate, Schedule, rate_at
 
 
 def maml(
     model: nn.Module,
-    inner_lr: float = 0.01,
+    inner_lr: Rate = 0.01,
     steps: int = 1,
     first_order: bool = False,
     loss: str | Losses = "cross_entropy",
@@ -28,19 +29,17 @@ def maml(
 
     Each step u -> u - inner_lr * grad loss_k(u) is a level, and the outer function is the loss on an independent batch.
     Its derivative takes one Hessian-vector product per step; ``first_order`` leaves those out (first-order MAML). With
-    support data (``support`` of a split) the steps draw from there, the outer function from the rest.
+    support data (``support`` of a split) the steps draw from there, the outer function from the rest. ``inner_lr`` may
+    follow a schedule, round by round.
     """
-    check_positive("inner_lr of the maml problem", inner_lr)
+    check_rate("inner_lr of the maml problem", inner_lr)
     if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
         raise invalid("steps of the maml problem", steps, "a whole number of at least 1")
     check_switch("first_order of the maml problem", first_order)
     base = erm(model, loss, batchnorm)
-    level = adaptation(base.outer, inner_lr, first_order)
     own = {"inner_lr": inner_lr, "steps": steps, "first_order": first_order, "inner_mean": inner_mean}
-    options = {**base.options, **own}
-    return replace(
-        base, levels=(level,) * steps, inner_mean=inner_mean, adapt=(steps, inner_lr), name="maml", options=options
-    )
+    problem = replace(base, inner_mean=inner_mean, name="maml", options={**base.options, **own})
+    return adapted(problem, base.outer, steps, inner_lr, first_order)
 
 
 def damaml(
@@ -70,6 +69,19 @@ def damaml(
     return linked(problem, gamma, "exp", shift)
 
 
+def adapted(problem: Problem, loss: Outer, steps: int, lr: Rate, first_order: bool) -> Problem:
+    """Return the problem with gradient steps on ``loss`` as its levels; their rate may follow a schedule."""
+
+    def at(problem: Problem, clock: Clock) -> Problem:
+        now = rate_at(lr, clock)
+        if problem.adapt == (steps, now):
+            return problem
+        return replace(problem, levels=(adaptation(loss, now, first_order),) * steps, adapt=(steps, now))
+
+    built = at(problem, Clock(0, 1))
+    return replace(built, at=at) if isinstance(lr, Schedule) else built
+
+
 def adaptation(loss: Outer, lr: float, first_order: bool) -> Level:
     """Return the level u -> u - lr * grad loss(u); ``first_order`` takes its Jacobian for the identity."""
     gradient = torch.func.grad(loss)
@@ -79,6 +91,12 @@ def adaptation(loss: Outer, lr: float, first_order: bool) -> Level:
         return u - lr * g
 
     return level
+
+
+def check_rate(what: str, value: object) -> None:
+    """Refuse what is neither a positive number nor a schedule."""
+    if not isinstance(value, Schedule):
+        check_positive(what, value, "a positive number, or a schedule")
 
 
 def check_switch(what: str, value: object) -> None:

@@ -37,8 +37,8 @@ def quadratic(
     ``heterogeneity`` is the spread of the clients' minimisers, ``noise`` the spread of samples around them,
     ``condition`` the largest curvature h (the smallest is 1). The solution is that of the uniform mean over clients.
     """
-    _check_counts("quadratic", {"clients": clients, "dimension": dimension, "samples": samples}, seed)
-    _check_numbers("quadratic", heterogeneity=(heterogeneity, 0), noise=(noise, 0), condition=(condition, 1))
+    check_counts("quadratic", {"clients": clients, "dimension": dimension, "samples": samples}, seed)
+    check_numbers("quadratic", heterogeneity=(heterogeneity, 0), noise=(noise, 0), condition=(condition, 1))
     generator = torch.Generator().manual_seed(seed)
     shape = (clients, samples, dimension)
     h = 1 + (condition - 1) * torch.rand(shape, generator=generator, dtype=dtype)
@@ -74,8 +74,8 @@ def composition(
     Jacobian of g on one small batch is biased here: the noise of the two is correlated.
     """
     counts = {"clients": clients, "dimension": dimension, "inner": inner, "samples": samples}
-    _check_counts("composition", counts, seed)
-    _check_numbers("composition", heterogeneity=(heterogeneity, 0), noise=(noise, 0))
+    check_counts("composition", counts, seed)
+    check_numbers("composition", heterogeneity=(heterogeneity, 0), noise=(noise, 0))
     if inner < dimension:
         raise invalid("inner of the composition", inner, f"at least the dimension, {dimension}, so that one x is best")
     generator = torch.Generator().manual_seed(seed)
@@ -133,9 +133,9 @@ def quadratic_saddle(
     curvature 10, coupling 0.1, spread 1 and 10.)
     """
     counts = {"clients": clients, "dimension": dimension, "samples": samples}
-    _check_counts("quadratic_saddle", counts, seed)
-    _check_numbers("quadratic_saddle", spread=(spread, 0), coupling=(coupling, 0), noise=(noise, 0))
-    _check_numbers("quadratic_saddle", curvature=(curvature, 0))
+    check_counts("quadratic_saddle", counts, seed)
+    check_numbers("quadratic_saddle", spread=(spread, 0), coupling=(coupling, 0), noise=(noise, 0))
+    check_numbers("quadratic_saddle", curvature=(curvature, 0))
     if noise and samples == 1:
         raise invalid("samples of the quadratic_saddle", samples, "at least 2, so that there can be noise among them")
     generator = torch.Generator().manual_seed(seed)
@@ -165,14 +165,16 @@ def quadratic_saddle(
     return Quadratic(problem, data, zero, zero)
 
 
-def _check_counts(name: str, counts: dict[str, int], seed: int) -> None:
+def check_counts(name: str, counts: dict[str, int], seed: int) -> None:
+    """Refuse a count that is not a whole number of at least 1, and a seed below 0."""
     for what, count in {**counts, "seed": seed}.items():
         least = 0 if what == "seed" else 1
         if isinstance(count, bool) or not isinstance(count, int) or count < least:
             raise invalid(f"{what} of the {name}", count, f"a whole number of at least {least}")
 
 
-def _check_numbers(name: str, **numbers: tuple[float, float]) -> None:
+def check_numbers(name: str, **numbers: tuple[float, float]) -> None:
+    """Refuse a number that is below its least value."""
     for what, (value, least) in numbers.items():
         if isinstance(value, bool) or not isinstance(value, int | float) or not value >= least:
             raise invalid(f"{what} of the {name}", value, f"a number of at least {least}")

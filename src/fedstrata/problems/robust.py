@@ -117,8 +117,8 @@ def check_shift(name: str, shift: object) -> None:
         raise invalid(f"shift of the {name} problem", shift, "a finite number, or left out")
 
 
-def check_positive(what: str, value: object) -> None:
+def check_positive(what: str, value: object, wants: str = "a positive number") -> None:
     """Refuse what is not a positive, finite number."""
     good = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
     if not good:
-        raise invalid(what, value, "a positive number")
+        raise invalid(what, value, wants)

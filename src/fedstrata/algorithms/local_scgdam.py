@@ -1,0 +1,89 @@
+"""LocalSCGDAM: local stochastic compositional gradient descent ascent with momentum.
+
+Zhang, Zhang, Yang, Souvenir, Gao: "Federated compositional deep AUC maximization", NeurIPS 2023.
+
+Problem: min_x max_y M_k[ f_k( M_j[ g_j(x) ], y ) ], one level, a global inner mean, with a dual or without.
+
+    before the first step, on a client's own batches:  h = g_k(x);  p, q = the gradients at h
+    x_k, y_k, h_k, p_k, q_k <- the server's;   tau times, on fresh batches:
+        x <- x - gamma_x eta p,    y <- Pi[ y + gamma_y eta q ] h <- (1 - alpha eta) h + alpha eta g_k(x) p <- (1 -
+        rho_x eta) p + rho_x eta J_k(x)^T grad_1 f_k(h, y),    q <- (1 - rho_y eta) q + rho_y eta grad_2 f_k(h, y)
+    x, y, h, p, q <- their means over the clients
+
+Sent: up 2d + R + 2p, down 2d + R + 2p, R the numbers that the level gives: 3d + 2p where it gives d.
+
+Departures from the paper: the original text could not be consulted; the rule is that of the method's descriptions, the
+order of the lines (first the step, then the estimates at the new point) and the first estimates are those of
+LocalSMCGDAM, of which it is the relative with K = 1 and a moving average. The momenta's weights, there beta, are rho
+here. Weights above 1 count as 1. The projection, ``weight_decay`` (an L2 penalty in x) and cohorts are additions.
+Worth knowing: as LocalSMCGDAM it averages no Jacobians, and with weights below 1 the moving average lags behind g(x).
+"""
+
+from __future__ import annotations
+
+import torch
+
+from fedstrata.algorithms.base import Algorithm, State, param
+from fedstrata.algorithms.descent import RATES, decayed
+from fedstrata.algorithms.estimators import moving_average
+from fedstrata.algorithms.layered import (
+    Estimates,
+    Tensors,
+    first_estimates,
+    momenta,
+    moved,
+    received,
+    room,
+    to_send,
+    weight_of,
+)
+from fedstrata.clients import Client, Clients
+from fedstrata.schedules import Rate
+
+
+class LocalSCGDAM(Algorithm):
+    """Local steps along momenta, at a moving average of the inner function; all of it is averaged."""
+
+    name = "local_scgdam"
+    levels = range(1, 2)
+    dual = None
+    inner_mean = "global"
+    up = down = "2*d + R + 2*p"
+
+    eta: Rate = param(0.3, "eta, a common factor of steps and weights", above=0)
+    gamma_x: Rate = param(0.33, "step size of x, multiplied by eta", above=0, search=RATES)
+    gamma_y: Rate = param(0.33, "step size of y, multiplied by eta", above=0, search=RATES)
+    rho_x: Rate = param(3.3, "weight of a fresh gradient in p, multiplied by eta", above=0, search=(0.2, 3.3))
+    rho_y: Rate = param(3.3, "weight of a fresh gradient in q, multiplied by eta", above=0, search=(0.2, 3.3))
+    alpha: Rate = param(3.0, "weight of a fresh inner value, multiplied by eta", above=0, search=(0.3, 3.3))
+    steps: int = param(4, "local steps per round, tau", least=1)
+    first_batches: int = param(1, "batches for the first estimates", least=1)
+    weight_decay: float = param(0.0, "L2 penalty on x", least=0)
+
+    def start(self, s: State, clients: Clients) -> State:
+        """Make room for the estimates; the first step of the run fills them."""
+        return room(s, clients)
+
+    def round(self, s: State, clients: Clients) -> State:
+        """Average everything."""
+        return received(clients.mean(self.local, *to_send(s)))
+
+    def local(self, client: Client, x: torch.Tensor, y: Tensors, estimates: Estimates) -> tuple[object, ...]:
+        """Take tau local steps; the very first ones begin with the first estimates."""
+        if client.clock.iteration == 0:
+            estimates = first_estimates(client, x, y, self.first_batches, self.weight_decay)
+        x, y, *estimates = client.repeat(self.steps, self.step, x, y, *estimates)
+        return x, y, tuple(estimates)
+
+    def step(
+        self, client: Client, x: torch.Tensor, y: Tensors, h: Tensors, p: torch.Tensor, q: Tensors
+    ) -> tuple[torch.Tensor, Tensors, Tensors, torch.Tensor, Tensors]:
+        """Step, then renew h, p and q at the new point."""
+        eta = client.rate(self.eta)
+        x, y = moved(client, x, y, p, q, (client.rate(self.gamma_x) * eta, client.rate(self.gamma_y) * eta))
+        weight = weight_of(client, self.alpha, eta)
+        chain = client.chain(x, client.draw_all(), y[0] if y else None, [(1 - weight) * h[0]], weight)
+        h = (moving_average(h[0], chain.values[0], weight),)
+        fresh = decayed(chain.gradient, x, self.weight_decay), chain.outer_grads[1:]
+        p, q = momenta(client, (p, q), fresh, (self.rho_x, self.rho_y), eta)
+        return x, y, h, p, q

@@ -1,0 +1,95 @@
+"""LocalSGDM-RL: FedAvg with momentum on a cross-entropy whose class weights the server finds: the ratio loss.
+
+Wang, Xu, Wang, Zhu: "Addressing class imbalance in federated learning", AAAI 2021.
+
+Problem: min_x M_k[ mean loss of a model on client k's data ], no inner level, no dual; classes, and some samples of
+each on the server.
+
+    on the server:
+        D_c = the change of the last layer's matrix when x is trained on class c alone, as a client would train it
+        a position of the matrix is class c's if D_c is the largest there and no other D exceeds 80 % of it in magnitude
+        R_c = |sum of D_c| / |sum of the mean of the other D| over its positions; 10 for a denominator 0, at most 5000
+    on a client, from x_k = x, m = 0, repeat:
+        m <- momentum m + grad (mean of w[class] loss)(x_k) + weight_decay x_k,    x_k <- x_k - lr m
+    x <- M_k[x_k],   w_c <- 1 + 0.1 R_c for the next round (in the first round w = 1)
+
+Sent: up d, down d + C, C the number of classes.
+
+Departures from the paper: the original text could not be consulted; the rule is that of its descriptions and of the
+authors' program: weights come one round late, momenta are new in every round, biases have no part in D, and the
+weighted loss is divided by the size of the batch. A position where the largest change is exactly 0 is its class's if no
+other change is 0 there. The samples that the server draws are counted as samples.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from fedstrata.algorithms.base import Algorithm, State, param
+from fedstrata.algorithms.descent import RATES, decayed
+from fedstrata.clients import Client, Clients
+from fedstrata.errors import InputError
+from fedstrata.problem import Problem
+from fedstrata.schedules import Rate, Steps
+
+
+class LocalSGDMRL(Algorithm):
+    """Momentum SGD on clients, with class weights from what each class does to the last layer on the server."""
+
+    name = "local_sgdm_rl"
+    up, down = "d", "d + C"
+
+    lr: Rate = param(0.1, "learning rate", above=0, search=RATES)
+    steps: Steps = param(10, "local steps per round, or Epochs(e)")
+    momentum: float = param(0.9, "how much of the last step's direction stays", least=0, below=1, search=(0.1, 0.95))
+    slope: float = param(0.1, "weight of a class is 1 + slope R", least=0)
+    share: float = param(0.8, "how large other changes may be at a position that is a class's", above=0)
+    weight_decay: float = param(0.0, "L2 penalty", least=0)
+
+    @classmethod
+    def solves(cls, problem: Problem) -> bool:
+        """Whether it is the mean loss of a model, of samples that can be weighted."""
+        plain = not problem.levels and not problem.dual
+        return plain and problem.flat is not None and problem.takes_weights
+
+    def start(self, s: State, clients: Clients) -> State:
+        """Give every class the weight 1."""
+        if not clients.classes:
+            raise InputError(f"{self.name} weighs classes, and these data have none.")
+        return s.replace(w=s.x.new_ones(clients.classes))
+
+    def round(self, s: State, clients: Clients) -> State:
+        """Find the next weights on the server; average what the clients' steps led to."""
+        flat = clients.problem.flat
+        assert flat is not None
+        matrix = flat.last_matrix()
+        alone = clients.on_server(self.local, s.x, torch.ones_like(s.w))
+        ratios = change_ratios((alone - s.x)[:, matrix], self.share)
+        return s.replace(x=clients.mean(self.local, s.x, s.w), w=1 + self.slope * ratios)
+
+    def local(self, client: Client, x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        """Take momentum steps on the weighted loss."""
+        x, _ = client.repeat(self.steps, self.step, x, torch.zeros_like(x), w)
+        return x
+
+    def step(
+        self, client: Client, x: torch.Tensor, m: torch.Tensor, w: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Take one step."""
+        batch = client.draw().weighted_by_class(w)
+        m = self.momentum * m + decayed(client.grads(x, batch), x, self.weight_decay)
+        return x.sub(m, alpha=client.rate(self.lr)), m
+
+
+def change_ratios(changes: torch.Tensor, share: float, empty: float = 10.0, cap: float = 5000.0) -> torch.Tensor:
+    """Return R_c, [classes], from each class's changes of the last layer, [classes, positions]."""
+    classes = len(changes)
+    largest, owner = changes.max(0)
+    others = changes.abs().scatter(0, owner[None], -1.0)
+    owned = (others <= share * largest.abs()).all(0)
+    # A largest change of 0 has no share: there the others must not be 0 too.
+    owned |= (largest == 0) & (others != 0).all(0)
+    mine = owned & (owner == torch.arange(classes, device=changes.device)[:, None])
+    own = (changes * mine).sum(1)
+    rest = ((changes.sum(0) - changes) / (classes - 1) * mine).sum(1)
+    return torch.where(rest != 0, own.abs() / rest.abs(), empty).clamp(max=cap)

@@ -1,0 +1,62 @@
+"""Compositional AUC maximisation: gradient steps on cross-entropy inside, the AUC loss outside."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Literal
+
+import torch
+from torch import nn
+
+from fedstrata.errors import invalid
+from fedstrata.flat import BatchNormRule, Flat
+from fedstrata.problem import Arrays, Outer, Problem
+from fedstrata.problems.auc import auc, either_cross_entropy
+from fedstrata.problems.erm import weighted_mean
+from fedstrata.problems.maml import adapted, check_rate, check_switch
+from fedstrata.schedules import Rate
+
+
+def compositional_auc(
+    model: nn.Module,
+    levels: int = 3,
+    inner_lr: Rate = 0.1,
+    first_order: bool = False,
+    form: Literal["square", "margin"] = "square",
+    margin: float = 1.0,
+    score: Literal["sigmoid", "none"] = "sigmoid",
+    scale_dual: bool = False,
+    p: float | None = None,
+    batchnorm: BatchNormRule = "refuse",
+) -> Problem:
+    """Build compositional AUC maximisation: the AUC loss of a model after ``levels`` gradient steps on cross-entropy.
+
+    min over x = (weights, a, b), max over y = alpha, of M_k[ F_k(G(x), alpha) ]: F_k is that of :func:`auc`, with the
+    same options, and G(x) the mean over clients of where their own steps u -> u - inner_lr * grad cross-entropy(u) lead
+    from x. Each step is a level; a and b go through unchanged. ``inner_lr`` may follow a schedule, round by round.
+
+    The derivative takes a Hessian-vector product for each step. ``first_order`` leaves those out, which takes every
+    step's Jacobian for the identity: cheaper, and a departure from the papers.
+
+    There are two models to look at. ``auc`` is measured at x, where the steps begin, and so is the model of a run;
+    ``adapted_auc`` is measured at G(x), where they lead, which is what the objective is about.
+    """
+    if isinstance(levels, bool) or not isinstance(levels, int) or levels < 1:
+        raise invalid("levels of the compositional_auc problem", levels, "a whole number of at least 1")
+    check_rate("inner_lr of the compositional_auc problem", inner_lr)
+    check_switch("first_order of the compositional_auc problem", first_order)
+    base = auc(model, form, margin, score, scale_dual, p, batchnorm)
+    assert base.flat is not None
+    own = {"levels": levels, "inner_lr": inner_lr, "first_order": first_order}
+    problem = replace(base, inner_mean="global", name="compositional_auc", options={**base.options, **own})
+    return adapted(problem, _cross_entropy(base.flat), levels, inner_lr, first_order)
+
+
+def _cross_entropy(flat: Flat) -> Outer:
+    """Return the mean cross-entropy of the model whose weights are the first entries of a vector."""
+
+    def loss(u: torch.Tensor, batch: Arrays) -> torch.Tensor:
+        inputs, targets, *weights = batch
+        return weighted_mean(either_cross_entropy(flat(u[: flat.size], inputs), targets), weights)
+
+    return loss

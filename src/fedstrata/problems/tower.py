@@ -1,0 +1,85 @@
+"""A tower of levels whose solution is known: for tests, and for seeing how a method fares with K."""
+
+from __future__ import annotations
+
+import torch
+
+from fedstrata.data.federated import FederatedData
+from fedstrata.errors import invalid
+from fedstrata.problem import Arrays, Level, Problem
+from fedstrata.problems.quadratic import Quadratic, check_counts, check_numbers
+
+
+def tower(
+    clients: int = 8,
+    dimension: int = 10,
+    levels: int = 3,
+    samples: int = 200,
+    bend: float = 0.3,
+    noise: float = 0.5,
+    dual: bool = True,
+    distance: float = 1.0,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float64,
+) -> Quadratic:
+    """Build K levels g^(j)(u) = Q_j (u + bend sin(u)), Q_j orthogonal, one upon the other, and a quadratic outside.
+
+    f(u, y) = y^T (u - b) - ||y||^2 / 2, so that max_y f = ||u - b||^2 / 2; without ``dual`` that is f itself. b is the
+    tower's value at the solution, x starts at ``distance`` from it, y at 0. Samples are noisy, clients are not
+    different: a sample's level is Q_j (u + (bend + noise e) sin(u)) + noise e', its b is b + noise e'', with normal e
+    that average to 0 over each client's samples (and independently for each level). With ``bend`` 0 the levels are
+    rotations.
+    """
+    counts = {"clients": clients, "dimension": dimension, "levels": levels, "samples": samples}
+    check_counts("tower", counts, seed)
+    check_numbers("tower", bend=(bend, 0), noise=(noise, 0), distance=(distance, 0))
+    if bend >= 1:
+        raise invalid("bend of the tower", bend, "below 1, so that one x is best")
+    if noise and samples == 1:
+        raise invalid("samples of the tower", samples, "at least 2, so that there can be noise among them")
+    generator = torch.Generator().manual_seed(seed)
+
+    def normal(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator, dtype=dtype)
+
+    def centred(*shape: int) -> torch.Tensor:
+        e = noise * normal(clients, samples, *shape)
+        return e - e.mean(1, keepdim=True)
+
+    turns = [torch.linalg.qr(normal(dimension, dimension))[0] for _ in range(levels)]
+    solution = normal(dimension)
+    away = normal(dimension)
+    slopes, shifts, targets = centred(levels), centred(levels, dimension), centred(dimension)
+
+    def level(j: int) -> Level:
+        def value(u: torch.Tensor, batch: Arrays) -> torch.Tensor:
+            slope, shift = batch[0][:, j, 0].mean(), batch[0][:, j, 1:].mean(0)
+            bent: torch.Tensor = turns[j] @ (u + (bend + slope) * u.sin())
+            return bent + shift
+
+        return value
+
+    goal = solution
+    for turn in turns:
+        goal = turn @ (goal + bend * goal.sin())
+
+    def outer(u: torch.Tensor, batch: Arrays) -> torch.Tensor:
+        return 0.5 * ((u - batch[1]) ** 2).sum(1).mean()
+
+    def outer_dual(u: torch.Tensor, y: torch.Tensor, batch: Arrays) -> torch.Tensor:
+        return y @ (u - batch[1].mean(0)) - 0.5 * (y @ y)
+
+    rows = torch.cat([slopes[..., None], shifts], -1)
+    data = FederatedData.from_arrays([(rows[k], goal + targets[k]) for k in range(clients)], name="tower")
+    zero = torch.zeros(dimension, dtype=dtype)
+    problem = Problem(
+        outer_dual if dual else outer,
+        solution + distance * away / away.norm(),
+        levels=tuple(map(level, range(levels))),
+        y0=zero.clone() if dual else None,
+        inner_mean="global",
+        name="tower",
+        known=(solution, zero if dual else None),
+        options={"levels": levels, "bend": bend, "dual": dual},
+    )
+    return Quadratic(problem, data, solution, zero if dual else None)
