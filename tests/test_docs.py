@@ -60,6 +60,21 @@ def test_the_minimax_problem_of_ones_own_finds_its_saddle():
     assert float(problem.outer(x, y, batch)) < worse
 
 
+def test_the_levels_of_ones_own_are_solved():
+    torch.manual_seed(0)
+    names: dict = {}
+    exec(blocks("docs/design.md")[3], names)
+    rows = [torch.cat(part) for part in zip(*names["sites"], strict=True)]
+
+    def deviation(x):
+        found = names["losses"](x, rows)
+        return float(found.mean() + (found.var(unbiased=False) + 1e-2).sqrt())
+
+    x = names["run"].x
+    nearby = [x + 0.3 * sign * direction for direction in torch.eye(3) for sign in (-1, 1)]
+    assert deviation(x) < min(map(deviation, nearby)) < deviation(torch.zeros(3))
+
+
 def test_the_skeleton_of_an_algorithm_is_one():
     module = sys.modules["fedmom"] = ModuleType("fedmom")
     try:

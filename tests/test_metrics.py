@@ -129,9 +129,12 @@ def test_which_data_are_measured() -> None:
     assert losses(data, "test") == (of["pooled"], of["own"])
     assert losses(data, "train") == (of["pooled"], of["train"])
     assert losses(data, "none") == (of["pooled"], None)
-    assert metrics.measured_on(data, Evaluation()) == {"pooled": "test data", "clients": "held-out test data"}
-    assert metrics.measured_on(data, Evaluation("train")) == {"pooled": "test data", "clients": "training data"}
-    assert metrics.measured_on(data, Evaluation("none")) == {"pooled": "test data", "clients": "nothing"}
+    assert metrics.measured_on(problem, data, Evaluation()) == {"pooled": "test data", "clients": "held-out test data"}
+    assert metrics.measured_on(problem, data, Evaluation("train")) == {
+        "pooled": "test data",
+        "clients": "training data",
+    }
+    assert metrics.measured_on(problem, data, Evaluation("none")) == {"pooled": "test data", "clients": "nothing"}
     bare = fs.FederatedData.from_arrays(pairs(train))
     assert losses(bare, "auto") == (of["train"], of["train"])
     with pytest.raises(fs.InputError, match="no held-out test data"):

@@ -229,11 +229,14 @@ def _shared(problem: Problem) -> bool:
     return bool(problem.levels) and problem.inner_mean == "global"
 
 
-def measured_on(data: FederatedData, evaluation: Evaluation) -> dict[str, str]:
-    """Say in words what the measures were taken on."""
+def measured_on(problem: Problem, data: FederatedData, evaluation: Evaluation) -> dict[str, str]:
+    """Say in words what the measures were taken on, and where there are two, of which model."""
     part = evaluation.part(data)
     clients = "nothing" if part is None else "training data" if part is data.train else "held-out test data"
-    return {"pooled": "training data" if pooled_is_training(data) else "test data", "clients": clients}
+    found = {"pooled": "training data" if pooled_is_training(data) else "test data", "clients": clients}
+    if problem.predict is not None and _shared(problem) and evaluation.adaptation(problem) is not None:
+        found["model"] = "the one at x, before the inner steps; 'adapted' is at G(x), the clients' mean after them"
+    return found
 
 
 def pooled_is_training(data: FederatedData) -> bool:

@@ -55,6 +55,17 @@ def lenet5(shape: Shape, outputs: int) -> nn.Module:
     )
 
 
+def cnn3(shape: Shape, outputs: int, width: int = 8) -> nn.Module:
+    """Three 3x3 convolutions of stride 2 (``width``, 2 and 4 times it), outputs: no pooling, so quick to differentiate."""
+    channels, height, side = _image(shape, "cnn3", 5)
+    layers: list[nn.Module] = []
+    inside = channels
+    for outside in (width, 2 * width, 4 * width):
+        layers += [nn.Conv2d(inside, outside, 3, stride=2, padding=1), nn.ReLU()]
+        inside, height, side = outside, (height + 1) // 2, (side + 1) // 2
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(inside * height * side, outputs))
+
+
 def cnn4(shape: Shape, outputs: int, width: int = 32) -> nn.Module:
     """Four-layer network: two 3x3 convolutions with max pooling (``width``, 2 ``width``), then 128 and outputs."""
     channels, height, side = _image(shape, "cnn4", 4)
@@ -124,7 +135,7 @@ def resnet20(shape: Shape, outputs: int, norm: str = "group", width: int = 16) -
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inside, outputs))
 
 
-MODELS: dict[str, Callable[..., nn.Module]] = {f.__name__: f for f in (logreg, mlp, lenet5, cnn4, cnn7, resnet20)}
+MODELS: dict[str, Callable[..., nn.Module]] = {f.__name__: f for f in (logreg, mlp, lenet5, cnn3, cnn4, cnn7, resnet20)}
 
 
 def model(name: str, shape: Shape, outputs: int, *, seed: int = 0, **options: object) -> nn.Module:

@@ -13,9 +13,11 @@ _SMALL = ("distance", "distance_dual", "gradient_norm")
 
 MAIN = (
     "auc",
+    "adapted_auc",
     "auc_mean",
     "auc_worst",
     "accuracy",
+    "adapted_accuracy",
     "accuracy_mean",
     "accuracy_worst",
     "attacked_accuracy",
@@ -32,7 +34,8 @@ def measured(summary: Row) -> str:
     if not where:
         return "Measured by a function of the user's."
     clients = "" if where["clients"] == "nothing" else f"; per client on its {where['clients']}"
-    return f"Measured on the pooled {where['pooled']}{clients}."
+    adapted = f" The model is {where['model']}." if "model" in where else ""
+    return f"Measured on the pooled {where['pooled']}{clients}.{adapted}"
 
 
 def one_run(row: Row) -> Row:

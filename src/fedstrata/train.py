@@ -317,7 +317,7 @@ class _Training:
         if self.data.client_names:
             summary["client_names"] = list(self.data.client_names)
         if isinstance(self.evaluation, Evaluation):
-            summary["measured_on"] = measured_on(self.data, self.evaluation)
+            summary["measured_on"] = measured_on(self.problem, self.data, self.evaluation)
             per_client = self.evaluation.per_client(self.problem, self.data, self.algorithm.solution(self.state).x)
             summary["per_client"] = {k: [None if v != v else float(v) for v in vs] for k, vs in per_client.items()}
         return summary
