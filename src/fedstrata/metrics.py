@@ -62,9 +62,10 @@ class Evaluation:
 
     When the model is adapted, ``personal_loss`` and ``personal_accuracy`` (``_mean``, ``_worst``, ``_spread``) are
     measured on the same data with each client's own model: full-batch steps x <- x - lr grad(mean loss) on the rows
-    that the client's inner level draws from (its support rows, if there are any). They are NaN when an adapted model
-    is no longer finite. A problem with a global inner mean has one adapted model for all instead, the mean over clients
-    of where their steps lead: ``adapted_loss``, ``adapted_accuracy`` and ``adapted_auc`` on the pooled data.
+    that the client's inner level draws from (its support rows, if there are any). They are NaN when an adapted model is
+    no longer finite. A problem with a global inner mean has one adapted model for all instead, the mean over clients of
+    where their steps lead: ``adapted_loss``, ``adapted_accuracy`` and ``adapted_auc`` on the pooled data. The mean is
+    uniform, whatever the run's weighting.
 
     Under attack there are ``attacked_loss``, ``attacked_accuracy`` and ``attacked_auc``, measured on the pooled data
     with the perturbation that was found on them. Where the solution is known there are ``distance``, of x and y
@@ -138,7 +139,7 @@ class Evaluation:
         for client in range(data.clients):
             total += adapt(problem, x, _pieces(data.part(1), client, self.adapt_rows), *adaptation)
         found = _pooled_measures(problem, data.classes, *predict(problem, total / data.clients, arrays))
-        return {f"adapted_{name}": value for name, value in found.items() if math.isfinite(value)}
+        return {f"adapted_{name}": value for name, value in found.items()} if math.isfinite(found["loss"]) else {}
 
     def per_client(self, problem: Problem, data: FederatedData, x: torch.Tensor) -> dict[str, np.ndarray]:
         """Return ``loss``, ``accuracy`` and ``auc`` of each client; NaN where a client has no samples to measure on.

@@ -56,7 +56,7 @@ def lenet5(shape: Shape, outputs: int) -> nn.Module:
 
 
 def cnn3(shape: Shape, outputs: int, width: int = 8) -> nn.Module:
-    """Three 3x3 convolutions of stride 2 (``width``, 2 and 4 times it), outputs: no pooling, so quick to differentiate."""
+    """Three 3x3 convolutions of stride 2 (``width``, 2 and 4 times it), outputs; no pooling: quick to differentiate."""
     channels, height, side = _image(shape, "cnn3", 5)
     layers: list[nn.Module] = []
     inside = channels

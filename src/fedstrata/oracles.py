@@ -155,6 +155,8 @@ class Oracles:
         self._graphs: dict[tuple[object, ...], Form | None] = {}
         self._flattened: dict[tuple[object, ...], tuple[Form, Form, Form]] = {}
         self._alone: set[str] = set()
+        # Levels that are one and the same function share what is traced for it.
+        self._first = [problem.levels.index(level) + 1 for level in problem.levels]
 
     @cached_property
     def _functions(self) -> dict[str, tuple[Form, Form]]:
@@ -187,15 +189,15 @@ class Oracles:
 
     def level(self, k: int, u: torch.Tensor, batch: Batch) -> torch.Tensor:
         """Return g^(k)(u) for each client."""
-        return self._run(f"level_{k}", (u,), [batch])[0]
+        return self._run(f"level_{self._first[k - 1]}", (u,), [batch])[0]
 
     def level_vjp(self, k: int, u: torch.Tensor, cotangent: torch.Tensor, batch: Batch) -> torch.Tensor:
         """Return J^T cotangent for each client, J the Jacobian of g^(k) at u."""
-        return self._run(f"level_vjp_{k}", (u, cotangent), [batch])[0]
+        return self._run(f"level_vjp_{self._first[k - 1]}", (u, cotangent), [batch])[0]
 
     def level_jacobian(self, k: int, u: torch.Tensor, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
         """Return g^(k)(u), [C, r], and its Jacobian, [C, r, d]."""
-        value, jacobian = self._run(f"level_jacobian_{k}", (u,), [batch])
+        value, jacobian = self._run(f"level_jacobian_{self._first[k - 1]}", (u,), [batch])
         return value, jacobian
 
     def chain(

@@ -250,9 +250,9 @@ class _Training:
         self.clients.adopt(problem)
 
     def move_on(self, number: int) -> None:
-        """Go on with the problem as it is in a round: rates inside it may follow a schedule."""
+        """Go on with the problem as it is in a round: rates inside it may follow a schedule, its t is the round."""
         if self.problem.at is not None:
-            now = self.problem.at(self.problem, Clock(number, self.settings["rounds"], 0, self.clients.counts.steps))
+            now = self.problem.at(self.problem, Clock(number, self.settings["rounds"], 0, number))
             if now is not self.problem:
                 self.adopt(now)
 

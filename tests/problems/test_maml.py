@@ -150,7 +150,11 @@ def test_the_shift_of_damaml_is_of_the_losses_after_adapting() -> None:
 @pytest.mark.parametrize(
     ("build", "options", "message"),
     [
-        (fs.maml, {"inner_lr": 0.0}, r"The inner_lr of the maml problem must be a positive number\. Got 0\.0\."),
+        (
+            fs.maml,
+            {"inner_lr": 0.0},
+            r"The inner_lr of the maml problem must be a positive number, or a schedule\. Got 0\.0\.",
+        ),
         (fs.maml, {"inner_lr": float("nan")}, r"The inner_lr of the maml problem must be a positive number"),
         (fs.maml, {"steps": 0}, r"The steps of the maml problem must be a whole number of at least 1\. Got 0\."),
         (fs.maml, {"steps": 1.5}, r"The steps of the maml problem must be a whole number"),

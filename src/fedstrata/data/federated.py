@@ -179,11 +179,13 @@ class FederatedData:
             )
         first: Any = tuple(a[:1] for a in self.train.arrays)
         arrays = intake.pair(inputs, targets, "the auxiliary set", first)
+        if not _are_labels(arrays[1]):
+            raise invalid("targets of the auxiliary set", str(arrays[1].dtype), "class numbers, one per row")
         labels = arrays[1].numpy()
         owned = [np.flatnonzero(labels == c) for c in range(self.classes)]
         missing = [c for c, rows in enumerate(owned) if len(rows) == 0]
         if missing or sum(map(len, owned)) < len(labels):
-            got = f"none of class {missing[0]}" if missing else f"labels up to {int(labels.max())}"
+            got = f"none of class {missing[0]}" if missing else f"labels from {labels.min()} to {labels.max()}"
             raise invalid("auxiliary set", got, f"samples of every class, 0 to {self.classes - 1}, and of no other")
         return replace(self, auxiliary=Part.of(arrays, owned))
 

@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import nn
 
-from fedstrata.errors import InputError, invalid
+from fedstrata.errors import invalid
 from fedstrata.flat import BatchNormRule
 from fedstrata.problem import Arrays, Level, Outer, Problem
 from fedstrata.problems.erm import Losses, erm, weighted_mean
@@ -41,8 +41,10 @@ def multilevel(
 
     :func:`risk_averse` is such a problem, for any model.
     """
-    if len(levels) == 0:
-        raise InputError("The multilevel problem has no levels: pass at least one function g(u, batch) -> vector.")
+    if not isinstance(levels, Sequence) or len(levels) == 0:
+        raise invalid(
+            "levels of the multilevel problem", levels, "at least one function g(u, batch) -> vector, in a list"
+        )
     return Problem(
         outer,
         x0,

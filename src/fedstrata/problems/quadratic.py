@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -176,5 +177,5 @@ def check_counts(name: str, counts: dict[str, int], seed: int) -> None:
 def check_numbers(name: str, **numbers: tuple[float, float]) -> None:
     """Refuse a number that is below its least value."""
     for what, (value, least) in numbers.items():
-        if isinstance(value, bool) or not isinstance(value, int | float) or not value >= least:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.inf > value >= least:
             raise invalid(f"{what} of the {name}", value, f"a number of at least {least}")

@@ -7,6 +7,7 @@ import torch
 from fedstrata.data.federated import FederatedData
 from fedstrata.errors import invalid
 from fedstrata.problem import Arrays, Level, Problem
+from fedstrata.problems.maml import check_switch
 from fedstrata.problems.quadratic import Quadratic, check_counts, check_numbers
 
 
@@ -33,6 +34,7 @@ def tower(
     counts = {"clients": clients, "dimension": dimension, "levels": levels, "samples": samples}
     check_counts("tower", counts, seed)
     check_numbers("tower", bend=(bend, 0), noise=(noise, 0), distance=(distance, 0))
+    check_switch("dual of the tower", dual)
     if bend >= 1:
         raise invalid("bend of the tower", bend, "below 1, so that one x is best")
     if noise and samples == 1:
