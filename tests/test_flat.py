@@ -259,8 +259,9 @@ def test_models_start_from_their_seed_and_leave_torch_alone(name: str) -> None:
         ("lenet5", (1, 28, 28), 61_706),
         ("lenet5", (3, 32, 32), 62_006),
         ("cnn4", (1, 28, 28), 320 + 18_496 + 64 * 49 * 128 + 128 + 1290),
-        ("cnn3", (3, 32, 32), 224 + 1168 + 4640 + 32 * 16 * 10 + 10),
-        ("cnn3", (1, 28, 28), 80 + 1168 + 4640 + 32 * 16 * 10 + 10),
+        ("patchnet", (3, 32, 32), 48 * 32 + 32 + 128 * 64 + 64 + 64 * 16 * 10 + 10),
+        ("patchnet", (1, 28, 28), 16 * 32 + 32 + 128 * 64 + 64 + 64 * 16 * 10 + 10),
+        ("patchnet", (1, 8, 4), 16 * 32 + 32 + 128 * 64 + 64 + 64 * 10 + 10),
         ("cnn7", (3, 32, 32), 896 + 9248 + 18_496 + 36_928 + 73_856 + 147_584 + 128 * 16 * 10 + 10),
         ("cnn7", (1, 28, 28), 320 + 9248 + 18_496 + 36_928 + 73_856 + 147_584 + 128 * 9 * 10 + 10),
         ("resnet20", (3, 32, 32), 269_722),
@@ -270,6 +271,20 @@ def test_models_have_their_published_sizes(name: str, shape: tuple[int, ...], si
     flat = Flat(model(name, shape, 10))
     assert flat.size == size
     assert flat(flat.initial, torch.zeros(2, *shape)).shape == (2, 10)
+
+
+@pytest.mark.parametrize("shape", [(3, 32, 32), (2, 28, 20), (1, 8, 8)])
+def test_a_patchnet_is_two_convolutions_whose_stride_is_their_size(shape: tuple[int, int, int]) -> None:
+    net = model("patchnet", shape, 3, width=5).double()
+    first, second, last = (m for m in net if isinstance(m, nn.Linear))
+    x = torch.randn(2, *shape, dtype=torch.float64)
+    padded = nn.functional.pad(x, (0, -shape[2] % 4, 0, -shape[1] % 4))
+    kernel = first.weight.reshape(5, 4, 4, shape[0]).permute(0, 3, 1, 2)
+    y = nn.functional.conv2d(padded, kernel, first.bias, stride=4).relu()
+    y = nn.functional.pad(y, (0, -y.shape[3] % 2, 0, -y.shape[2] % 2))
+    kernel = second.weight.reshape(10, 2, 2, 5).permute(0, 3, 1, 2)
+    y = nn.functional.conv2d(y, kernel, second.bias, stride=2).relu()
+    torch.testing.assert_close(net(x), last(y.permute(0, 2, 3, 1).flatten(1)))
 
 
 def test_cnn7_has_six_convolutions_and_a_linear_layer() -> None:

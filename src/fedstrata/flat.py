@@ -88,7 +88,7 @@ class Flat:
         return torch.cat([state[n].detach().reshape(-1) for n in self.names])
 
     def last_matrix(self) -> slice:
-        """Return where the last layer's matrix stands in the flat vector."""
+        """Return where the last layer's matrix stands in the flat vector: last in the order of ``named_parameters``."""
         end = self.size
         for shape, size in zip(reversed(self.shapes), reversed(self.sizes), strict=True):
             if len(shape) >= 2:

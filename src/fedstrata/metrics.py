@@ -28,7 +28,7 @@ Measures = dict[str, float]
 MEASURES = (
     *("loss", "accuracy", "auc", "auc_mean", "auc_worst", "objective", "gradient_norm"),
     *("accuracy_worst_class", "distance", "distance_dual", "attacked_loss", "attacked_accuracy", "attacked_auc"),
-    *("adapted_loss", "adapted_accuracy", "adapted_accuracy_worst_class", "adapted_auc"),
+    *("adapted_loss", "adapted_accuracy", "adapted_auc"),
     *(
         f"{name}_{over}"
         for name in ("loss", "accuracy", "personal_loss", "personal_accuracy")
@@ -135,11 +135,10 @@ class Evaluation:
         adaptation = self.adaptation(problem)
         if adaptation is None or not _shared(problem):
             return {}
-        total = torch.zeros_like(x)
-        for client in range(data.clients):
-            total += adapt(problem, x, _pieces(data.part(1), client, self.adapt_rows), *adaptation)
-        found = _pooled_measures(problem, data.classes, *predict(problem, total / data.clients, arrays))
-        return {f"adapted_{name}": value for name, value in found.items()} if math.isfinite(found["loss"]) else {}
+        point = adapted_point(problem, data, x, *adaptation, self.adapt_rows)
+        found = _pooled_measures(problem, data.classes, *predict(problem, point, arrays))
+        names = ("loss", "accuracy", "auc") if math.isfinite(found["loss"]) else ()
+        return {f"adapted_{name}": value for name, value in found.items() if name in names}
 
     def per_client(self, problem: Problem, data: FederatedData, x: torch.Tensor) -> dict[str, np.ndarray]:
         """Return ``loss``, ``accuracy`` and ``auc`` of each client; NaN where a client has no samples to measure on.
@@ -227,7 +226,7 @@ class Evaluation:
 
 def _shared(problem: Problem) -> bool:
     """Whether adapted models are averaged into one for all clients, instead of each client keeping its own."""
-    return bool(problem.levels) and problem.inner_mean == "global"
+    return problem.adapt is not None and bool(problem.levels) and problem.inner_mean == "global"
 
 
 def measured_on(problem: Problem, data: FederatedData, evaluation: Evaluation) -> dict[str, str]:
@@ -235,8 +234,12 @@ def measured_on(problem: Problem, data: FederatedData, evaluation: Evaluation) -
     part = evaluation.part(data)
     clients = "nothing" if part is None else "training data" if part is data.train else "held-out test data"
     found = {"pooled": "training data" if pooled_is_training(data) else "test data", "clients": clients}
-    if problem.predict is not None and _shared(problem) and evaluation.adaptation(problem) is not None:
-        found["model"] = "the one at x, before the inner steps; 'adapted' is at G(x), the clients' mean after them"
+    adaptation = evaluation.adaptation(problem) if _shared(problem) else None
+    if adaptation is not None:
+        steps, lr = adaptation
+        rows = "all" if evaluation.adapt_rows is None else f"at most {evaluation.adapt_rows}"
+        where = f"the clients' mean after {steps} of {lr:g} on {rows} of each one's rows"
+        found["model"] = f"the one at x, before the inner steps; 'adapted' is at G(x), {where}"
     return found
 
 
@@ -278,6 +281,20 @@ def adapt(problem: Problem, x: torch.Tensor, pieces: Sequence[Arrays], steps: in
             gradient += torch.autograd.grad(loss, leaf)[0]
         x = x - lr * gradient
     return x
+
+
+def adapted_point(
+    problem: Problem, data: FederatedData, x: torch.Tensor, steps: int, lr: float, rows: int | None = None
+) -> torch.Tensor:
+    """Return G(x), the uniform mean over clients of where their own full-batch gradient steps lead from ``x``.
+
+    ``problem.model`` makes a module of it. ``rows`` is how many rows, at most, a client takes; all by default.
+    """
+    ends = (adapt(problem, x, _pieces(data.part(1), client, rows), steps, lr) for client in range(data.clients))
+    total = torch.zeros_like(x)
+    for end in ends:
+        total += end
+    return total / data.clients
 
 
 def _pieces(part: Part, client: int, limit: int | None) -> list[Arrays]:

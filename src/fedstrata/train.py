@@ -58,7 +58,10 @@ class Run:
         return f"<Run of {self.summary['algorithm']} on {self.summary['data']}: {', '.join(measures)}>"
 
     def model(self) -> nn.Module:
-        """Return the trained model as an ordinary module."""
+        """Return the trained model as an ordinary module: the one at ``x``, before any steps inside the problem.
+
+        For the one after them see :func:`fedstrata.metrics.adapted_point`.
+        """
         return self.problem.model(self.x)
 
 
@@ -384,8 +387,13 @@ def _try_out(problem: Problem, data: FederatedData) -> None:
         for k, level in enumerate(problem.levels, 1):
             what = f"level {k} of the problem {problem.name}"
             u = level(u, batch(k))
+            if not isinstance(u, torch.Tensor) or u.dim() != 1:
+                got = f"shape {tuple(u.shape)}" if isinstance(u, torch.Tensor) else type(u).__name__
+                raise invalid(f"value of {what}", got, "a vector (1-d)")
         what = f"outer function of the problem {problem.name}"
         value = problem.outer(u, *(() if problem.y0 is None else (problem.y0,)), batch(0))
+    except InputError:
+        raise
     except (RuntimeError, TypeError, ValueError, IndexError, AttributeError) as error:
         shapes = ", ".join(str((2, *a.shape[1:])) for a in data.train.arrays)
         dual = "" if problem.y0 is None else f", y of {len(problem.y0)}"

@@ -9,7 +9,10 @@ import torch
 from torch import nn
 
 import fedstrata as fs
+from fedstrata.data.batch import Batch
 from fedstrata.metrics import gradient_norm, objective
+from fedstrata.oracles import Oracles
+from fedstrata.problems.maml import GradientStep
 from support import make_client, make_clients, make_setting, sized_data, softmax_problem, started
 
 DATA = sized_data([9, 4, 12, 6], features=4, classes=3)
@@ -169,3 +172,33 @@ def test_the_shift_of_damaml_is_of_the_losses_after_adapting() -> None:
 def test_a_bad_meta_learning_problem_is_refused(build: Any, options: dict[str, Any], message: str) -> None:
     with pytest.raises(fs.InputError, match=message):
         build(model(), **options)
+
+
+@pytest.mark.parametrize("clients", [1, 3])
+@pytest.mark.parametrize("first_order", [False, True])
+@pytest.mark.parametrize("forward", [False, True])
+def test_both_modes_pull_back_as_autograd_does(forward: bool, first_order: bool, clients: int) -> None:
+    """Traced and not, of one client and of several."""
+    net = fs.models.model("patchnet", (1, 8, 8), 3, width=4, seed=1).double()
+    loss = fs.erm(net).outer
+    step = GradientStep(loss, 0.3, first_order, forward)
+    generator = torch.Generator().manual_seed(0)
+    x0 = fs.erm(net).x0
+    problem = fs.multilevel([step], loss, x0)
+    inputs = torch.randn(clients, 5, 1, 8, 8, generator=generator, dtype=torch.float64)
+    targets = torch.randint(0, 3, (clients, 5), generator=generator)
+    u, c = (torch.randn(clients, len(x0), generator=generator, dtype=torch.float64) for _ in range(2))
+    for traced in (True, False):
+        found = Oracles(problem).level_vjp(1, u, c, Batch(((inputs, targets),), traced=traced))
+        for k in range(clients):
+            leaf = u[k].clone().requires_grad_()
+            (gradient,) = torch.autograd.grad(loss(leaf, (inputs[k], targets[k])), leaf, create_graph=True)
+            product = 0 if first_order else torch.autograd.grad(gradient, leaf, c[k])[0]
+            torch.testing.assert_close(found[k], c[k] - 0.3 * product, atol=1e-12, rtol=1e-12)
+
+
+@pytest.mark.parametrize(("name", "forward"), [("lenet5", False), ("mlp", False), ("cnn7", True), ("resnet20", True)])
+def test_models_of_many_convolutions_take_forward_mode(name: str, forward: bool) -> None:
+    net = fs.models.model(name, (3, 32, 32), 2, **({"width": 8} if forward else {}))
+    (level,) = fs.maml(net).levels
+    assert isinstance(level, GradientStep) and level.forward == forward

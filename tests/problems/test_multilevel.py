@@ -183,7 +183,7 @@ WRONG: list[tuple[str, list[Any], Any, torch.Tensor | None, str]] = [
         [lambda u, batch: u[None] * batch[0]],
         lambda u, batch: u.sum(),
         None,
-        r"The value of level 1 of multilevel must be a vector \(1-d\)\. Got 'shape \(2, 3\)'\.",
+        r"The value of level 1 of the problem multilevel must be a vector \(1-d\)\. Got 'shape \(2, 3\)'\.",
     ),
 ]
 

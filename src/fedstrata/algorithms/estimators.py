@@ -21,7 +21,12 @@ def storm(estimate: torch.Tensor, new: torch.Tensor, old: torch.Tensor, weight: 
 
 def moving_average(estimate: torch.Tensor, new: torch.Tensor, weight: float) -> torch.Tensor:
     """Return ``(1 - weight) * estimate + weight * new``."""
-    return (1 - weight) * estimate + weight * new
+    return torch.lerp(estimate, new, weight)
+
+
+def weight_of(client: Client, rate: Rate, scale: float) -> float:
+    """Return the weight of a fresh value at this step, ``rate * scale``, at most 1."""
+    return min(1.0, client.rate(rate) * scale)
 
 
 def stores_jacobian(clients: Clients, jacobian: str, radii: tuple[float, float]) -> bool:

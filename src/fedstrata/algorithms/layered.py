@@ -12,14 +12,18 @@ import torch
 
 from fedstrata.algorithms.base import State
 from fedstrata.algorithms.descent import decayed
-from fedstrata.algorithms.estimators import moving_average
+from fedstrata.algorithms.estimators import moving_average, weight_of
 from fedstrata.clients import Client, Clients
 from fedstrata.data.batch import Batch
+from fedstrata.errors import invalid
 from fedstrata.schedules import Rate
 
 Tensors = tuple[torch.Tensor, ...]
 Estimates = tuple[Tensors, torch.Tensor, Tensors]
 """h_1..h_K, the momentum p of x, and the momentum q of y."""
+
+Message = tuple[torch.Tensor, Tensors, Estimates]
+"""What goes both ways: x, y, and the estimates."""
 
 ANY_NUMBER = range(1, 1 << 31)
 """The numbers of levels of an algorithm that takes any but none."""
@@ -35,20 +39,24 @@ def room(s: State, clients: Clients) -> State:
     return s.replace(**h, p=torch.zeros_like(s.x), **dual)
 
 
-def to_send(s: State) -> tuple[torch.Tensor, Tensors, Estimates]:
+def to_send(s: State, clients: Clients) -> Message:
     """Return what goes to the clients: x, y, and the estimates."""
-    h = tuple(s[f"h{j}"] for j in range(1, 1 + sum(name.startswith("h") for name in s)))
+    found = {name: len(v) for name, v in s.items() if name.startswith("h")}
+    wanted = {f"h{j}": size for j, size in enumerate(clients.inner_sizes, 1)}
+    if found != wanted:
+        raise invalid(f"estimates of the levels of {clients.problem.name}", found, f"{wanted}: this is another problem")
+    h = tuple(s[name] for name in wanted)
     return s.x, (s.y,) if "y" in s else (), (h, s.p, (s.q,) if "q" in s else ())
 
 
-def received(answer: tuple[torch.Tensor, Tensors, Estimates]) -> State:
+def received(answer: Message) -> State:
     """Return the state that the clients' answer makes: the inverse of :func:`to_send`."""
     x, y, (h, p, q) = answer
     dual = {"y": y[0], "q": q[0]} if y else {}
     return State(x=x, **{f"h{j}": v for j, v in enumerate(h, 1)}, p=p, **dual)
 
 
-def first_estimates(client: Client, x: torch.Tensor, y: Tensors, batches: int, weight_decay: float) -> Estimates:
+def first_levels(client: Client, x: torch.Tensor, y: Tensors, batches: int, weight_decay: float) -> Estimates:
     """Return g_1(x), g_2(g_1(x)) and so on, and the gradients there, on ``batches`` batches' worth of samples."""
     drawn = client.draw_all(FIRST, client.worth(batches))
     points = [x]
@@ -89,8 +97,3 @@ def momenta(
     weight_x, weight_y = (weight_of(client, r, eta) for r in rho)
     q: Any = (moving_average(a, b, weight_y) for a, b in zip(old[1], new[1], strict=True))
     return moving_average(old[0], new[0], weight_x), tuple(q)
-
-
-def weight_of(client: Client, rate: Rate, scale: float) -> float:
-    """Return the weight of a fresh value, at most 1."""
-    return min(1.0, client.rate(rate) * scale)

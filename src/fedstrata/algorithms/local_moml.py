@@ -24,7 +24,7 @@ import torch
 
 from fedstrata.algorithms.base import Algorithm, State, param
 from fedstrata.algorithms.descent import RATES
-from fedstrata.algorithms.estimators import moving_average
+from fedstrata.algorithms.estimators import moving_average, weight_of
 from fedstrata.clients import Client, Clients
 from fedstrata.schedules import Rate, Steps
 
@@ -53,7 +53,7 @@ class LocalMOML(Algorithm):
 
     def step(self, client: Client, x: torch.Tensor, u: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Renew the memory, then step; three independent batches."""
-        weight = min(1.0, client.rate(self.beta))
+        weight = weight_of(client, self.beta, 1.0)
         u = moving_average(u, client.g(1, x, client.draw(1, stream=1)), weight)
         v = client.f_grads(u, client.draw(0, stream=2))[0]
         return x - client.rate(self.lr) * client.g_vjp(1, x, v, client.draw(1, stream=3)), u

@@ -23,7 +23,7 @@ import torch
 
 from fedstrata.algorithms.base import Algorithm, State, param
 from fedstrata.algorithms.descent import RATES
-from fedstrata.algorithms.estimators import moving_average
+from fedstrata.algorithms.estimators import moving_average, weight_of
 from fedstrata.clients import Client, Clients
 from fedstrata.schedules import Rate, Steps
 
@@ -57,7 +57,7 @@ class LocalSCGD(Algorithm):
     def step(self, client: Client, x: torch.Tensor, u: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Renew u at the old x, then step along the gradient at the new u."""
         eta = client.rate(self.eta)
-        weight = min(1.0, client.rate(self.gamma) * eta) if client.clock.iteration > 0 else 1.0
+        weight = weight_of(client, self.gamma, eta) if client.clock.iteration > 0 else 1.0
         chain = client.chain(x, client.draw_all(), offsets=[(1 - weight) * u], weight=weight)
         u = moving_average(u, chain.values[0], weight)
         return x - client.rate(self.beta) * eta * chain.gradient, u

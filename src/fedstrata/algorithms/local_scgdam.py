@@ -2,12 +2,14 @@
 
 Zhang, Zhang, Yang, Souvenir, Gao: "Federated compositional deep AUC maximization", NeurIPS 2023.
 
-Problem: min_x max_y M_k[ f_k( M_j[ g_j(x) ], y ) ], one level, a global inner mean, with a dual or without.
+Problem: min_x max_y M_k[ f_k( M_i[ g_i(x) ], y ) ], one level, a global inner mean, with a dual or without.
 
     before the first step, on a client's own batches:  h = g_k(x);  p, q = the gradients at h
-    x_k, y_k, h_k, p_k, q_k <- the server's;   tau times, on fresh batches:
-        x <- x - gamma_x eta p,    y <- Pi[ y + gamma_y eta q ] h <- (1 - alpha eta) h + alpha eta g_k(x) p <- (1 -
-        rho_x eta) p + rho_x eta J_k(x)^T grad_1 f_k(h, y),    q <- (1 - rho_y eta) q + rho_y eta grad_2 f_k(h, y)
+    x, y, h, p, q on client k <- the server's;   tau times, on fresh batches:
+        x <- x - gamma_x eta p,    y <- Pi[ y + gamma_y eta q ]
+        h <- (1 - alpha eta) h + alpha eta g_k(x)
+        p <- (1 - rho_x eta) p + rho_x eta J_k(x)^T grad_1 f_k(h, y)
+        q <- (1 - rho_y eta) q + rho_y eta grad_2 f_k(h, y)
     x, y, h, p, q <- their means over the clients
 
 Sent: up 2d + R + 2p, down 2d + R + 2p, R the numbers that the level gives: 3d + 2p where it gives d.
@@ -25,17 +27,17 @@ import torch
 
 from fedstrata.algorithms.base import Algorithm, State, param
 from fedstrata.algorithms.descent import RATES, decayed
-from fedstrata.algorithms.estimators import moving_average
+from fedstrata.algorithms.estimators import moving_average, weight_of
 from fedstrata.algorithms.layered import (
     Estimates,
+    Message,
     Tensors,
-    first_estimates,
+    first_levels,
     momenta,
     moved,
     received,
     room,
     to_send,
-    weight_of,
 )
 from fedstrata.clients import Client, Clients
 from fedstrata.schedules import Rate
@@ -66,14 +68,14 @@ class LocalSCGDAM(Algorithm):
 
     def round(self, s: State, clients: Clients) -> State:
         """Average everything."""
-        return received(clients.mean(self.local, *to_send(s)))
+        return received(clients.mean(self.local, *to_send(s, clients)))
 
-    def local(self, client: Client, x: torch.Tensor, y: Tensors, estimates: Estimates) -> tuple[object, ...]:
+    def local(self, client: Client, x: torch.Tensor, y: Tensors, estimates: Estimates) -> Message:
         """Take tau local steps; the very first ones begin with the first estimates."""
         if client.clock.iteration == 0:
-            estimates = first_estimates(client, x, y, self.first_batches, self.weight_decay)
-        x, y, *estimates = client.repeat(self.steps, self.step, x, y, *estimates)
-        return x, y, tuple(estimates)
+            estimates = first_levels(client, x, y, self.first_batches, self.weight_decay)
+        x, y, h, p, q = client.repeat(self.steps, self.step, x, y, *estimates)
+        return x, y, (h, p, q)
 
     def step(
         self, client: Client, x: torch.Tensor, y: Tensors, h: Tensors, p: torch.Tensor, q: Tensors

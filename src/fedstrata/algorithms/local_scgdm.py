@@ -26,7 +26,7 @@ import torch
 
 from fedstrata.algorithms.base import Algorithm, State, param
 from fedstrata.algorithms.descent import RATES
-from fedstrata.algorithms.estimators import moving_average
+from fedstrata.algorithms.estimators import moving_average, weight_of
 from fedstrata.clients import Client, Clients
 from fedstrata.schedules import Rate, Steps
 
@@ -62,7 +62,7 @@ class LocalSCGDM(Algorithm):
         """Renew u at the old x, then the momentum at the new u, then step."""
         eta = client.rate(self.eta)
         first = client.clock.iteration == 0
-        inner, momentum = (1.0 if first else min(1.0, client.rate(w) * eta) for w in (self.gamma, self.alpha))
+        inner, momentum = (1.0 if first else weight_of(client, w, eta) for w in (self.gamma, self.alpha))
         chain = client.chain(x, client.draw_all(), offsets=[(1 - inner) * u], weight=inner)
         u = moving_average(u, chain.values[0], inner)
         m = moving_average(m, chain.gradient, momentum)

@@ -43,7 +43,9 @@ class LocalSGDMRL(Algorithm):
     steps: Steps = param(10, "local steps per round, or Epochs(e)")
     momentum: float = param(0.9, "how much of the last step's direction stays", least=0, below=1, search=(0.1, 0.95))
     slope: float = param(0.1, "weight of a class is 1 + slope R", least=0)
-    share: float = param(0.8, "how large other changes may be at a position that is a class's", above=0)
+    share: float = param(
+        0.8, "how large the others' changes may be at a class's position, as a share of its own", above=0
+    )
     weight_decay: float = param(0.0, "L2 penalty", least=0)
 
     @classmethod
@@ -55,7 +57,7 @@ class LocalSGDMRL(Algorithm):
     def start(self, s: State, clients: Clients) -> State:
         """Give every class the weight 1."""
         if not clients.classes:
-            raise InputError(f"{self.name} weighs classes, and these data have none.")
+            raise InputError(f"{self.name} weighs classes, and the targets of these data are numbers, not classes.")
         return s.replace(w=s.x.new_ones(clients.classes))
 
     def round(self, s: State, clients: Clients) -> State:
@@ -86,9 +88,8 @@ def change_ratios(changes: torch.Tensor, share: float, empty: float = 10.0, cap:
     classes = len(changes)
     largest, owner = changes.max(0)
     others = changes.abs().scatter(0, owner[None], -1.0)
-    owned = (others <= share * largest.abs()).all(0)
     # A largest change of 0 has no share: there the others must not be 0 too.
-    owned |= (largest == 0) & (others != 0).all(0)
+    owned = torch.where(largest == 0, others != 0, others <= share * largest.abs()).all(0)
     mine = owned & (owner == torch.arange(classes, device=changes.device)[:, None])
     own = (changes * mine).sum(1)
     rest = ((changes.sum(0) - changes) / (classes - 1) * mine).sum(1)

@@ -3,11 +3,11 @@
 Zhang, Payani, Lee, Souvenir, Gao: "A federated stochastic multi-level compositional minimax algorithm for deep AUC
 maximization", ICML 2024, Algorithm 1, eqs. (9) to (12).
 
-Problem: min_x max_y M_k[ f_k( M_j[ g_j^(K) o ... o g_j^(1)(x) ], y ) ], one level or more, a global inner mean, with a
+Problem: min_x max_y M_k[ f_k( M_i[ g_i^(K) o ... o g_i^(1)(x) ], y ) ], one level or more, a global inner mean, with a
 dual or without.
 
     before the first step, on a client's own batches:  h_j = g_j(h_{j-1}),  h_0 = x;  p, q = u, v of eq. (10)
-    x_k, y_k, h_k1..h_kK, p_k, q_k <- the server's;   tau times, on a fresh batch for each level and one for f:
+    x, y, h_1..h_K, p, q on every client <- the server's;   tau times, on a fresh batch for each level j and one for f:
         x <- x - gamma_x eta p,    y <- Pi[ y + gamma_y eta q ]
         h_j <- (1 - alpha eta^2) (h_j - g_j(old h_{j-1})) + g_j(new h_{j-1}),  j = 1..K, both on one batch    (9)
         u = J_1^T ... J_K^T grad_1 f(h_K, y),  J_j at the new h_{j-1} on the batch of (9);  v = grad_2 f(h_K, y)  (10)
@@ -19,11 +19,12 @@ Sent: up 2d + R + 2p, down 2d + R + 2p, R the numbers that the K levels give: (K
 Departures from the paper: eq. (12) has p and q at the true inner functions and h on a batch; here all are on the same
 batches, ``first_batches`` of them. As printed these first values are not averaged (the proof takes them to be equal).
 After an averaging the old h_0 is the averaged x, as in the proof. Weights above 1 count as 1. The projection,
-``weight_decay`` (an L2 penalty in x, added to u) and cohorts are not in Algorithm 1. Iterations after the last
-averaging do not exist.
+``weight_decay`` (an L2 penalty in x, added to u) and cohorts are not in Algorithm 1. A run ends with an averaging.
 Worth knowing: nobody averages Jacobians, and u is made before h is averaged. So with clients that differ the method
 does not find the solution of the problem above, but of one between it and that with local inner means; which, depends
-on alpha eta^2 (at 1 nothing of the mean is left). The paper's proof is for clients with equal distributions.
+on alpha eta^2 (at 1 nothing of the mean is left). The paper's proof is for clients with equal distributions. When eta
+falls by 10, the weight alpha eta^2 falls by 100, and h hardly forgets any more: what it is off by at that moment, and
+any sudden change of the levels, such as a smaller inner rate, stays in it for 100 times as many steps.
 """
 
 from __future__ import annotations
@@ -32,18 +33,19 @@ import torch
 
 from fedstrata.algorithms.base import Algorithm, State, param
 from fedstrata.algorithms.descent import RATES
+from fedstrata.algorithms.estimators import weight_of
 from fedstrata.algorithms.layered import (
     ANY_NUMBER,
     Estimates,
+    Message,
     Tensors,
     chain_rule,
-    first_estimates,
+    first_levels,
     momenta,
     moved,
     received,
     room,
     to_send,
-    weight_of,
 )
 from fedstrata.clients import Client, Clients
 from fedstrata.schedules import Rate
@@ -74,15 +76,17 @@ class LocalSMCGDAM(Algorithm):
 
     def round(self, s: State, clients: Clients) -> State:
         """Average everything (lines 10 to 15)."""
-        return received(clients.mean(self.local, *to_send(s)))
+        return received(clients.mean(self.local, *to_send(s, clients)))
 
-    def local(self, client: Client, x: torch.Tensor, y: Tensors, estimates: Estimates) -> tuple[object, ...]:
+    def local(self, client: Client, x: torch.Tensor, y: Tensors, estimates: Estimates) -> Message:
         """Take tau local steps; the very first ones begin with line 1."""
         if client.clock.iteration == 0:
-            estimates = first_estimates(client, x, y, self.first_batches, self.weight_decay)
+            estimates = first_levels(client, x, y, self.first_batches, self.weight_decay)
         h, p, q = estimates
-        x, y, *estimates = client.repeat(self.steps, self.step, x, y, tuple(level.clone() for level in h), p, q)
-        return x, y, tuple(estimates)
+        del estimates  # or the first values would be held twice
+        h = tuple(level.clone() for level in h)
+        x, y, h, p, q = client.repeat(self.steps, self.step, x, y, h, p, q)
+        return x, y, (h, p, q)
 
     def step(
         self, client: Client, x: torch.Tensor, y: Tensors, h: Tensors, p: torch.Tensor, q: Tensors

@@ -144,9 +144,10 @@ class Clients(ABC):
 
         Returns what was returned for each class, [classes, ...]. Nothing is sent; the samples count.
         """
+        from fedstrata.clients.chunk import choose_chunk
         from fedstrata.clients.simulated import SimulatedClients
 
-        data = self._setting.data
+        data, problem = self._setting.data, self.problem
         if data.auxiliary is None:
             raise InputError(
                 f"There are no samples on the server (data {data.name!r}). Some of every class are needed there: split "
@@ -154,7 +155,8 @@ class Clients(ABC):
             )
         there = replace(data, train=data.auxiliary, support=None, auxiliary=None)
         state = ClientState(there.clients, 0, None)
-        server = SimulatedClients(replace(self._setting, data=there, state=state), self._rounds, 1.0, "uniform", 1)
+        chunk = choose_chunk("auto", problem, there, self._setting.batch_size, problem.x0.device)
+        server = SimulatedClients(replace(self._setting, data=there, state=state), self._rounds, 1.0, "uniform", chunk)
         server._round, server._start, server._exchange = self._round, self._start, self._exchange
         server.counts.steps = self.counts.steps
         answer = server.gather(work, *message)

@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from fedstrata.data.partition import Partition
 
 
+_AUXILIARY = 9
+"""Tells the random choice of an auxiliary set from the others of the same seed."""
+
+
 @dataclass(frozen=True, repr=False)
 class Dataset:
     """Training and test arrays of one data set.
@@ -153,7 +157,7 @@ class Dataset:
             raise invalid("auxiliary", per_class, "a whole number, of rows per class")
         if not self.classes:
             raise InputError(f"An auxiliary set has rows of every class, and the data {self.name} have no classes.")
-        generator = np.random.default_rng([seed, len("auxiliary")])
+        generator = np.random.default_rng([seed, _AUXILIARY])
         labels = self.targets.numpy()
         rows = [np.flatnonzero(labels == c) for c in range(self.classes)]
         few = min(map(len, rows))

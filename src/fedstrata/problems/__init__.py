@@ -55,11 +55,11 @@ class ProblemKind:
             "classes": data.classes,
             "shape": tuple(data.train.arrays[0].shape[1:]),
         }
-        built: Problem = self.build(model, **{k: known[k] for k in self.asks}, **with_schedules(options))
+        built: Problem = self.build(model, **{k: known[k] for k in self.asks}, **_with_schedules(options))
         return built
 
 
-def with_schedules(options: Mapping[str, Any]) -> dict[str, Any]:
+def _with_schedules(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return a problem's options with the schedules that a file holds as tables."""
     return {
         k: schedule(v, f"{k} of the problem") if isinstance(v, dict) and "schedule" in v else v
@@ -111,5 +111,4 @@ __all__ = [
     "risk_averse",
     "robust",
     "tower",
-    "with_schedules",
 ]

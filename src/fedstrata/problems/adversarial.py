@@ -13,8 +13,8 @@ from fedstrata.data.federated import FederatedData
 from fedstrata.errors import invalid
 from fedstrata.flat import BatchNormRule
 from fedstrata.problem import Arrays, Problem
+from fedstrata.problems.checks import check_positive
 from fedstrata.problems.erm import Losses, erm
-from fedstrata.problems.robust import check_positive
 from fedstrata.projections import ball
 
 

@@ -14,9 +14,8 @@ from fedstrata.data.federated import FederatedData
 from fedstrata.errors import InputError, invalid
 from fedstrata.flat import BatchNormRule, Flat
 from fedstrata.problem import Arrays, Problem
+from fedstrata.problems.checks import check_positive, check_switch
 from fedstrata.problems.erm import binary_cross_entropy, check_model, cross_entropy, scores, two_samples, weighted_mean
-from fedstrata.problems.maml import check_switch
-from fedstrata.problems.robust import check_positive
 from fedstrata.problems.shares import class_shares
 from fedstrata.projections import box
 

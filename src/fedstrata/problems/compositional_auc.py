@@ -12,8 +12,9 @@ from fedstrata.errors import invalid
 from fedstrata.flat import BatchNormRule, Flat
 from fedstrata.problem import Arrays, Outer, Problem
 from fedstrata.problems.auc import auc, either_cross_entropy
+from fedstrata.problems.checks import check_rate, check_switch
 from fedstrata.problems.erm import weighted_mean
-from fedstrata.problems.maml import adapted, check_rate, check_switch
+from fedstrata.problems.maml import with_gradient_steps
 from fedstrata.schedules import Rate
 
 
@@ -49,7 +50,7 @@ def compositional_auc(
     assert base.flat is not None
     own = {"levels": levels, "inner_lr": inner_lr, "first_order": first_order}
     problem = replace(base, inner_mean="global", name="compositional_auc", options={**base.options, **own})
-    return adapted(problem, _cross_entropy(base.flat), levels, inner_lr, first_order)
+    return with_gradient_steps(problem, _cross_entropy(base.flat), levels, inner_lr, first_order)
 
 
 def _cross_entropy(flat: Flat) -> Outer:

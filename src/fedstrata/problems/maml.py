@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -10,9 +10,10 @@ from torch import nn
 
 from fedstrata.errors import invalid
 from fedstrata.flat import BatchNormRule
-from fedstrata.problem import Arrays, Level, Outer, Problem
+from fedstrata.problem import Arrays, Outer, Problem
+from fedstrata.problems.checks import check_positive, check_rate, check_shift, check_switch
 from fedstrata.problems.erm import Losses, erm
-from fedstrata.problems.robust import as_level, check_positive, check_shift, linked
+from fedstrata.problems.robust import as_level, linked
 from fedstrata.schedules import Clock, Rate, Schedule, rate_at
 
 
@@ -39,7 +40,7 @@ def maml(
     base = erm(model, loss, batchnorm)
     own = {"inner_lr": inner_lr, "steps": steps, "first_order": first_order, "inner_mean": inner_mean}
     problem = replace(base, inner_mean=inner_mean, name="maml", options={**base.options, **own})
-    return adapted(problem, base.outer, steps, inner_lr, first_order)
+    return with_gradient_steps(problem, base.outer, steps, inner_lr, first_order)
 
 
 def damaml(
@@ -62,44 +63,59 @@ def damaml(
     check_switch("first_order of the damaml problem", first_order)
     base = erm(model, loss, batchnorm)
 
-    levels = (adaptation(base.outer, inner_lr, first_order), as_level(base.outer))
+    levels = (GradientStep(base.outer, inner_lr, first_order, many_convolutions(base)), as_level(base.outer))
     own = {"inner_lr": inner_lr, "gamma": gamma, "first_order": first_order, "shift": shift}
     options = {**base.options, **own}
     problem = replace(base, levels=levels, adapt=(1, inner_lr), name="damaml", options=options)
     return linked(problem, gamma, "exp", shift)
 
 
-def adapted(problem: Problem, loss: Outer, steps: int, lr: Rate, first_order: bool) -> Problem:
+def with_gradient_steps(problem: Problem, loss: Outer, steps: int, lr: Rate, first_order: bool) -> Problem:
     """Return the problem with gradient steps on ``loss`` as its levels; their rate may follow a schedule."""
+    forward = many_convolutions(problem)
 
     def at(problem: Problem, clock: Clock) -> Problem:
         now = rate_at(lr, clock)
         if problem.adapt == (steps, now):
             return problem
-        return replace(problem, levels=(adaptation(loss, now, first_order),) * steps, adapt=(steps, now))
+        return replace(problem, levels=(GradientStep(loss, now, first_order, forward),) * steps, adapt=(steps, now))
 
     built = at(problem, Clock(0, 1))
     return replace(built, at=at) if isinstance(lr, Schedule) else built
 
 
-def adaptation(loss: Outer, lr: float, first_order: bool) -> Level:
-    """Return the level u -> u - lr * grad loss(u); ``first_order`` takes its Jacobian for the identity."""
-    gradient = torch.func.grad(loss)
+@dataclass(frozen=True)
+class GradientStep:
+    """The level u -> u - lr * grad loss(u); ``first_order`` takes its Jacobian for the identity.
 
-    def level(u: torch.Tensor, batch: Arrays) -> torch.Tensor:
-        g: torch.Tensor = gradient(u.detach(), batch).detach() if first_order else gradient(u, batch)
-        return u - lr * g
+    The transposed Jacobian times a vector c is c - lr * H c. ``forward`` says how a traced graph makes H c: as the
+    derivative of the gradient along c (forward mode over reverse mode), not by reverse mode over reverse mode.
+    """
 
-    return level
+    loss: Outer
+    lr: float
+    first_order: bool
+    forward: bool
+
+    def __call__(self, u: torch.Tensor, batch: Arrays) -> torch.Tensor:
+        """Return where the step leads."""
+        gradient = torch.func.grad(self.loss)
+        g: torch.Tensor = gradient(u.detach(), batch).detach() if self.first_order else gradient(u, batch)
+        return u - self.lr * g
+
+    def pullback(self, u: torch.Tensor, cotangent: torch.Tensor, batch: Arrays) -> torch.Tensor:
+        """Return c - lr * H c by the chosen mode."""
+        if self.first_order:
+            return cotangent
+        gradient = torch.func.grad(self.loss)
+        if self.forward:
+            product: torch.Tensor = torch.func.jvp(lambda z: gradient(z, batch), (u,), (cotangent,))[1]
+        else:
+            product = torch.func.vjp(lambda z: gradient(z, batch), u)[1](cotangent)[0]
+        return cotangent - self.lr * product
 
 
-def check_rate(what: str, value: object) -> None:
-    """Refuse what is neither a positive number nor a schedule."""
-    if not isinstance(value, Schedule):
-        check_positive(what, value, "a positive number, or a schedule")
-
-
-def check_switch(what: str, value: object) -> None:
-    """Refuse what is neither true nor false."""
-    if not isinstance(value, bool):
-        raise invalid(what, value, "true or false")
+def many_convolutions(problem: Problem) -> bool:
+    """Whether a model has more than three convolutions: forward mode is then the faster one (bench/levels.py)."""
+    modules = [] if problem.flat is None else problem.flat.module.modules()
+    return sum(isinstance(m, nn.modules.conv._ConvNd) for m in modules) > 3

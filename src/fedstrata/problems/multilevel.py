@@ -12,8 +12,8 @@ from torch import nn
 from fedstrata.errors import invalid
 from fedstrata.flat import BatchNormRule
 from fedstrata.problem import Arrays, Level, Outer, Problem
+from fedstrata.problems.checks import check_positive
 from fedstrata.problems.erm import Losses, erm, weighted_mean
-from fedstrata.problems.robust import check_positive
 
 
 def multilevel(
@@ -54,6 +54,12 @@ def multilevel(
         inner_mean=inner_mean,
         outer_draws=outer_draws,
         name=name,
+        options={
+            "levels": [getattr(level, "__name__", type(level).__name__) for level in levels],
+            "outer": outer,
+            "inner_mean": inner_mean,
+            "outer_draws": outer_draws,
+        },
     )
 
 
@@ -67,11 +73,11 @@ def risk_averse(
 ) -> Problem:
     """Build risk-averse learning: the mean loss plus ``weight`` times its upper semideviation.
 
-    min_x  m + weight * M[ max(loss - m, 0)^power ]^(1/power),  m the mean loss: losses above the mean cost more than
-    those below it spare. In layers: g_1(x) = (x, mean loss), g_2(x, m) = (m, mean of max(loss(x) - m, 0)^power), and
-    f(m, v) = m + weight * v^(1/power), for power 2 with max(v, 0) + ``smoothing``^2 in place of v: the root of 0 has no
-    slope, and an estimate of v may be below 0. A client's m is that of its own data, and f meets the mean over clients
-    of (m, v): what is averse to risk is the spread within clients.
+    min_x  m + weight * E[ max(loss - m, 0)^power ]^(1/power),  E the mean over samples and m = E[loss]: losses above
+    the mean cost more than those below it spare. In layers: g_1(x) = (x, E[loss]), g_2(x, m) = (m, E[max(loss(x) - m,
+    0)^power]), and f(m, v) = m + weight * v^(1/power), for power 2 with max(v, 0) + ``smoothing``^2 in place of v: the
+    root of 0 has no slope, and an estimate of v may be below 0. A client's E is over its own data, and f meets the mean
+    over clients of (m, v): what is averse to risk is the spread within clients.
     """
     if power not in (1, 2) or isinstance(power, bool):
         raise invalid("power of the risk_averse problem", power, "1 or 2")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -11,6 +10,7 @@ import torch
 from fedstrata.data.federated import FederatedData
 from fedstrata.errors import invalid
 from fedstrata.problem import Arrays, Problem
+from fedstrata.problems.checks import check_counts, check_numbers
 
 
 @dataclass(frozen=True)
@@ -164,18 +164,3 @@ def quadratic_saddle(
         outer, x0, y0=y0, name="quadratic_saddle", best_y=best_y, known=(zero, zero), options={"curvature": curvature}
     )
     return Quadratic(problem, data, zero, zero)
-
-
-def check_counts(name: str, counts: dict[str, int], seed: int) -> None:
-    """Refuse a count that is not a whole number of at least 1, and a seed below 0."""
-    for what, count in {**counts, "seed": seed}.items():
-        least = 0 if what == "seed" else 1
-        if isinstance(count, bool) or not isinstance(count, int) or count < least:
-            raise invalid(f"{what} of the {name}", count, f"a whole number of at least {least}")
-
-
-def check_numbers(name: str, **numbers: tuple[float, float]) -> None:
-    """Refuse a number that is below its least value."""
-    for what, (value, least) in numbers.items():
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.inf > value >= least:
-            raise invalid(f"{what} of the {name}", value, f"a number of at least {least}")

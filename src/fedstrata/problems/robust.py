@@ -14,6 +14,7 @@ from torch import nn
 from fedstrata.errors import invalid, unknown
 from fedstrata.flat import BatchNormRule
 from fedstrata.problem import Arrays, Level, Outer, Problem
+from fedstrata.problems.checks import check_positive, check_shift
 from fedstrata.problems.erm import Losses, erm
 
 if TYPE_CHECKING:
@@ -108,17 +109,3 @@ def _first_loss(client: Client, x: torch.Tensor) -> torch.Tensor:
     for k in range(1, len(client.problem.levels) + 1):
         u = client.g(k, u, client.draw(k))
     return u.squeeze(1)
-
-
-def check_shift(name: str, shift: object) -> None:
-    """Refuse what is neither None nor a finite number."""
-    number = isinstance(shift, int | float) and not isinstance(shift, bool) and math.isfinite(shift)
-    if shift is not None and not number:
-        raise invalid(f"shift of the {name} problem", shift, "a finite number, or left out")
-
-
-def check_positive(what: str, value: object, wants: str = "a positive number") -> None:
-    """Refuse what is not a positive, finite number."""
-    good = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
-    if not good:
-        raise invalid(what, value, wants)

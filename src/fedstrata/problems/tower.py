@@ -7,8 +7,8 @@ import torch
 from fedstrata.data.federated import FederatedData
 from fedstrata.errors import invalid
 from fedstrata.problem import Arrays, Level, Problem
-from fedstrata.problems.maml import check_switch
-from fedstrata.problems.quadratic import Quadratic, check_counts, check_numbers
+from fedstrata.problems.checks import check_counts, check_numbers, check_switch
+from fedstrata.problems.quadratic import Quadratic
 
 
 def tower(
@@ -56,7 +56,7 @@ def tower(
     def level(j: int) -> Level:
         def value(u: torch.Tensor, batch: Arrays) -> torch.Tensor:
             slope, shift = batch[0][:, j, 0].mean(), batch[0][:, j, 1:].mean(0)
-            bent: torch.Tensor = turns[j] @ (u + (bend + slope) * u.sin())
+            bent: torch.Tensor = turns[j].to(u) @ (u + (bend + slope) * u.sin())
             return bent + shift
 
         return value
