@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -109,7 +110,9 @@ class GradientStep:
             return cotangent
         gradient = torch.func.grad(self.loss)
         if self.forward:
-            product: torch.Tensor = torch.func.jvp(lambda z: gradient(z, batch), (u,), (cotangent,))[1]
+            with warnings.catch_warnings():  # torch scripts something of its own when forward mode is first used
+                warnings.simplefilter("ignore", DeprecationWarning)
+                product: torch.Tensor = torch.func.jvp(lambda z: gradient(z, batch), (u,), (cotangent,))[1]
         else:
             product = torch.func.vjp(lambda z: gradient(z, batch), u)[1](cotangent)[0]
         return cotangent - self.lr * product
