@@ -97,14 +97,25 @@ def example_for(
 ) -> tuple[fs.Problem, fs.FederatedData]:
     """Build a small smooth problem that an algorithm solves; ``levels`` chooses where it solves several classes."""
     problem, data = smooth_example(dtype)
+    if kind is fs.LocalSGDMRL:
+        return problem, with_server_samples(data)
     if kind.solves(problem):
         return problem, data
     if kind.mixture:
         return mixture_of(problem, data.clients), data
-    count = min(kind.levels) if levels is None else levels
+    count = kind.levels.start if levels is None else levels
     mean = kind.inner_mean if count else "local"
-    fitting = [p for p in (layered(count, dual, mean, dtype) for dual in (kind.dual, False)) if kind.solves(p)]
+    # Where there may be a dual there is one.
+    fitting = [p for p in (layered(count, dual, mean, dtype) for dual in (True, False)) if kind.solves(p)]
     return fitting[0], data
+
+
+def with_server_samples(data: fs.FederatedData, per_class: int = 3) -> fs.FederatedData:
+    """Return the same clients with random samples of each class on the server."""
+    inputs = data.train.arrays[0]
+    targets = np.arange(per_class * data.classes) % data.classes
+    shape = len(targets), *inputs.shape[1:]
+    return data.with_auxiliary(np.random.default_rng(1).normal(size=shape), targets)
 
 
 @cache
@@ -192,7 +203,9 @@ def drawn(
     if batch_size is None:
         return arrays
     key = (seed, "batch", round, exchange, level, stream)
-    sampler = SAMPLINGS[sampling](key, np.array([client]), part.sizes[[client]], batch_size)
+    kind = SAMPLINGS[sampling]
+    counts = part.class_counts[[client]] if kind.weighted else None
+    sampler = kind(key, np.array([client]), part.sizes[[client]], batch_size, counts)
     rows = sampler.positions(step, 1)[0][0]
     return tuple(a[rows] for a in arrays)
 

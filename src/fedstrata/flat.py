@@ -42,12 +42,12 @@ class Flat:
         self.initial = torch.cat([p.detach().reshape(-1) for _, p in trainable])
 
     def views(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Cut a vector into the module's parameters: views, no copies."""
-        parts = torch.split(x, self.sizes)
-        return {n: part.view(s) for n, part, s in zip(self.names, parts, self.shapes, strict=True)}
+        """Cut a vector into the module's parameters: views, no copies. What comes after them is left alone."""
+        parts = torch.split(x, [*self.sizes, len(x) - self.size])
+        return {n: part.view(s) for n, part, s in zip(self.names, parts, self.shapes, strict=False)}
 
     def __call__(self, x: torch.Tensor, *inputs: torch.Tensor) -> torch.Tensor:
-        """Run the module with the weights in ``x`` (a vector of ``size`` entries)."""
+        """Run the module with the weights in ``x``, a vector whose first ``size`` entries they are."""
         out: torch.Tensor = torch.func.functional_call(
             self.module, self.views(x), inputs, tie_weights=bool(self._aliases)
         )

@@ -114,6 +114,8 @@ def sizes_of(clients: SimulatedClients) -> dict[str, int]:
         "p": 0 if problem.y0 is None else len(problem.y0),
         "K": len(problem.levels),
         "r": clients.inner_sizes[-1] if problem.levels else 0,
+        "R": sum(clients.inner_sizes),
+        "C": clients.classes,
     }
 
 
@@ -224,32 +226,41 @@ COSTS: list[tuple[str, dict[str, Any], int | str, int | str]] = [
     ("adafgda", {"synchronisation": "single", "matrix": "norm"}, "2*(d + p)", "d + p + 2"),
     ("cdma", {}, "2*(d + p)", "3*(d + p)"),
     ("cdma", {"ada": True}, "2*(d + p)", "4*(d + p)"),
+    ("local_smcgdam", {}, "2*d + R + 2*p", "2*d + R + 2*p"),
+    ("local_scgdam", {}, "2*d + R + 2*p", "2*d + R + 2*p"),
+    ("local_sgdm_rl", {}, "d", "d + C"),
 ]
 
 
 @cache
 def flattened(name: str) -> fs.Problem:
-    """A problem of the algorithm's class; where it has a level, its inner dimension r = 2 is not that of x."""
+    """A problem of the algorithm's class; where it has a level, its inner dimension r = 2 is not that of x.
+
+    LocalSMCGDAM has three levels, of 3, 5 and 2 numbers.
+    """
     problem = example(name)[0]
-    return (
-        problem
-        if not problem.levels
-        else dataclasses.replace(
-            problem,
-            outer=lambda u, batch: (u**2).sum() * batch[0].mean(),
-            levels=(lambda u, batch: torch.tanh(u[:2] + batch[0].mean()),),
-        )
-    )
+    if not problem.levels:
+        return problem
+
+    def outer(u: torch.Tensor, *rest: Any) -> torch.Tensor:
+        *y, batch = rest
+        return (u**2).sum() * batch[0].mean() + sum(v @ u - 0.5 * v @ v for v in y)
+
+    def cut(size: int) -> Any:
+        return lambda u, batch: torch.tanh(torch.cat([u, u])[:size] + batch[0].mean())
+
+    sizes = (3, 5, 2) if kind_of(name) is fs.LocalSMCGDAM else (2,)
+    return dataclasses.replace(problem, outer=outer, levels=tuple(map(cut, sizes)))
 
 
 @pytest.mark.parametrize(("name", "options", "up", "down"), COSTS, ids=[f"{n} {o}" for n, o, *_ in COSTS])
 def test_the_cost_table(name: str, options: dict[str, Any], up: str, down: str) -> None:
-    """Numbers per client and round, row by row as the papers have them; d, r and p differ."""
+    """Numbers per client and round, row by row as the papers have them; d, r, R, p and C differ where it matters."""
     algorithm = kind_of(name)(**options)
     problem, data = flattened(name), example(name)[1]
     _, counts, clients = sent(algorithm, problem, data, 3)
     sizes = sizes_of(clients)
-    assert sizes["r"] in (0, 2) and sizes["d"] > 2
+    assert sizes["r"] in (0, 2) and sizes["d"] > 2 and sizes["R"] == (10 if name == "local_smcgdam" else sizes["r"])
     assert sizes["p"] == (0 if not problem.dual else data.clients if problem.mixture else 2)
     unit = 3 * data.clients * problem.x0.element_size()
     for counted, formula, own in ((counts.bytes_up, up, algorithm.up), (counts.bytes_down, down, algorithm.down)):
@@ -418,11 +429,14 @@ def test_what_is_sent_is_what_the_file_says(name: str) -> None:
     """The line may count in terms of a hyperparameter, as FedNest's T; here it has its default."""
     algorithm = kind_of(name)()
     heading = {"fednest": "Sent, minimax", SECOND: "Compositional"}.get(name, "Sent")
-    said = re.search(rf"{heading}: up ([^,.]*), down ([^,.]*)\.", document(name))
+    said = re.search(rf"{heading}: up ([^,.]*), down ([^,.]*)[,.]", document(name))
     assert said is not None
     for written, formula in ((said[1], algorithm.up), (said[2], algorithm.down)):
         formal = re.sub(r"(\d)([a-zA-Z])", r"\1*\2", written)  # 2d is 2*d
-        for sizes in ({"d": 7, "p": 3, "K": 2, "r": 5}, {"d": 100, "p": 11, "K": 1, "r": 1}):
+        for sizes in (
+            {"d": 7, "p": 3, "K": 2, "r": 5, "R": 16, "C": 4},
+            {"d": 100, "p": 11, "K": 1, "r": 1, "R": 1, "C": 2},
+        ):
             default = {"T": algorithm.inner_rounds} if isinstance(algorithm, fs.FedNest) else {}
             known = {"fednest": {"r": 0, "K": 0}, SECOND: {"p": 0, "K": 1}}.get(name, {})
             assert numbers_sent(formal, **{**sizes, **default, **known}) == numbers_sent(formula, **{**sizes, **known})
@@ -446,7 +460,14 @@ def saddle(u: torch.Tensor, y: torch.Tensor, batch: tuple[torch.Tensor, ...]) ->
     return u @ y
 
 
-def problem_with(levels: int = 0, dual: bool = False, inner_mean: str = "local", mixture: bool = False) -> fs.Problem:
+def problem_with(
+    levels: int = 0,
+    dual: bool | None = False,
+    inner_mean: str = "local",
+    mixture: bool = False,
+    model: bool = False,
+    takes_weights: bool = False,
+) -> fs.Problem:
     return fs.Problem(
         saddle if dual else plain,
         X0,
@@ -455,16 +476,21 @@ def problem_with(levels: int = 0, dual: bool = False, inner_mean: str = "local",
         inner_mean="global" if inner_mean == "global" else "local",
         project_y=project_simplex if mixture else None,
         mixture=mixture,
+        flat=smooth_example()[0].flat if model else None,
+        takes_weights=takes_weights,
         name="other",
     )
 
 
 def other_problems(kind: type[fs.Algorithm]) -> list[fs.Problem]:
     """Problems just outside the algorithm's class: one property is another, the rest as it wants it."""
-    own: dict[str, Any] = {"levels": min(kind.levels), "dual": kind.dual, "inner_mean": kind.inner_mean}
+    own: dict[str, Any] = {"levels": kind.levels.start, "dual": kind.dual, "inner_mean": kind.inner_mean}
     own["mixture"] = kind.mixture
+    own |= {"model": True, "takes_weights": True} if kind is fs.LocalSGDMRL else {}
     assert kind.solves(problem_with(**own))
-    others = [problem_with(**{**own, "dual": not kind.dual, "mixture": False})]
+    others = [problem_with(**{**own, key: False}) for key in ("model", "takes_weights") if key in own]
+    if kind.dual is not None:
+        others.append(problem_with(**{**own, "dual": not kind.dual, "mixture": False}))
     others += [problem_with(**{**own, "levels": n}) for n in (0, 1, 2, 3) if n not in kind.levels]
     if own["levels"]:
         others.append(problem_with(**{**own, "inner_mean": "global" if kind.inner_mean == "local" else "local"}))
@@ -491,21 +517,31 @@ LOCAL = ["adamfcgd", "comfedl", "local_moml", "local_scgd", "local_scgdm", "mfcg
 SADDLE = ["adafgda", "cdma", "coda", "codasca", "fednest", "fgda", "local_sgda", "local_sgda_plus"]
 SADDLE += ["local_sgdam", "local_sgdam_plus", "sagda"]
 ORDINARY = "fedadagrad, fedadam, fedavg, fedprox, fedyogi, qfedavg, scaffold"
+LAYERED_SADDLE = "local_scgdam, local_smcgdam"
+GLOBAL = f"fednest, {LAYERED_SADDLE}"
 REFUSALS: list[tuple[str, fs.Problem, str]] = [
-    *((name, problem_with(1, inner_mean="global"), "fednest") for name in LOCAL),
+    *((name, problem_with(1, inner_mean="global"), GLOBAL) for name in LOCAL),
     ("fednest", problem_with(1), ", ".join(LOCAL)),
     ("drfa", problem_with(dual=True), ", ".join(SADDLE)),
     ("afl", problem_with(dual=True), ", ".join(SADDLE)),
     ("afl", problem_with(), ORDINARY),
     ("fedavg", problem_with(dual=True, mixture=True), ", ".join(sorted(["afl", "drfa", *SADDLE]))),
     ("fedavg", problem_with(dual=True), ", ".join(SADDLE)),
-    *((name, problem_with(1, dual=True, inner_mean=mean), "none") for name in SADDLE for mean in ("local", "global")),
+    *((name, problem_with(1, dual=True), "none") for name in SADDLE),
+    *((name, problem_with(1, dual=True, inner_mean="global"), LAYERED_SADDLE) for name in SADDLE),
     *((name, problem_with(), ORDINARY) for name in SADDLE),
-    ("fgda", problem_with(1, inner_mean="global"), "fednest"),
+    ("fgda", problem_with(1, inner_mean="global"), GLOBAL),
     ("mfcgd", problem_with(2), "comfedl"),
     ("fedavg", problem_with(1), ", ".join(LOCAL)),
-    ("fedavg", problem_with(1, inner_mean="global"), "fednest"),
+    ("fedavg", problem_with(1, inner_mean="global"), GLOBAL),
     ("comfedl", problem_with(0), ORDINARY),
+    ("local_scgdam", problem_with(2, inner_mean="global"), "local_smcgdam"),
+    ("local_scgdam", problem_with(2, dual=True, inner_mean="global"), "local_smcgdam"),
+    ("local_scgdam", problem_with(1), ", ".join(LOCAL)),
+    ("local_smcgdam", problem_with(1, dual=True), "none"),
+    ("local_smcgdam", problem_with(3), "comfedl"),
+    ("local_smcgdam", problem_with(), ORDINARY),
+    ("local_sgdm_rl", problem_with(), ORDINARY),
 ]
 
 
@@ -539,6 +575,23 @@ def test_products_have_nothing_to_project(name: str, radius: str) -> None:
 def test_comfedl_takes_any_number_of_levels() -> None:
     assert [fs.ComFedL.solves(problem_with(levels)) for levels in (0, 1, 2, 5)] == [False, True, True, True]
     fs.ComFedL().check(problem_with(2), 0.5, 10)
+
+
+@pytest.mark.parametrize("dual", [True, False])
+def test_local_smcgdam_takes_any_number_of_levels_but_none(dual: bool) -> None:
+    found = [fs.LocalSMCGDAM.solves(problem_with(levels, dual, "global")) for levels in (0, 1, 2, 3, 9)]
+    assert found == [False, True, True, True, True]
+    assert [fs.LocalSCGDAM.solves(problem_with(levels, dual, "global")) for levels in (0, 1, 2)] == [False, True, False]
+
+
+def test_local_sgdm_rl_wants_classes_and_samples_on_the_server() -> None:
+    problem, data = smooth_example()
+    with pytest.raises(fs.InputError, match="There are no samples on the server"):
+        fs.train(problem, data, fs.LocalSGDMRL(), rounds=1)
+    continuous = fs.FederatedData.from_arrays([(a, a[:, :3]) for a in (torch.zeros(4, 4), torch.ones(3, 4))])
+    regression = fs.erm(torch.nn.Linear(4, 3), "squared")
+    with pytest.raises(fs.InputError, match="local_sgdm_rl weighs classes"):
+        fs.train(regression, continuous, fs.LocalSGDMRL(), rounds=1)
 
 
 EVERYONE = ["mfcgd", "adamfcgd", "fednest", "afl", "fgda", "adafgda", "coda", "codasca"]
@@ -590,6 +643,10 @@ LAYERED: list[tuple[str, str, dict[str, Any], int]] = [
     *(("fair", name, {}, 60 if name == "fednest" else 20) for name in SADDLE),
     ("robust, the mean inside", "fednest", {}, 60),
     ("maml, the mean inside", "fednest", {}, 60),
+    *(("robust, the mean inside", name, {}, 20) for name in ("local_smcgdam", "local_scgdam")),
+    *(("maml, the mean inside", name, {}, 20) for name in ("local_smcgdam", "local_scgdam")),
+    ("risk_averse", "local_smcgdam", {}, 20),
+    ("erm", "local_sgdm_rl", {}, 20),
 ]
 
 
@@ -602,6 +659,9 @@ def test_default_hyperparameters_learn_layered_problems(
     more |= {"classes": 10, "regularise": 5.0} if kind == "fair" else {}
     more |= {"inner_mean": "global"} if inside else {}
     built = getattr(fs, kind)(fs.models.model("logreg", (1, 8, 8), 10), **more)
+    if name == "local_sgdm_rl":
+        assert digits.test is not None
+        digits = digits.with_auxiliary(*(a[:150] for a in digits.test))
     run = fs.train(built, digits, ALGORITHMS[name](**options), rounds=rounds, batch_size=16, eval_every=rounds)
     first, last = run.history[0], run.history[-1]
     assert last["loss"] < 0.85 * first["loss"]

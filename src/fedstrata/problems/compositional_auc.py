@@ -58,6 +58,6 @@ def _cross_entropy(flat: Flat) -> Outer:
 
     def loss(u: torch.Tensor, batch: Arrays) -> torch.Tensor:
         inputs, targets, *weights = batch
-        return weighted_mean(either_cross_entropy(flat(u[: flat.size], inputs), targets), weights)
+        return weighted_mean(either_cross_entropy(flat(u, inputs), targets), weights)
 
     return loss

@@ -102,7 +102,7 @@ class GradientStep:
         """Return where the step leads."""
         gradient = torch.func.grad(self.loss)
         g: torch.Tensor = gradient(u.detach(), batch).detach() if self.first_order else gradient(u, batch)
-        return u - self.lr * g
+        return u.add(g, alpha=-self.lr)
 
     def pullback(self, u: torch.Tensor, cotangent: torch.Tensor, batch: Arrays) -> torch.Tensor:
         """Return c - lr * H c by the chosen mode."""
@@ -115,7 +115,7 @@ class GradientStep:
                 product: torch.Tensor = torch.func.jvp(lambda z: gradient(z, batch), (u,), (cotangent,))[1]
         else:
             product = torch.func.vjp(lambda z: gradient(z, batch), u)[1](cotangent)[0]
-        return cotangent - self.lr * product
+        return cotangent.add(product, alpha=-self.lr)
 
 
 def many_convolutions(problem: Problem) -> bool:
