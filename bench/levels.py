@@ -115,7 +115,7 @@ class Ours:
     def round(self) -> Point:
         """Do the second round, always from the same state and with the same batches."""
         self.clients.begin(1)
-        x, (y,), (h, p, (q,)) = to_send(self.algorithm.round(self.state, self.clients))
+        x, (y,), (h, p, (q,)) = to_send(self.algorithm.round(self.state, self.clients), self.clients)
         return Point(x, y, h, p, q)
 
     def stepper(self) -> Callable[[], None]:
@@ -139,7 +139,7 @@ class Ours:
     def first_local(self) -> object:
         """Do what a client does in the first round."""
         client = Client(self.setting, np.zeros(1, dtype=np.int64), Clock(0, 1000), 0)
-        return self.algorithm.local(client, *_for_each(to_send(self.start), 1))
+        return self.algorithm.local(client, *_for_each(to_send(self.start, self.clients), 1))
 
 
 class ByHand:

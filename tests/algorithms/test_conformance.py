@@ -590,7 +590,7 @@ def test_local_sgdm_rl_wants_classes_and_samples_on_the_server() -> None:
         fs.train(problem, data, fs.LocalSGDMRL(), rounds=1)
     continuous = fs.FederatedData.from_arrays([(a, a[:, :3]) for a in (torch.zeros(4, 4), torch.ones(3, 4))])
     regression = fs.erm(torch.nn.Linear(4, 3), "squared")
-    with pytest.raises(fs.InputError, match="local_sgdm_rl weighs classes"):
+    with pytest.raises(fs.InputError, match="number of classes for local_sgdm_rl must be at least 2"):
         fs.train(regression, continuous, fs.LocalSGDMRL(), rounds=1)
 
 

@@ -1041,6 +1041,13 @@ def test_ratios_agree_with_the_reference(kind: str, share: float) -> None:
                 np.testing.assert_allclose(found, expected, rtol=TOLERANCE, err_msg=str(changes))
 
 
+def test_ratios_of_changes_that_cancel() -> None:
+    """The others' changes add up to exactly 0, also where those of all classes round."""
+    changes = torch.tensor([[0.8], [0.4], [-0.4]]).double()
+    np.testing.assert_allclose(change_ratios(changes, 0.8), [10.0, 10.0, 10.0])
+    np.testing.assert_allclose(change_ratios(torch.tensor([[1.0], [1e-3]]), 0.8), [1000.0, 10.0], rtol=1e-6)
+
+
 def test_ratios_by_hand() -> None:
     """Positions: the first is class 0's; the second nobody's, -0.9 being more than 80 %; the third is class 1's.
 

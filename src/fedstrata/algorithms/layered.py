@@ -25,9 +25,6 @@ Estimates = tuple[Tensors, torch.Tensor, Tensors]
 Message = tuple[torch.Tensor, Tensors, Estimates]
 """What goes both ways: x, y, and the estimates."""
 
-ANY_NUMBER = range(1, 1 << 31)
-"""The numbers of levels of an algorithm that takes any but none."""
-
 FIRST = 1
 """The stream of the batches before the first step."""
 

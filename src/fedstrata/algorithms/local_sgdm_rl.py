@@ -28,7 +28,7 @@ import torch
 from fedstrata.algorithms.base import Algorithm, State, param
 from fedstrata.algorithms.descent import RATES, decayed
 from fedstrata.clients import Client, Clients
-from fedstrata.errors import InputError
+from fedstrata.errors import invalid
 from fedstrata.problem import Problem
 from fedstrata.schedules import Rate, Steps
 
@@ -56,8 +56,8 @@ class LocalSGDMRL(Algorithm):
 
     def start(self, s: State, clients: Clients) -> State:
         """Give every class the weight 1."""
-        if not clients.classes:
-            raise InputError(f"{self.name} weighs classes, and the targets of these data are numbers, not classes.")
+        if clients.classes < 2:
+            raise invalid(f"number of classes for {self.name}", clients.classes, "at least 2: it weighs classes")
         return s.replace(w=s.x.new_ones(clients.classes))
 
     def round(self, s: State, clients: Clients) -> State:
@@ -91,6 +91,7 @@ def change_ratios(changes: torch.Tensor, share: float, empty: float = 10.0, cap:
     # A largest change of 0 has no share: there the others must not be 0 too.
     owned = torch.where(largest == 0, others != 0, others <= share * largest.abs()).all(0)
     mine = owned & (owner == torch.arange(classes, device=changes.device)[:, None])
-    own = (changes * mine).sum(1)
-    rest = ((changes.sum(0) - changes) / (classes - 1) * mine).sum(1)
+    sums = mine.to(changes) @ changes.T  # [class whose positions, class whose changes]
+    own = sums.diagonal()
+    rest = (sums - torch.diag(own)).sum(1) / (classes - 1)
     return torch.where(rest != 0, own.abs() / rest.abs(), empty).clamp(max=cap)

@@ -35,7 +35,6 @@ from fedstrata.algorithms.base import Algorithm, State, param
 from fedstrata.algorithms.descent import RATES
 from fedstrata.algorithms.estimators import weight_of
 from fedstrata.algorithms.layered import (
-    ANY_NUMBER,
     Estimates,
     Message,
     Tensors,
@@ -55,7 +54,7 @@ class LocalSMCGDAM(Algorithm):
     """Local steps along momenta, at STORM estimates of every level; all of it is averaged."""
 
     name = "local_smcgdam"
-    levels = ANY_NUMBER
+    levels = range(1, 100)
     dual = None
     inner_mean = "global"
     up = down = "2*d + R + 2*p"
