@@ -422,3 +422,32 @@ def test_show_tells_of_problems_too(fedstrata):
     code, printed, _ = fedstrata("show", "quadratic_saddle", "--json")
     assert code == 0 and json.loads(printed)["options"]["spread"] == 1.0
     assert fedstrata("show", "nothing")[0] == 2
+
+
+def test_run_shows_and_draws_what_the_file_asks_for(fedstrata, tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr("fedstrata.cli.draw", lambda runs, path, **options: drawn.append((runs, path, options)))
+    path = tmp_path / "experiment.toml"
+    text = "[problem]\nname = 'tower'\nclients = 2\nsamples = 8\n[algorithm]\nname = 'local_smcgdam'\n[train]\nrounds = 2\n"
+    path.write_text(text + "[plot]\nmeasures = ['distance_dual']\nlog = ['distance_dual']\n")
+    code, out, err = fedstrata("run", path, "--out", tmp_path / "run", "--quiet")
+    assert code == 0, err
+    assert "distance dual" in out and "loss" not in out
+    ((runs, picture, options),) = drawn
+    assert list(runs) == ["local_smcgdam"] and picture == tmp_path / "run" / "plot.png"
+    assert options["measures"] == options["log"] == ["distance_dual"]
+    code, _, err = fedstrata("show", "towers")
+    assert code == 2 and "Unknown algorithm or problem 'towers'. Did you mean 'tower'?" in " ".join(err.split())
+
+
+def test_another_schedule_is_told_when_a_run_is_resumed(fedstrata, tmp_path):
+    path = tmp_path / "experiment.toml"
+    text = "[problem]\nname = 'tower'\nclients = 2\nsamples = 8\n[train]\nrounds = 2\n[algorithm]\nname = 'local_smcgdam'\n"
+    path.write_text(text + "eta = { schedule = 'step', value = 0.2 }\n")
+    assert fedstrata("run", path, "--out", tmp_path / "run", "--quiet")[0] == 0
+    code, _, err = fedstrata(
+        "run", path, "--out", tmp_path / "run", "--resume", "--quiet", "--set", "algorithm.eta=0.3"
+    )
+    assert code == 2
+    told = " ".join(err.split())
+    assert "algorithm.eta was {'schedule': 'step', 'value': 0.2" in told and "and is 0.3 now" in told

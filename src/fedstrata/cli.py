@@ -34,7 +34,7 @@ from fedstrata.plots import plot as draw
 from fedstrata.problems import PROBLEMS
 from fedstrata.reproduce import everything, find
 from fedstrata.rundir import Row, RunDirectory, read_toml
-from fedstrata.schema import AlgorithmTable
+from fedstrata.schema import AlgorithmTable, PlotTable
 from fedstrata.tables import as_markdown, as_table, mean_and_spread, measured, one_run
 
 app = typer.Typer(
@@ -115,11 +115,14 @@ def run(
         _say(f"There is no run in {out} yet: starting a new one.")
     loggers: list[Callback] = [] if tensorboard is None else [TensorBoard(tensorboard)]
     result = run_config(config, out, resume, [*_progress(quiet), *loggers])
+    if out is not None and config.plot != PlotTable():
+        label = config.label or result.summary["algorithm"]
+        draw({label: [result.history]}, out / "plot.png", **config.plot.model_dump())
     if as_json:
         print(json.dumps(result.summary))
         return
     title = f"{result.summary['algorithm']} on {result.summary['data']}"
-    out_console.print(as_table([one_run(result.history[-1])], title))
+    out_console.print(as_table([one_run(result.history[-1], config.plot.measures)], title))
     out_console.print(measured(result.summary), highlight=False)
     if "pretrain" in result.summary:
         before = result.summary["pretrain"]
@@ -145,8 +148,8 @@ def compare(
 ) -> None:
     """Run several algorithms, or variants, of the same experiment with several seeds: mean and spread, and a picture.
 
-    EXPERIMENT is a TOML file. Each algorithm takes its options from its table algorithms.NAME, and lr, steps, server_lr
-    and weight_decay from the table algorithm. The spread is the standard deviation over seeds.
+    EXPERIMENT is a TOML file. Each algorithm takes its options from its table algorithms.NAME, and lr, dual_lr, steps,
+    server_lr and weight_decay from the table algorithm. The spread is the standard deviation over seeds.
     """
     config = read(experiment, set_, preset)
     names = _names(algorithms, config, experiment)
@@ -286,7 +289,7 @@ def show(
         _show_problem(algorithm, as_json)
         return
     if algorithm not in ALGORITHMS:
-        raise unknown("algorithm", algorithm, ALGORITHMS)
+        raise unknown("algorithm or problem", algorithm, [*ALGORITHMS, *PROBLEMS])
     kind = ALGORITHMS[algorithm]
     text = inspect.getdoc(inspect.getmodule(kind)) or ""
     params = {

@@ -238,7 +238,7 @@ def measured_on(problem: Problem, data: FederatedData, evaluation: Evaluation) -
     if adaptation is not None:
         steps, lr = adaptation
         rows = "all" if evaluation.adapt_rows is None else f"at most {evaluation.adapt_rows}"
-        where = f"the clients' mean after {steps} of {lr:g} on {rows} of each one's rows"
+        where = f"the clients' mean after {steps} gradient steps at rate {lr:g} on {rows} of each one's rows"
         found["model"] = f"the one at x, before the inner steps; 'adapted' is at G(x), {where}"
     return found
 
@@ -284,12 +284,23 @@ def adapt(problem: Problem, x: torch.Tensor, pieces: Sequence[Arrays], steps: in
 
 
 def adapted_point(
-    problem: Problem, data: FederatedData, x: torch.Tensor, steps: int, lr: float, rows: int | None = None
+    problem: Problem,
+    data: FederatedData,
+    x: torch.Tensor,
+    steps: int | None = None,
+    lr: float | None = None,
+    rows: int | None = None,
 ) -> torch.Tensor:
     """Return G(x), the uniform mean over clients of where their own full-batch gradient steps lead from ``x``.
 
-    ``problem.model`` makes a module of it. ``rows`` is how many rows, at most, a client takes; all by default.
+    ``run.problem.model(adapted_point(run.problem, data, run.x))`` is the model of a run after its inner steps.
+    ``steps`` and ``lr`` are the problem's by default; where the rate follows a schedule, ``run.problem`` has that of
+    the last round. ``rows`` is how many rows, at most, a client takes; all by default.
     """
+    own = problem.adapt or (None, None)
+    steps, lr = own[0] if steps is None else steps, own[1] if lr is None else lr
+    if steps is None or lr is None or problem.predict is None:
+        raise InputError(f"The problem {problem.name} has no gradient steps inside: pass steps and lr, of a model.")
     ends = (adapt(problem, x, _pieces(data.part(1), client, rows), steps, lr) for client in range(data.clients))
     total = torch.zeros_like(x)
     for end in ends:

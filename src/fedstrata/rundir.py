@@ -151,6 +151,15 @@ def _same_run(old: dict[str, Any], new: dict[str, Any], path: Path) -> None:
     for key in sorted(before.keys() | now.keys(), key=lambda k: (k.startswith("digest."), k)):
         if key not in free and before.get(key) != now.get(key):
             raise InputError(
-                f"The run in {path} cannot be resumed with other settings: {key} was {before.get(key)!r} there and is "
-                f"{now.get(key)!r} now. Choose another directory for a new run."
+                f"The run in {path} cannot be resumed with other settings: {key} was {_told(before, key)} there and is "
+                f"{_told(now, key)} now. Choose another directory for a new run."
             )
+
+
+def _told(settings: dict[str, Any], key: str) -> str:
+    """Return a setting in words; one that is a table in the one run and none in the other as that table."""
+    if key not in settings:
+        inside = {k[len(key) + 1 :]: v for k, v in settings.items() if k.startswith(f"{key}.")}
+        outside = next((f"{k} = {v!r}" for k, v in settings.items() if key.startswith(f"{k}.")), None)
+        return str(inside) if inside else f"not there ({outside})" if outside else "None"
+    return repr(settings[key])

@@ -38,10 +38,10 @@ def measured(summary: Row) -> str:
     return f"Measured on the pooled {where['pooled']}{clients}.{adapted}"
 
 
-def one_run(row: Row) -> Row:
-    """Return the last row of a run as a person wants to see it."""
+def one_run(row: Row, measures: Sequence[str] | None = None) -> Row:
+    """Return the last row of a run as a person wants to see it: these measures, or the main ones."""
     shown: Row = {"round": row["round"]}
-    for key in sorted(MAIN, key=lambda m: m != "loss"):
+    for key in measures or sorted(MAIN, key=lambda m: m != "loss"):
         if key in row:
             shown[key.replace("_", " ")] = f"{row[key]:.3g}" if key in _SMALL else f"{row[key]:.4f}"
     return shown | {

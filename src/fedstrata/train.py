@@ -367,41 +367,68 @@ def _check_settings(problem: Problem, data: FederatedData, algorithm: Algorithm,
         why = f"the dual of the problem {problem.name} has an entry for each client, and means would weigh them twice"
         raise invalid("weighting", "samples", f"'uniform': {why}")
     algorithm.check(problem, settings["participation"], data.clients)
+    if algorithm.auxiliary:
+        _check_auxiliary(algorithm, data)
     if problem.flat is None and problem.prepare is None:
         _try_out(problem, data)
 
 
-@torch.no_grad()
+def _check_auxiliary(algorithm: Algorithm, data: FederatedData) -> None:
+    if data.classes < 2:
+        raise invalid(f"number of classes for {algorithm.name}", data.classes, "at least 2: it weighs classes")
+    if data.auxiliary is None:
+        raise InputError(
+            f"{algorithm.name} needs samples on the server, some of every class (data {data.name!r} have none there): "
+            "split with auxiliary=8 (data.auxiliary in a file), which takes so many rows of each class from the "
+            "clients, or give it others with with_auxiliary(inputs, targets)."
+        )
+
+
 def _try_out(problem: Problem, data: FederatedData) -> None:
-    """Refuse a user's functions that fail on two samples, or give no number, before a hundred clients do."""
+    """Refuse a user's functions that fail on a few samples, or give no number, before a hundred clients do."""
+    two, three = (_sizes_on(problem, data, samples) for samples in (2, 3))
+    for k, (size, other) in enumerate(zip(two, three, strict=True), 1):
+        if size != other:
+            got = f"{size} numbers for 2 samples, {other} for 3"
+            what = f"value of level {k} of the problem {problem.name}"
+            raise invalid(what, got, "a vector of one length: a mean over the samples")
+
+
+@torch.no_grad()
+def _sizes_on(problem: Problem, data: FederatedData, samples: int) -> list[int]:
+    """Return how many numbers each level gives for so many samples, and refuse what no function may give."""
 
     def batch(level: int) -> tuple[torch.Tensor, ...]:
         if level == 0 and not problem.outer_draws:
             return (torch.tensor(0),) if problem.numbered else ()
-        part = data.part(level).gather(np.zeros(1, dtype=np.int64), np.zeros((1, 2), dtype=np.int64), None, False)
+        rows = np.zeros((1, samples), dtype=np.int64)
+        part = data.part(level).gather(np.zeros(1, dtype=np.int64), rows, None, False)
         arrays = tuple(a[0].to(problem.x0.dtype) if a.is_floating_point() else a[0] for a in part.parts[0])
         return (*arrays, torch.tensor(0)) if level == 0 and problem.numbered else arrays
 
-    u, what = problem.x0, f"outer function of the problem {problem.name}"
+    u, what, level_of, sizes = problem.x0, f"outer function of the problem {problem.name}", 0, []
     try:
         for k, level in enumerate(problem.levels, 1):
-            what = f"level {k} of the problem {problem.name}"
+            what, level_of = f"level {k} of the problem {problem.name}", k
             u = level(u, batch(k))
             if not isinstance(u, torch.Tensor) or u.dim() != 1:
                 got = f"shape {tuple(u.shape)}" if isinstance(u, torch.Tensor) else type(u).__name__
                 raise invalid(f"value of {what}", got, "a vector (1-d)")
-        what = f"outer function of the problem {problem.name}"
+            sizes.append(len(u))
+        what, level_of = f"outer function of the problem {problem.name}", 0
         value = problem.outer(u, *(() if problem.y0 is None else (problem.y0,)), batch(0))
     except InputError:
         raise
     except (RuntimeError, TypeError, ValueError, IndexError, AttributeError) as error:
-        shapes = ", ".join(str((2, *a.shape[1:])) for a in data.train.arrays)
-        dual = "" if problem.y0 is None else f", y of {len(problem.y0)}"
-        given = f"x of {len(problem.x0)} numbers{dual}, and a batch of shapes {shapes}"
+        shapes = ", ".join(str(tuple(a.shape)) for a in batch(level_of))
+        dual = "" if problem.y0 is None or level_of else f", y of {len(problem.y0)}"
+        drawn = f"a batch of shapes {shapes}" if shapes else "an empty batch (outer_draws is false)"
+        given = f"{'u' if sizes else 'x'} of {len(u)} numbers{dual}, and {drawn}"
         raise InputError(f"The {what} fails, given {given}: {str(error).splitlines()[0]}") from error
     if not isinstance(value, torch.Tensor) or value.dim() != 0:
         got = f"shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
         raise invalid(f"value of the {what}", got, "a single number, a tensor of shape ()")
+    return sizes
 
 
 def _check_evaluation(problem: Problem, data: FederatedData, evaluate: Evaluate | None) -> None:

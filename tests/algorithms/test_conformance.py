@@ -586,7 +586,7 @@ def test_local_smcgdam_takes_any_number_of_levels_but_none(dual: bool) -> None:
 
 def test_local_sgdm_rl_wants_classes_and_samples_on_the_server() -> None:
     problem, data = smooth_example()
-    with pytest.raises(fs.InputError, match="There are no samples on the server"):
+    with pytest.raises(fs.InputError, match="local_sgdm_rl needs samples on the server"):
         fs.train(problem, data, fs.LocalSGDMRL(), rounds=1)
     continuous = fs.FederatedData.from_arrays([(a, a[:, :3]) for a in (torch.zeros(4, 4), torch.ones(3, 4))])
     regression = fs.erm(torch.nn.Linear(4, 3), "squared")

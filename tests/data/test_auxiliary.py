@@ -249,7 +249,7 @@ def test_a_run_from_a_file_uses_it_and_runs_again(
     assert (tmp_path / "a/model.safetensors").read_bytes() == (tmp_path / "b/model.safetensors").read_bytes()
     code, _, err = fedstrata("run", path, "--set", "data.auxiliary=0", "--quiet")
     assert code == 2
-    assert "split with auxiliary=16 (data.auxiliary in a file)" in " ".join(err.split())
+    assert "split with auxiliary=8 (data.auxiliary in a file)" in " ".join(err.split())
 
 
 # --- weights by class ------------------------------------------------------------------------------------------------
@@ -399,12 +399,12 @@ def test_clients_keep_what_the_server_did_not_touch() -> None:
 
 def test_without_samples_on_the_server_the_remedy_is_named() -> None:
     clients = make_clients(make_setting(PROBLEM, sized_data([9, 4], classes=3)))
-    message = (
-        r"There are no samples on the server \(data 'sized'\)\. Some of every class are needed there: split with "
-        r"auxiliary=16 \(data\.auxiliary in a file\), or use with_auxiliary\(inputs, targets\)\."
-    )
-    with pytest.raises(fs.InputError, match=message):
+    with pytest.raises(fs.InputError, match=r"There are no samples on the server \(data 'sized'\)\."):
         clients.on_server(gradient, PROBLEM.x0)
+    message = (
+        r"local_sgdm_rl needs samples on the server, some of every class \(data 'sized' have none there\): split with "
+        r"auxiliary=8 \(data\.auxiliary in a file\), .*, or give it others with with_auxiliary\(inputs, targets\)\."
+    )
     with pytest.raises(fs.InputError, match=message):
         fs.train(PROBLEM, sized_data([9, 4], classes=3), fs.LocalSGDMRL(steps=1), rounds=1)
 

@@ -163,13 +163,21 @@ WRONG: list[tuple[str, list[Any], Any, torch.Tensor | None, str]] = [
         [widen, widen],
         error,
         None,
-        r"The level 2 of the problem multilevel fails, given x of 3 numbers, and a batch of shapes \(2, 3\), \(2,\): ",
+        r"The level 2 of the problem multilevel fails, given u of 5 numbers, and a batch of shapes \(2, 3\), \(2,\): ",
     ),
     ("a first level for other inputs", [narrow], error, None, r"The level 1 of the problem multilevel fails, given x"),
     ("a level without a batch", [lambda u: u], error, None, r"The level 1 .* fails, .*takes 1 positional argument"),
     ("a batch of three", [lambda u, batch: batch[2]], error, None, r"The level 1 .* fails, .*out of range"),
     ("an outer function without the dual", [widen], error, Y0, r"The outer function .* fails, .*y of 4, and a batch"),
-    ("an outer function with one too many", [widen], saddle, None, r"The outer function .* fails, given x of 3"),
+    ("an outer function with one too many", [widen], saddle, None, r"The outer function .* fails, given u of 5"),
+    (
+        "a level that is no mean",
+        [lambda u, batch: batch[0] @ u],
+        error,
+        None,
+        r"value of level 1 of the problem multilevel must be a vector of one length: a mean over the samples\. "
+        r"Got '2 numbers for 2 samples, 3 for 3'",
+    ),
     (
         "a vector outside",
         [widen],

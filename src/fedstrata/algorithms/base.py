@@ -78,6 +78,7 @@ class Algorithm(ABC):
                          level gives), R (what all levels give together) and C (classes); a property where it depends
                          on a hyperparameter.
     full_participation:  whether every client must take part in every round.
+    auxiliary:           whether the server needs samples of its own, some of every class.
     """
 
     name: ClassVar[str]
@@ -88,6 +89,7 @@ class Algorithm(ABC):
     up: ClassVar[Any]
     down: ClassVar[Any]
     full_participation: ClassVar[bool] = False
+    auxiliary: ClassVar[bool] = False
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)

@@ -3,7 +3,7 @@
 Wang, Xu, Wang, Zhu: "Addressing class imbalance in federated learning", AAAI 2021.
 
 Problem: min_x M_k[ mean loss of a model on client k's data ], no inner level, no dual; classes, and some samples of
-each on the server.
+each on the server (``split(auxiliary=...)``, ``data.auxiliary`` in a file).
 
     on the server:
         D_c = the change of the last layer's matrix when x is trained on class c alone, as a client would train it
@@ -28,7 +28,6 @@ import torch
 from fedstrata.algorithms.base import Algorithm, State, param
 from fedstrata.algorithms.descent import RATES, decayed
 from fedstrata.clients import Client, Clients
-from fedstrata.errors import invalid
 from fedstrata.problem import Problem
 from fedstrata.schedules import Rate, Steps
 
@@ -38,6 +37,7 @@ class LocalSGDMRL(Algorithm):
 
     name = "local_sgdm_rl"
     up, down = "d", "d + C"
+    auxiliary = True
 
     lr: Rate = param(0.1, "learning rate", above=0, search=RATES)
     steps: Steps = param(10, "local steps per round, or Epochs(e)")
@@ -56,8 +56,6 @@ class LocalSGDMRL(Algorithm):
 
     def start(self, s: State, clients: Clients) -> State:
         """Give every class the weight 1."""
-        if clients.classes < 2:
-            raise invalid(f"number of classes for {self.name}", clients.classes, "at least 2: it weighs classes")
         return s.replace(w=s.x.new_ones(clients.classes))
 
     def round(self, s: State, clients: Clients) -> State:

@@ -149,10 +149,7 @@ class Clients(ABC):
 
         data, problem = self._setting.data, self.problem
         if data.auxiliary is None:
-            raise InputError(
-                f"There are no samples on the server (data {data.name!r}). Some of every class are needed there: split "
-                "with auxiliary=16 (data.auxiliary in a file), or use with_auxiliary(inputs, targets)."
-            )
+            raise InputError(f"There are no samples on the server (data {data.name!r}).")
         there = replace(data, train=data.auxiliary, support=None, auxiliary=None)
         state = ClientState(there.clients, 0, None)
         chunk = choose_chunk("auto", problem, there, self._setting.batch_size, problem.x0.device)
