@@ -428,8 +428,10 @@ def test_run_shows_and_draws_what_the_file_asks_for(fedstrata, tmp_path, monkeyp
     drawn = []
     monkeypatch.setattr("fedstrata.cli.draw", lambda runs, path, **options: drawn.append((runs, path, options)))
     path = tmp_path / "experiment.toml"
-    text = "[problem]\nname = 'tower'\nclients = 2\nsamples = 8\n[algorithm]\nname = 'local_smcgdam'\n[train]\nrounds = 2\n"
-    path.write_text(text + "[plot]\nmeasures = ['distance_dual']\nlog = ['distance_dual']\n")
+    text = (
+        "[problem]\nname = 'tower'\nclients = 2\nsamples = 8\n[train]\nrounds = 2\n[algorithm]\nname = 'local_smcgdam'"
+    )
+    path.write_text(text + "\n[plot]\nmeasures = ['distance_dual']\nlog = ['distance_dual']\n")
     code, out, err = fedstrata("run", path, "--out", tmp_path / "run", "--quiet")
     assert code == 0, err
     assert "distance dual" in out and "loss" not in out
@@ -442,8 +444,10 @@ def test_run_shows_and_draws_what_the_file_asks_for(fedstrata, tmp_path, monkeyp
 
 def test_another_schedule_is_told_when_a_run_is_resumed(fedstrata, tmp_path):
     path = tmp_path / "experiment.toml"
-    text = "[problem]\nname = 'tower'\nclients = 2\nsamples = 8\n[train]\nrounds = 2\n[algorithm]\nname = 'local_smcgdam'\n"
-    path.write_text(text + "eta = { schedule = 'step', value = 0.2 }\n")
+    text = (
+        "[problem]\nname = 'tower'\nclients = 2\nsamples = 8\n[train]\nrounds = 2\n[algorithm]\nname = 'local_smcgdam'"
+    )
+    path.write_text(text + "\neta = { schedule = 'step', value = 0.2 }\n")
     assert fedstrata("run", path, "--out", tmp_path / "run", "--quiet")[0] == 0
     code, _, err = fedstrata(
         "run", path, "--out", tmp_path / "run", "--resume", "--quiet", "--set", "algorithm.eta=0.3"
