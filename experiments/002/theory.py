@@ -318,8 +318,10 @@ def draw_estimation(result: Json, path: Path) -> None:
         below.set(xlabel="weight of a fresh value", ylabel="the same, second half of the rounds")
         below.set(xscale="log", yscale="log")
         for panel in (above, below):
+            low, high = panel.get_ylim()
+            panel.set_ylim(low, high * (high / low) ** 0.35)  # room for the legend
             panel.grid(alpha=0.25)
-            panel.legend(frameon=False, fontsize="x-small")
+            panel.legend(frameon=False, fontsize="x-small", loc="upper right")
     save(figure, path)
 
 
@@ -423,7 +425,7 @@ def after_budget(bend: float, dual: bool, seeds: int) -> Json:
         return float(found[BUDGET // 2 :].mean())
 
     values = np.array([[mean(k, seed) for k in LEVELS] for seed in range(seeds)])
-    factor = interval([math.exp(np.polyfit(LEVELS, np.log(row), 1)[0]) for row in values])
+    factor = {k: math.exp(v) for k, v in interval([np.polyfit(LEVELS, np.log(row), 1)[0] for row in values]).items()}
     words = ", ".join(f"{v:.4f}" for v in np.median(values, 0))
     name = f"bend {bend}, {'with' if dual else 'without'} a dual"
     print(f"{name}: median squared gradient norm {words}; factor per level {shown(factor)}", flush=True)
