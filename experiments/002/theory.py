@@ -546,7 +546,7 @@ def draw_speedup(result: Json, path: Path) -> None:
         panel.plot(at, line, ":", color="grey", label=f"slope {power:g}", zorder=0)
         panel.set(xscale="log", yscale="log")
         panel.grid(alpha=0.25, which="both")
-        panel.legend(frameon=False, fontsize="x-small", loc="lower left")
+        panel.legend(frameon=False, fontsize="x-small", loc="upper right")
     axes[0].set(xlabel="clients N", ylabel=r"$\|\nabla\Phi(x)\|^2$, second half of the rounds", title="a fixed eta")
     axes[0].set_xticks([1, 2, 4, 8, 16, 64], ["1", "2", "4", "8", "16", "64"])
     axes[0].minorticks_off()
