@@ -16,10 +16,15 @@ from fedstrata.algorithms import (
     ComFedL,
     FedAdagrad,
     FedAdam,
+    FedAMS,
     FedAvg,
+    FedLALR,
     FedNest,
     FedProx,
     FedYogi,
+    LaFedOPT,
+    LocalAdaAlter,
+    LocalAMSGrad,
     LocalMOML,
     LocalSCGD,
     LocalSCGDAM,
@@ -39,6 +44,7 @@ from fedstrata.algorithms import (
 from fedstrata.callbacks import Callback, ShowProgress, TensorBoard
 from fedstrata.clients import Client, Clients
 from fedstrata.data import Dataset, FederatedData
+from fedstrata.diagnostics import Diagnostics
 from fedstrata.errors import Diverged, FedstrataError, InputError, MissingData
 from fedstrata.metrics import Evaluation
 from fedstrata.problem import Problem
@@ -60,7 +66,7 @@ from fedstrata.problems import (
     robust,
     tower,
 )
-from fedstrata.schedules import CubeRoot, Epochs, RoundDecay, StepDecay
+from fedstrata.schedules import CubeRoot, Epochs, Interval, RoundDecay, StepDecay
 from fedstrata.train import Run, train
 
 __version__ = "0.1.0"
@@ -83,18 +89,25 @@ __all__ = [
     "ComFedL",
     "CubeRoot",
     "Dataset",
+    "Diagnostics",
     "Diverged",
     "Epochs",
     "Evaluation",
+    "FedAMS",
     "FedAdagrad",
     "FedAdam",
     "FedAvg",
+    "FedLALR",
     "FedNest",
     "FedProx",
     "FedYogi",
     "FederatedData",
     "FedstrataError",
     "InputError",
+    "Interval",
+    "LaFedOPT",
+    "LocalAMSGrad",
+    "LocalAdaAlter",
     "LocalMOML",
     "LocalSCGD",
     "LocalSCGDAM",

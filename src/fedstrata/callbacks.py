@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from fedstrata.errors import InputError
+from fedstrata.schedules import Clock
 
 if TYPE_CHECKING:
     from fedstrata.algorithms.base import State
     from fedstrata.train import Run
 
 Row = dict[str, Any]
+Reports = Mapping[str, Callable[[], torch.Tensor]]
+"""What a local step reports, by name: functions that return tensors [C, ...]."""
 
 
 _SHOWN = ("loss", "accuracy", "accuracy_worst", "auc", "auc_worst", "attacked_accuracy", "distance")
@@ -29,6 +35,17 @@ class Callback:
 
     def on_round(self, round: int, state: State) -> None:
         """Round number ``round`` (from 1) is done."""
+
+    def on_local_step(self, clock: Clock, ids: np.ndarray, reports: Reports) -> None:
+        """The clients ``ids`` took a local step together; ``reports`` is what the algorithm reports of it.
+
+        Only for callbacks that override this are reports made at all.
+        """
+
+    @property
+    def wants_local_steps(self) -> bool:
+        """Whether :meth:`on_local_step` is to be called."""
+        return type(self).on_local_step is not Callback.on_local_step
 
     def on_evaluation(self, row: Row) -> None:
         """An evaluation was made: the row that goes to metrics.jsonl."""
@@ -54,6 +71,15 @@ class Titled(Callback):
     def on_round(self, round: int, state: State) -> None:
         """Pass it on."""
         self.listener.on_round(round, state)
+
+    def on_local_step(self, clock: Clock, ids: np.ndarray, reports: Reports) -> None:
+        """Pass it on."""
+        self.listener.on_local_step(clock, ids, reports)
+
+    @property
+    def wants_local_steps(self) -> bool:
+        """Whether the listener wants them."""
+        return self.listener.wants_local_steps
 
     def on_evaluation(self, row: Row) -> None:
         """Pass it on."""

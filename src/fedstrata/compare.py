@@ -17,11 +17,13 @@ from fedstrata.algorithms.base import ALGORITHMS, kind_of
 from fedstrata.callbacks import Callback, Titled
 from fedstrata.checkpoint import write_atomically
 from fedstrata.config import Config, Experiment, build_algorithm, within
+from fedstrata.diagnostics import Diagnostics
 from fedstrata.errors import Diverged, FedstrataError, InputError, unknown
 from fedstrata.identity import describe
 from fedstrata.merge import merge, slug
 from fedstrata.pretrain import Pretraining, start
 from fedstrata.rundir import Row
+from fedstrata.schema import DiagnosticsTable
 from fedstrata.train import Run, train
 
 Say = Callable[[str], None]
@@ -47,6 +49,8 @@ def run_config(
         if before is not None and built.pretrained is None:
             start(built, before, tables, out, resume, callbacks)
             resume = resume or out is not None
+        if config.diagnostics != DiagnosticsTable():
+            callbacks = [*callbacks, Diagnostics(**config.diagnostics.model_dump(), folder=out)]
         return train(
             built.problem,
             built.data,

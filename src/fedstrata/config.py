@@ -26,6 +26,7 @@ from fedstrata.schema import (
     AlgorithmTable,
     CompareTable,
     DataTable,
+    DiagnosticsTable,
     EvaluateTable,
     ModelTable,
     Named,
@@ -62,6 +63,7 @@ class Config(Table):
     algorithms: dict[str, dict[str, Any]] = Field(default_factory=dict)
     train: TrainTable = TrainTable()
     evaluate: EvaluateTable = EvaluateTable()
+    diagnostics: DiagnosticsTable = DiagnosticsTable()
     tune: TuneTable = TuneTable()
     compare: CompareTable = CompareTable()
     plot: PlotTable = PlotTable()
@@ -70,7 +72,11 @@ class Config(Table):
 
     def to_toml(self, *without: str) -> dict[str, Any]:
         """Return the resolved configuration as TOML tables, enough to run again, without the tables named."""
-        plain = {k for k in ("compare", "plot", "pretrain", "variants") if getattr(self, k) == getattr(Config(), k)}
+        plain = {
+            k
+            for k in ("compare", "diagnostics", "plot", "pretrain", "variants")
+            if getattr(self, k) == getattr(Config(), k)
+        }
         tables = self.model_dump(exclude_none=True, exclude={"digest", *plain, *without})
         if self.data.folder is not None:
             used = ("folder", "holdout", "support", "seed")

@@ -152,23 +152,71 @@ def resnet20(shape: Shape, outputs: int, norm: str = "group", width: int = 16) -
     "batch" has running statistics: build the problem with ``batchnorm="batch"`` to use the batch's own instead.
     """
     channels, _, _ = _image(shape, "resnet20", 4)
-    norms: dict[str, Callable[[int], nn.Module]] = {
-        "group": lambda n: nn.GroupNorm(math.gcd(n, 8), n),
-        "batch": lambda n: nn.BatchNorm2d(n),
-    }
-    if norm not in norms:
-        raise invalid("norm of resnet20", norm, "'group' or 'batch'")
-    layers: list[nn.Module] = [nn.Conv2d(channels, width, 3, padding=1, bias=False), norms[norm](width), nn.ReLU()]
+    normed = _norm(norm, "resnet20")
+    layers: list[nn.Module] = [nn.Conv2d(channels, width, 3, padding=1, bias=False), normed(width), nn.ReLU()]
     inside = width
     for outside, stride in ((width, 1), (2 * width, 2), (4 * width, 2)):
         for block in range(3):
-            layers.append(_Block(inside, outside, stride if block == 0 else 1, norms[norm]))
+            layers.append(_Block(inside, outside, stride if block == 0 else 1, normed))
             inside = outside
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inside, outputs))
 
 
+class _Residual(nn.Module):
+    """Adds its input to what a layer makes of it."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = x + self.layer(x)
+        return out
+
+
+def convmixer(
+    shape: Shape, outputs: int, width: int = 256, depth: int = 8, kernel: int = 5, patch: int = 2, norm: str = "group"
+) -> nn.Module:
+    """ConvMixer (Trockman & Kolter 2022): patches, then ``depth`` times a depthwise and a pointwise convolution.
+
+    ``norm`` is "group" (the default: a pure function of the weights) or "batch", which keeps running statistics; build
+    the problem with ``batchnorm="batch"`` to use the batch's own instead.
+    """
+    channels, _, _ = _image(shape, "convmixer", patch)
+    normed = _norm(norm, "convmixer")
+
+    def active() -> list[nn.Module]:
+        return [nn.GELU(), normed(width)]
+
+    layers: list[nn.Module] = [nn.Conv2d(channels, width, patch, stride=patch), *active()]
+    for _ in range(depth):
+        spatial = nn.Sequential(nn.Conv2d(width, width, kernel, groups=width, padding="same"), *active())
+        layers += [_Residual(spatial), nn.Conv2d(width, width, 1), *active()]
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, outputs))
+
+
+class _Lstm(nn.Module):
+    def __init__(self, outputs: int, embedding: int, hidden: int, layers: int) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(outputs, embedding)
+        self.lstm = nn.LSTM(embedding, hidden, layers, batch_first=True)
+        self.out = nn.Linear(hidden, outputs)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        states, _ = self.lstm(self.embed(tokens.long()))
+        out: torch.Tensor = self.out(states[:, -1])
+        return out
+
+
+def lstm(shape: Shape, outputs: int, hidden: int = 256, layers: int = 2, embedding: int = 8) -> nn.Module:
+    """Stacked LSTM over characters (LEAF's for Shakespeare): a sequence of class numbers in, the next one out."""
+    if len(shape) != 1:
+        raise InputError(f"The model lstm wants sequences of numbers [length]. Got {tuple(shape)}.")
+    return _Lstm(outputs, embedding, hidden, layers)
+
+
 MODELS: dict[str, Callable[..., nn.Module]] = {
-    f.__name__: f for f in (logreg, mlp, lenet5, patchnet, cnn4, cnn7, resnet20)
+    f.__name__: f for f in (logreg, mlp, lenet5, patchnet, cnn4, cnn7, resnet20, convmixer, lstm)
 }
 
 
@@ -195,6 +243,16 @@ def check_options(name: str, options: Mapping[str, object]) -> None:
     for option in options:
         if option not in known:
             raise unknown(f"option of the model {name}", option, known)
+
+
+def _norm(norm: str, name: str) -> Callable[[int], nn.Module]:
+    norms: dict[str, Callable[[int], nn.Module]] = {
+        "group": lambda n: nn.GroupNorm(math.gcd(n, 8), n),
+        "batch": lambda n: nn.BatchNorm2d(n),
+    }
+    if norm not in norms:
+        raise invalid(f"norm of {name}", norm, "'group' or 'batch'")
+    return norms[norm]
 
 
 def _image(shape: Shape, name: str, least: int) -> tuple[int, int, int]:

@@ -166,6 +166,8 @@ class Oracles:
         self._graphs: dict[tuple[object, ...], Form | None] = {}
         self._flattened: dict[tuple[object, ...], tuple[Form, Form, Form]] = {}
         self._alone: set[str] = set()
+        # A recurrent layer has a kernel of its own, which neither tracing nor vmap can keep.
+        self._recurrent = problem.flat is not None and problem.flat.layers() == "recurrent"
         # Levels that are one and the same function share what is traced for it.
         self._first = [problem.levels.index(level) + 1 for level in problem.levels]
 
@@ -252,7 +254,8 @@ class Oracles:
 
     def _on(self, name: str, vectors: Tensors, batches: tuple[Arrays, ...], traced: bool) -> Tensors:
         single = len(vectors[0]) == 1
-        if not single and name in self._alone:
+        traced = traced and not self._recurrent
+        if not single and (self._recurrent or name in self._alone):
             return self._one_by_one(name, vectors, batches, traced)
         lengths = tuple(map(len, batches))
         tensors = (*vectors, *(a for arrays in batches for a in arrays))

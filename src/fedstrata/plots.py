@@ -116,6 +116,61 @@ def plot(
     return Path(path)
 
 
+def plot_inside(rows: Sequence[Row], path: str | Path) -> Path:
+    """Draw the rows of :class:`fedstrata.Diagnostics`: squared norms within rounds, local steps and rates over rounds.
+
+    A panel for every quantity and, of up to four rounds, every round in which it was followed; a line for every client.
+    """
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    within = [r for r in rows if "step" in r]
+    over = [r for r in rows if "step" not in r]
+    names = [k for k in (within[0] if within else {}) if k not in ("round", "client", "step")]
+    followed = sorted({r["round"] for r in within})
+    followed = followed if len(followed) <= 4 else [followed[round(i * (len(followed) - 1) / 3)] for i in range(4)]
+    panels: list[tuple[str, int]] = [(name, number) for name in names for number in followed]
+    figure, axes = plt.subplots(
+        1,
+        len(panels) + 1 + any("rate" in r for r in over),
+        figsize=(3.4 * (len(panels) + 2), 3.2),
+        squeeze=False,
+        layout="constrained",
+    )
+    for panel, (name, number) in zip(axes[0], panels, strict=False):
+        here = [r for r in within if r["round"] == number]
+        for client in sorted({r["client"] for r in here}):
+            own = [(r["step"], r[name]) for r in here if r["client"] == client]
+            panel.plot(*zip(*own, strict=True), ".-", linewidth=1.2, markersize=4, label=f"client {client}")
+        panel.set_title(f"round {number}", fontsize="medium")
+        panel.set_xlabel("local step")
+        panel.set_ylabel(rf"$\Vert${name}$\Vert^2$")
+        panel.legend(frameon=False, fontsize="small")
+    rest = axes[0][len(panels) :]
+    numbers = [r["round"] for r in over]
+    rest[0].step(numbers, [r["local_steps"] for r in over], where="mid")
+    rest[0].set_ylabel("local steps")
+    rest[0].set_ylim(bottom=0)
+    if len(rest) > 1:
+        measured = [r for r in over if "rate" in r]
+        numbers = [r["round"] for r in measured]
+        rest[1].plot(numbers, [r["rate"] for r in measured], label="mean")
+        low, high = ([r[k] for r in measured] for k in ("rate_least", "rate_most"))
+        rest[1].fill_between(numbers, low, high, alpha=0.2, linewidth=0, label="least to most")
+        rest[1].set_ylabel("effective learning rate of clients")
+        rest[1].set_yscale("log")
+        rest[1].legend(frameon=False, fontsize="small")
+    for panel in rest:
+        panel.set_xlabel("rounds")
+    for panel in axes[0]:
+        panel.grid(alpha=0.25)
+    figure.savefig(path, dpi=130)
+    plt.close(figure)
+    return Path(path)
+
+
 def _mean_and_band(
     curves: Sequence[Sequence[tuple[float, float]]], logarithmic: bool
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:

@@ -6,6 +6,7 @@ rate of every algorithm can be scheduled.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
@@ -111,7 +112,60 @@ class Epochs:
             raise invalid("number of local epochs", self.epochs, "a positive number below a million")
 
 
-Steps = int | Epochs
+@dataclass(frozen=True)
+class Interval:
+    """Local steps that grow slowly with the rounds: ``initial + log(t)`` to ``base``, rounded, in round t = 1, 2, ...
+
+    ``rounding`` is "floor" or "ceil". ``steps = Interval(4, 2.0)`` are 4 steps in the first round, 5 in the second, 10
+    in rounds 64 to 127.
+    """
+
+    initial: int
+    base: float
+    rounding: str = "floor"
+
+    def __post_init__(self) -> None:
+        if isinstance(self.initial, bool) or not isinstance(self.initial, int) or not 1 <= self.initial < 1 << 31:
+            raise invalid("initial of an interval", self.initial, "a whole number of at least 1")
+        number = isinstance(self.base, int | float) and not isinstance(self.base, bool)
+        if not number or not 1.001 <= self.base < float("inf"):
+            raise invalid("base of an interval", self.base, "a number of at least 1.001")
+        if self.rounding not in ("floor", "ceil"):
+            raise invalid("rounding of an interval", self.rounding, "'floor' or 'ceil'")
+
+    def __call__(self, round: int) -> int:
+        """Return the local steps of a round, counted from 0 as the clock does."""
+        exact = math.log(round + 1) / math.log(self.base)
+        nearest = math.floor(exact + 0.5)
+        if math.isclose(self.base**nearest, round + 1, rel_tol=1e-12):
+            return self.initial + nearest
+        return self.initial + (math.floor(exact) if self.rounding == "floor" else math.ceil(exact))
+
+
+Count = int | Interval
+"""Local steps that are the same for all clients."""
+
+Steps = int | Epochs | Interval
+"""Local steps, or epochs, whose steps differ with the size of a client."""
+
+
+def steps_at(steps: Count, round: int) -> int:
+    """Return the local steps of a round, counted from 0."""
+    return steps(round) if isinstance(steps, Interval) else steps
+
+
+def local_work(options: dict[str, Any], wanted: str, where: str) -> Epochs | Interval:
+    """Build epochs or an interval from its table in a configuration: ``{epochs = 5}``, ``{initial = 4, base = 2.0}``.
+
+    ``wanted`` is "Count" where epochs have no meaning.
+    """
+    names = set(options)
+    if names == {"epochs"} and wanted == "Steps":
+        return Epochs(**options)
+    if {"initial", "base"} <= names <= {"initial", "base", "rounding"}:
+        return Interval(**options)
+    epochs = "{epochs = number}, or " if wanted == "Steps" else ""
+    raise invalid(where, options, f"a whole number, {epochs}{{initial = number, base = number}}")
 
 
 def schedule(options: dict[str, Any], where: str) -> Schedule:

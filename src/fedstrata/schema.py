@@ -101,6 +101,15 @@ class EvaluateTable(Table):
     attack_steps: int = Field(10, ge=0)
 
 
+class DiagnosticsTable(Table):
+    """What to write down of local steps: the keyword arguments of ``fs.Diagnostics``."""
+
+    norms: list[str] = []
+    clients: Annotated[int, Field(ge=1)] | list[Annotated[int, Field(ge=0)]] = 2
+    rounds: list[Annotated[int, Field(ge=1)]] | None = None
+    rates: bool = False
+
+
 class CompareTable(Table):
     """How ``fedstrata compare`` and ``fedstrata reproduce`` repeat runs."""
 

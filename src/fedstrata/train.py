@@ -20,7 +20,7 @@ from fedstrata.callbacks import Callback
 from fedstrata.checkpoint import Checkpoint
 from fedstrata.clients.base import Weighting
 from fedstrata.clients.chunk import choose_chunk
-from fedstrata.clients.client import Setting
+from fedstrata.clients.client import Listener, Setting
 from fedstrata.clients.simulated import SimulatedClients
 from fedstrata.clients.state import ClientState
 from fedstrata.data.federated import FederatedData
@@ -105,7 +105,7 @@ def train(
     resume:            go on from the last checkpoint; ``rounds`` may grow (a schedule in shares of training follows).
     checkpoint_every:  rounds between checkpoints.
     state_memory:      bytes of client state (per kept name) above which it lives in a memory-mapped file.
-    callbacks:         listeners: progress, loggers.
+    callbacks:         listeners: progress, loggers, diagnostics.
     config:            what to write to config.toml; by default what this function knows.
     pretrain:          the run that the problem's model comes from, if any: what it used is counted in every row.
     """
@@ -116,7 +116,8 @@ def train(
         raise invalid("pretrain", type(pretrain).__name__, "the Run that came before, or left out")
     if resume and out is None:
         raise InputError("resume=True needs out: the run directory to go on with.")
-    setting, clients = _clients(problem, data, settings, out)
+    listeners = tuple(c.on_local_step for c in callbacks if c.wants_local_steps)
+    setting, clients = _clients(problem, data, settings, out, listeners)
     training = _Training(
         problem=setting.oracles.problem,
         data=setting.data,
@@ -439,7 +440,11 @@ def _check_evaluation(problem: Problem, data: FederatedData, evaluate: Evaluate 
 
 
 def _clients(
-    problem: Problem, data: FederatedData, settings: dict[str, Any], out: str | Path | None
+    problem: Problem,
+    data: FederatedData,
+    settings: dict[str, Any],
+    out: str | Path | None,
+    listeners: tuple[Listener, ...] = (),
 ) -> tuple[Setting, SimulatedClients]:
     try:
         device = torch.device(settings["device"])
@@ -456,6 +461,7 @@ def _clients(
         batch_size=settings["batch_size"],
         seed=settings["seed"],
         state=ClientState(data.clients, settings["state_memory"], None if out is None else Path(out)),
+        listeners=listeners,
     )
     chunk = choose_chunk(settings["chunk"], problem, data, setting.batch_size, device)
     return setting, SimulatedClients(

@@ -28,9 +28,29 @@ BAD = [
     ("fedavg", {"lr": float("nan")}, "The lr of fedavg must be a number above 0. Got nan."),
     ("fedavg", {"lr": float("inf")}, "The lr of fedavg must be a "),
     ("fedavg", {"lr": True}, "The lr of fedavg must be a number above 0. Got True."),
-    ("fedavg", {"steps": 0}, "The steps of fedavg must be a whole number of at least 1, or epochs. Got 0."),
-    ("fedavg", {"steps": 2.5}, "The steps of fedavg must be a whole number of at least 1, or epochs. Got 2.5."),
-    ("fedavg", {"steps": {"epoch": 1}}, "The steps of fedavg must be a whole number or {epochs = number}."),
+    (
+        "fedavg",
+        {"steps": 0},
+        "The steps of fedavg must be a whole number of at least 1, epochs, or an interval. Got 0.",
+    ),
+    (
+        "fedavg",
+        {"steps": 2.5},
+        "The steps of fedavg must be a whole number of at least 1, epochs, or an interval. Got 2.5.",
+    ),
+    ("fedavg", {"steps": {"epoch": 1}}, "The steps of fedavg must be a whole number, {epochs = number}, or {initial"),
+    ("fgda", {"steps": {"epochs": 1}}, "The steps of fgda must be a whole number, {initial = number, base = number}."),
+    (
+        "fgda",
+        {"steps": {"initial": 4, "base": 1}},
+        "The base of an interval must be a number of at least 1.001.",
+    ),
+    ("fgda", {"steps": {"initial": 0, "base": 2.0}}, "The initial of an interval must be a whole number of at least 1"),
+    (
+        "fgda",
+        {"steps": {"initial": 1, "base": 2.0, "rounding": "up"}},
+        "The rounding of an interval ",
+    ),
     (
         "fedavg",
         {"steps": {"epochs": 0}},

@@ -190,6 +190,16 @@ COSTS: list[tuple[str, dict[str, Any], int | str, int | str]] = [
     ("fedadam", {}, "d", "d"),
     ("fedyogi", {}, "d", "d"),
     ("fedadagrad", {}, "d", "d"),
+    ("fedams", {}, "d", "d"),
+    ("fedlalr", {}, "3*d", "3*d"),
+    ("fedlalr", {"aggregate": "max"}, "3*d", "3*d"),
+    ("fedlalr", {"restart": True}, "2*d", "2*d"),
+    ("fedlalr", {"restart": True, "aggregate": "max"}, "2*d", "2*d"),
+    ("lafedopt", {}, "2*d", "d"),
+    ("lafedopt", {"correction": "local"}, "d", "d"),
+    ("lafedopt", {"correction": "none", "server": "adam"}, "d", "d"),
+    ("local_amsgrad", {}, "3*d", "2*d"),
+    ("local_adaalter", {}, "2*d", "2*d"),
     ("scaffold", {}, "2*d", "2*d"),
     ("qfedavg", {}, "d + 1", "d"),
     ("afl", {}, "d + 1", "d"),
@@ -516,7 +526,10 @@ def test_a_problem_of_another_class_is_refused(name: str) -> None:
 LOCAL = ["adamfcgd", "comfedl", "local_moml", "local_scgd", "local_scgdm", "mfcgd"]
 SADDLE = ["adafgda", "cdma", "coda", "codasca", "fednest", "fgda", "local_sgda", "local_sgda_plus"]
 SADDLE += ["local_sgdam", "local_sgdam_plus", "sagda"]
-ORDINARY = "fedadagrad, fedadam, fedavg, fedprox, fedyogi, qfedavg, scaffold"
+ORDINARY = (
+    "fedadagrad, fedadam, fedams, fedavg, fedlalr, fedprox, fedyogi, lafedopt, local_adaalter, local_amsgrad, qfedavg, "
+    "scaffold"
+)
 LAYERED_SADDLE = "local_scgdam, local_smcgdam"
 GLOBAL = f"fednest, {LAYERED_SADDLE}"
 REFUSALS: list[tuple[str, fs.Problem, str]] = [

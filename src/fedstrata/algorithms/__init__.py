@@ -11,11 +11,16 @@ from fedstrata.algorithms.comfedl import ComFedL
 from fedstrata.algorithms.drfa import DRFA
 from fedstrata.algorithms.fedadagrad import FedAdagrad
 from fedstrata.algorithms.fedadam import FedAdam
+from fedstrata.algorithms.fedams import FedAMS
 from fedstrata.algorithms.fedavg import FedAvg
+from fedstrata.algorithms.fedlalr import FedLALR
 from fedstrata.algorithms.fednest import FedNest
 from fedstrata.algorithms.fedprox import FedProx
 from fedstrata.algorithms.fedyogi import FedYogi
 from fedstrata.algorithms.fgda import FGDA
+from fedstrata.algorithms.lafedopt import LaFedOPT
+from fedstrata.algorithms.local_adaalter import LocalAdaAlter
+from fedstrata.algorithms.local_amsgrad import LocalAMSGrad
 from fedstrata.algorithms.local_moml import LocalMOML
 from fedstrata.algorithms.local_scgd import LocalSCGD
 from fedstrata.algorithms.local_scgdam import LocalSCGDAM
@@ -45,12 +50,17 @@ __all__ = [
     "Algorithm",
     "CoDA",
     "ComFedL",
+    "FedAMS",
     "FedAdagrad",
     "FedAdam",
     "FedAvg",
+    "FedLALR",
     "FedNest",
     "FedProx",
     "FedYogi",
+    "LaFedOPT",
+    "LocalAMSGrad",
+    "LocalAdaAlter",
     "LocalMOML",
     "LocalSCGD",
     "LocalSCGDAM",

@@ -32,7 +32,7 @@ from fedstrata.algorithms.matrices import MATRICES, diagonal, first_memory, next
 from fedstrata.algorithms.saddles import Pair, down_up, first_estimates, kept_estimates, storm_pair
 from fedstrata.clients import Client, Clients
 from fedstrata.problem import Problem
-from fedstrata.schedules import Rate
+from fedstrata.schedules import Count, Rate
 
 
 class AdaFGDA(Algorithm):
@@ -45,7 +45,7 @@ class AdaFGDA(Algorithm):
     gamma: float = param(0.01, "step size of x, multiplied by eta", above=0, search=RATES)
     lam: float = param(0.01, "lambda, step size of y, multiplied by eta", above=0, search=RATES)
     eta: Rate = param(1.0, "eta_t: 1 and constant weights, or the theorem's cube_root schedule", above=0)
-    steps: int = param(10, "q, local steps per round, the synchronisation among them", least=1)
+    steps: Count = param(10, "q, local steps per round, the synchronisation among them, or an Interval")
     alpha: Rate = param(0.5, "weight of a fresh gradient in y; c_1 with weights = 'theorem'", least=0, search=(0.05, 1))
     beta: Rate = param(0.5, "weight of a fresh gradient in x; c_2", least=0, search=(0.05, 1))
     weights: str = param(
@@ -98,7 +98,7 @@ class AdaFGDA(Algorithm):
             x, y, w, v = clients.mean(self.renew_and_local, s.x, s.y, *matrices)
         else:
             x, y, w, v = clients.mean(self.local, s.w, s.v, *matrices)
-        last = self.steps - 1
+        last = clients.steps_now(self.steps) - 1
         s = self.remember(s, w, v, clients.rate(self.theta, after=last))
         a, b = self.matrices(s)
         eta = clients.rate(self.eta, after=last)
@@ -118,15 +118,16 @@ class AdaFGDA(Algorithm):
 
     def first(self, client: Client, x: torch.Tensor, y: torch.Tensor) -> Pair:
         """Make the first estimates, and keep them with the point."""
-        return first_estimates(client, x, y, self.first_batches or self.steps)
+        return first_estimates(client, x, y, self.first_batches or client.steps_now(self.steps))
 
     def local(
         self, client: Client, w: torch.Tensor, v: torch.Tensor, *matrices: torch.Tensor
     ) -> tuple[torch.Tensor, ...]:
         """Step and renew the estimates, q - 1 times from the server's last point (lines 10 to 16)."""
         x, y = client.recall("x", w), client.recall("y", v)
-        if self.steps > 1:
-            x, y, w, v = client.repeat(self.steps - 1, self.step, x, y, w, v, *matrices)
+        steps = client.steps_now(self.steps)
+        if steps > 1:
+            x, y, w, v = client.repeat(steps - 1, self.step, x, y, w, v, *matrices)
         client.keep(x=x, y=y, w=w, v=v)
         return x, y, w, v
 
@@ -170,6 +171,6 @@ class AdaFGDA(Algorithm):
         w, v, x_old, y_old, *matrices = others
         if client.clock.iteration > 0:
             w, v = self.estimate(client, w, v, x_old, y_old, x, y, ago=1)
-        if client.clock.step == self.steps - 1:
+        if client.clock.step == client.steps_now(self.steps) - 1:
             return x, y, w, v, x_old, y_old
         return (*self.move(client, (x, y), (w, v), *matrices), w, v, x, y)

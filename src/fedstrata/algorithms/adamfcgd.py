@@ -36,7 +36,7 @@ from fedstrata.algorithms.estimators import (
 from fedstrata.algorithms.matrices import MATRICES, diagonal, first_memory, next_memory
 from fedstrata.clients import Client, Clients
 from fedstrata.problem import Problem
-from fedstrata.schedules import Rate
+from fedstrata.schedules import Count, Rate
 
 
 class AdaMFCGD(Algorithm):
@@ -49,7 +49,7 @@ class AdaMFCGD(Algorithm):
 
     gamma: float = param(0.05, "step size, multiplied by eta", above=0, search=RATES)
     eta: Rate = param(1.0, "eta_t: 1 and constant weights, or the theorem's cube_root schedule", above=0)
-    steps: int = param(5, "q, local steps per round, the synchronisation among them", least=1)
+    steps: Count = param(5, "q, local steps per round, the synchronisation among them, or an Interval")
     alpha: Rate = param(0.5, "weight of a fresh inner value; c_1 with weights = 'theorem'", above=0, search=(0.05, 1))
     beta: Rate = param(0.5, "weight of a fresh inner Jacobian; c_2", above=0, search=(0.05, 1))
     varrho: Rate = param(0.5, "weight of a fresh outer gradient; c_3", above=0, search=(0.05, 1))
@@ -94,7 +94,7 @@ class AdaMFCGD(Algorithm):
         if clients.clock.round == 0 and self.first_matrix == "identity":
             matrix = torch.ones_like(matrix)
         x, w = clients.mean(self.local, s.x, matrix, self.exact(clients))
-        last = self.steps - 1
+        last = clients.steps_now(self.steps) - 1
         a = next_memory(self.matrix, s.a, w, min(1.0, clients.rate(self.theta, after=last)))
         x = x - clients.rate(self.eta, after=last) * self.gamma * w / diagonal(self.matrix, a, self.rho)
         if not self.average:
@@ -111,7 +111,7 @@ class AdaMFCGD(Algorithm):
 
     def first(self, client: Client, x: torch.Tensor, exact: bool) -> torch.Tensor:
         """Make the first estimates and keep them; send w_1 if A_1 is made of it."""
-        estimates = first_estimates(client, x, exact, self.first_batches or self.steps)
+        estimates = first_estimates(client, x, exact, self.first_batches or client.steps_now(self.steps))
         client.keep(x=x, **estimates)
         return direction(estimates) if self.first_matrix == "average" else x[:, :0]
 
@@ -131,6 +131,6 @@ class AdaMFCGD(Algorithm):
         if client.clock.iteration > 0:
             weights = weights_now(client, (self.alpha, self.beta, self.varrho), self.eta, self.weights)
             kept = next_estimates(client, old, x, kept, weights, (self.c_g, self.c_f))
-        if client.clock.step == self.steps - 1:
+        if client.clock.step == client.steps_now(self.steps) - 1:
             return x, old, kept
         return x - client.rate(self.eta) * self.gamma * direction(kept) / matrix, x, kept

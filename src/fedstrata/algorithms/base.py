@@ -15,7 +15,7 @@ import torch
 from fedstrata.clients.base import Clients, cohort_size
 from fedstrata.errors import InputError, invalid, unknown
 from fedstrata.problem import Problem
-from fedstrata.schedules import Epochs, Rate, Schedule, Steps, schedule
+from fedstrata.schedules import Count, Epochs, Interval, Rate, Schedule, Steps, local_work, schedule
 
 
 class State(Mapping[str, torch.Tensor]):
@@ -154,21 +154,23 @@ ALGORITHMS: dict[str, type[Algorithm]] = {}
 
 
 def kind_of(field: dataclasses.Field[Any]) -> str:
-    """Return a hyperparameter's type by name: Rate, Steps, float, int, bool, str, or something else."""
+    """Return a hyperparameter's type by name: Rate, Steps, Count, float, int, bool, str, or something else."""
     if isinstance(field.type, str):
         return field.type
-    names: dict[Any, str] = {Rate: "Rate", Steps: "Steps", float: "float", int: "int", bool: "bool", str: "str"}
+    names: dict[Any, str] = {Rate: "Rate", Steps: "Steps", Count: "Count"}
+    names |= {float: "float", int: "int", bool: "bool", str: "str"}
     return names.get(field.type, str(field.type))
 
 
 def _check(what: str, value: object, kind: str, limits: Mapping[str, Any]) -> None:
     if kind == "Rate" and isinstance(value, Schedule):
         return
-    if kind == "Steps":
-        if isinstance(value, Epochs):
+    if kind in ("Steps", "Count"):
+        if isinstance(value, Interval) or (kind == "Steps" and isinstance(value, Epochs)):
             return
         if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < 1 << 31:
-            raise invalid(what, value, "a whole number of at least 1, or epochs")
+            others = "epochs, or an interval" if kind == "Steps" else "or an interval"
+            raise invalid(what, value, f"a whole number of at least 1, {others}")
         return
     if kind == "str":
         choices = limits.get("choices")
@@ -202,7 +204,8 @@ def _check(what: str, value: object, kind: str, limits: Mapping[str, Any]) -> No
 def algorithm(name: str, options: Mapping[str, Any] | None = None, **more: Any) -> Algorithm:
     """Build an algorithm by name, from options as a configuration file has them.
 
-    A rate may be a table such as ``{schedule = "step", value = 0.1}``, steps may be ``{epochs = 5}``.
+    A rate may be a table such as ``{schedule = "step", value = 0.1}``, steps may be ``{epochs = 5}`` or
+    ``{initial = 4, base = 2.0}``.
     """
     if name not in ALGORITHMS:
         raise unknown("algorithm", name, ALGORITHMS)
@@ -214,9 +217,7 @@ def algorithm(name: str, options: Mapping[str, Any] | None = None, **more: Any) 
             raise unknown(f"hyperparameter of {name}", option, fields)
         if isinstance(value, dict) and fields[option] == "Rate":
             value = schedule(value, f"{option} of {name}")
-        elif isinstance(value, dict) and fields[option] == "Steps":
-            if set(value) != {"epochs"}:
-                raise invalid(f"{option} of {name}", value, "a whole number or {epochs = number}")
-            value = Epochs(**value)
+        elif isinstance(value, dict) and fields[option] in ("Steps", "Count"):
+            value = local_work(value, fields[option], f"{option} of {name}")
         built[option] = value
     return kind(**built)

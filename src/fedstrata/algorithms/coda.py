@@ -25,14 +25,13 @@ round of a stage is shorter where I does not divide the stage. ``average = false
 
 from __future__ import annotations
 
-import math
-
 import torch
 
 from fedstrata.algorithms.base import Algorithm, State, param
 from fedstrata.algorithms.descent import RATES
 from fedstrata.algorithms.saddles import gradients
 from fedstrata.clients import Client, Clients
+from fedstrata.schedules import Count, steps_at
 
 
 class CoDA(Algorithm):
@@ -44,7 +43,7 @@ class CoDA(Algorithm):
     full_participation = True
 
     lr: float = param(0.1, "learning rate of x and y in the first stage", above=0, search=RATES)
-    steps: int = param(10, "local steps per round, I", least=1)
+    steps: Count = param(10, "local steps per round, I, or an Interval")
     stage_steps: int = param(2000, "local steps of the first stage, T_0", least=1)
     factor: float = param(3.0, "by which the rate falls and the stages grow", least=1)
     gamma: float = param(500.0, "how far a stage may go from its start; the larger the farther", above=0)
@@ -54,7 +53,7 @@ class CoDA(Algorithm):
     def round(self, s: State, clients: Clients) -> State:
         """Average what the clients' steps led to; at the end of a stage, average over the stage and renew y."""
         stage, done, length = self.place(clients.clock.round)
-        here = min(self.steps, length - done)
+        here = min(clients.steps_now(self.steps), length - done)
         x, y = clients.mean(self.local, s.x, s.y, self.lr / self.factor**stage, here, done == 0)
         if done + here == length:
             if self.average:
@@ -65,13 +64,13 @@ class CoDA(Algorithm):
 
     def place(self, number: int) -> tuple[int, int, int]:
         """Return the stage that a round is in, the steps of the stage done before it, and the stage's length."""
-        stage = 0
-        while True:
-            length = max(1, round(self.stage_steps * self.factor**stage))
-            rounds = math.ceil(length / self.steps)
-            if number < rounds:
-                return stage, number * self.steps, length
-            stage, number = stage + 1, number - rounds
+        stage, done, length = 0, 0, self.stage_steps
+        for earlier in range(number):
+            done += min(steps_at(self.steps, earlier), length - done)
+            if done == length:
+                stage, done = stage + 1, 0
+                length = max(1, round(self.stage_steps * self.factor**stage))
+        return stage, done, length
 
     def local(
         self, client: Client, x: torch.Tensor, y: torch.Tensor, lr: float, steps: int, first: bool

@@ -33,7 +33,7 @@ from fedstrata.algorithms.descent import RATES
 from fedstrata.algorithms.saddles import Pair, down_up, gradients
 from fedstrata.clients import Client, Clients
 from fedstrata.problem import Problem
-from fedstrata.schedules import Rate
+from fedstrata.schedules import Count, Rate, steps_at
 
 
 class CODASCA(Algorithm):
@@ -44,7 +44,7 @@ class CODASCA(Algorithm):
     full_participation = True
 
     lr: Rate = param(0.1, "learning rate of x and y", above=0, search=RATES)
-    steps: int = param(10, "local steps per round, I", least=1)
+    steps: Count = param(10, "local steps per round, I, or an Interval")
     stage_rounds: int = param(500, "rounds of a stage, T_0 / I", least=1)
     factor: float = param(3.0, "by which the rate falls from stage to stage", least=1)
     gamma: float = param(500.0, "how far a stage may go from its centre; the larger the farther", above=0)
@@ -89,7 +89,9 @@ class CODASCA(Algorithm):
     def mean_of_stage(self, client: Client) -> torch.Tensor:
         """Return the mean of the client's points in the stage."""
         total = client.recall("total", client.problem.x0.expand(len(client), -1))
-        return total / (self.stage_rounds * self.steps)
+        now = client.clock.round
+        stage = range(now - self.stage_rounds + 1, now + 1)
+        return total / sum(steps_at(self.steps, number) for number in stage)
 
     def local(
         self, client: Client, x: torch.Tensor, y: torch.Tensor, pace: float, *c: torch.Tensor
@@ -104,7 +106,8 @@ class CODASCA(Algorithm):
         client.keep(x_ref=x_ref, total=total)
         if not self.control:
             return x, y
-        c_x, c_y = sum_x / self.steps, sum_y / self.steps
+        steps = client.steps_now(self.steps)
+        c_x, c_y = sum_x / steps, sum_y / steps
         client.keep(c_x=c_x, c_y=c_y)
         return x, y, c_x, c_y
 

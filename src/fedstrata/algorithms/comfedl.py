@@ -46,7 +46,7 @@ class ComFedL(Algorithm):
     up = down = "d"
 
     lr: Rate = param(0.1, "local learning rate, eta", above=0, search=RATES)
-    steps: Steps = param(5, "local steps per round, tau, or Epochs(e)")
+    steps: Steps = param(5, "local steps per round, tau, or Epochs(e), or an Interval")
     normalise: bool = param(True, "let the clients' weights average to one, where f weighs losses")
 
     def start(self, s: State, clients: Clients) -> State:

@@ -25,7 +25,7 @@ from fedstrata.algorithms.base import Algorithm, State, param
 from fedstrata.algorithms.descent import RATES, decayed
 from fedstrata.algorithms.mixture import own_loss
 from fedstrata.clients import Client, Clients
-from fedstrata.schedules import Rate
+from fedstrata.schedules import Count, Rate
 
 
 class DRFA(Algorithm):
@@ -38,18 +38,19 @@ class DRFA(Algorithm):
 
     lr: Rate = param(0.1, "local learning rate", above=0, search=RATES)
     dual_lr: Rate = param(0.01, "step size of the dual weights", above=0, search=RATES)
-    steps: int = param(5, "local steps per round, tau", least=1)
+    steps: Count = param(5, "local steps per round, tau, or an Interval")
     weight_decay: float = param(0.0, "L2 penalty on the local objective", least=0)
 
     def round(self, s: State, clients: Clients) -> State:
         """Average models and snapshots of clients drawn by y, then follow the losses of clients drawn uniformly."""
-        snapshot = clients.integer(1, self.steps)
+        steps = clients.steps_now(self.steps)
+        snapshot = clients.integer(1, steps)
         drawn = clients.choose(len(clients), probabilities=s.y.cpu())
         x, z = drawn.mean(self.local, s.x, snapshot, weighting="uniform")
         asked = clients.choose(len(clients))
         v = torch.zeros_like(s.y)
         v[torch.from_numpy(asked.cohort)] = clients.total / len(asked) * asked.gather(self.loss, z)
-        return s.replace(x=x, y=clients.problem.projected(s.y + self.steps * clients.rate(self.dual_lr) * v))
+        return s.replace(x=x, y=clients.problem.projected(s.y + steps * clients.rate(self.dual_lr) * v))
 
     def local(self, client: Client, x: torch.Tensor, snapshot: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Take local steps; return the model after all of them and after ``snapshot`` of them."""

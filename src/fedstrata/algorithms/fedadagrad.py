@@ -39,7 +39,7 @@ class FedAdagrad(Algorithm):
 
     lr: Rate = param(0.1, "local learning rate", above=0, search=RATES)
     server_lr: Rate = param(0.1, "server learning rate", above=0, search=RATES)
-    steps: Steps = param(10, "local steps per round, or Epochs(e)")
+    steps: Steps = param(10, "local steps per round, or Epochs(e), or an Interval")
     beta1: float = param(0.0, "memory of the first moment", least=0, below=1)
     tau: float = param(1e-3, "adaptivity: smaller is more adaptive", above=0)
     weight_decay: float = param(0.0, "L2 penalty on the local objective", least=0)

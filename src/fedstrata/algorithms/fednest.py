@@ -39,7 +39,7 @@ from fedstrata.algorithms.descent import RATES
 from fedstrata.algorithms.saddles import gradients
 from fedstrata.clients import Client, Clients
 from fedstrata.problem import Problem
-from fedstrata.schedules import Rate
+from fedstrata.schedules import Count, Rate
 
 
 class FedNest(Algorithm):
@@ -54,7 +54,7 @@ class FedNest(Algorithm):
     alpha: Rate = param(0.1, "outer step size", above=0, search=RATES)
     beta: Rate = param(0.5, "inner step size", above=0, search=(0.05, 1))
     inner_rounds: int = param(1, "T, inner rounds before each outer one", least=1)
-    steps: int = param(5, "tau, local steps", least=1)
+    steps: Count = param(5, "tau, local steps, or an Interval")
 
     @property
     def up(self) -> str:
@@ -88,9 +88,9 @@ class FedNest(Algorithm):
         x, y = s.x, s.y
         for _ in range(self.inner_rounds):
             q = clients.mean(self.grad_y, x, y)
-            y = clients.mean(self.climb, x, y, q, clients.rate(self.beta) / self.steps)
+            y = clients.mean(self.climb, x, y, q, clients.rate(self.beta) / clients.steps_now(self.steps))
         h = clients.mean(self.grad_x, x, y)
-        x = clients.mean(self.descend, x, y, h, clients.rate(self.alpha) / self.steps)
+        x = clients.mean(self.descend, x, y, h, clients.rate(self.alpha) / clients.steps_now(self.steps))
         return s.replace(x=x, y=y)
 
     def grad_y(self, client: Client, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -132,10 +132,10 @@ class FedNest(Algorithm):
         x, u = s.x, s.u
         for _ in range(self.inner_rounds):
             q = clients.mean(self.residual, x, u)
-            u = clients.mean(self.inner_steps, u, q, clients.rate(self.beta) / self.steps)
+            u = clients.mean(self.inner_steps, u, q, clients.rate(self.beta) / clients.steps_now(self.steps))
         p = clients.mean(self.outer, u)
         h = clients.mean(self.pull, x, p)
-        x = clients.mean(self.outer_steps, x, h, clients.rate(self.alpha) / self.steps)
+        x = clients.mean(self.outer_steps, x, h, clients.rate(self.alpha) / clients.steps_now(self.steps))
         return s.replace(x=x, u=u)
 
     def inner(self, client: Client, x: torch.Tensor) -> torch.Tensor:

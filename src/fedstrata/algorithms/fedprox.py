@@ -33,7 +33,7 @@ class FedProx(Algorithm):
 
     lr: Rate = param(0.1, "local learning rate", above=0, search=RATES)
     mu: float = param(0.01, "strength of the proximal pull", least=0, search=(1e-3, 1.0))
-    steps: Steps = param(10, "local steps per round, or Epochs(e)")
+    steps: Steps = param(10, "local steps per round, or Epochs(e), or an Interval")
     server_lr: Rate = param(1.0, "how far the server moves towards the mean", above=0)
     weight_decay: float = param(0.0, "L2 penalty on the local objective", least=0)
 

@@ -37,7 +37,7 @@ class LocalMOML(Algorithm):
     up = down = "d"
 
     lr: Rate = param(0.1, "local learning rate", above=0, search=RATES)
-    steps: Steps = param(4, "local steps per round, H, or Epochs(e)")
+    steps: Steps = param(4, "local steps per round, H, or Epochs(e), or an Interval")
     beta: Rate = param(0.9, "weight of a fresh inner value", above=0, search=(0.05, 1))
     first_batches: int = param(4, "batches for the first inner value of each round", least=1)
 

@@ -38,7 +38,7 @@ class LocalSCGD(Algorithm):
     beta: Rate = param(0.1, "step size, multiplied by eta", above=0, search=RATES)
     eta: Rate = param(1.0, "eta_t, a common factor", above=0)
     gamma: Rate = param(0.9, "weight of a fresh inner value, multiplied by eta", above=0, search=(0.05, 1))
-    steps: Steps = param(5, "local steps per round, or Epochs(e)")
+    steps: Steps = param(5, "local steps per round, or Epochs(e), or an Interval")
 
     def start(self, s: State, clients: Clients) -> State:
         """Make room for the inner estimate; the first step fills it."""

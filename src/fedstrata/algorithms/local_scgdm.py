@@ -42,7 +42,7 @@ class LocalSCGDM(Algorithm):
     eta: Rate = param(1.0, "eta_t, a common factor", above=0)
     gamma: Rate = param(0.7, "weight of a fresh inner value, multiplied by eta", above=0, search=(0.05, 1))
     alpha: Rate = param(0.8, "weight of a fresh gradient, multiplied by eta", above=0, search=(0.05, 1))
-    steps: Steps = param(5, "local steps per round, or Epochs(e)")
+    steps: Steps = param(5, "local steps per round, or Epochs(e), or an Interval")
 
     def start(self, s: State, clients: Clients) -> State:
         """Make room for the inner estimate and the momentum; the first step fills them."""

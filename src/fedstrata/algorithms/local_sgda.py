@@ -35,7 +35,7 @@ class LocalSGDA(Algorithm):
 
     lr: Rate = param(0.1, "learning rate of x", above=0, search=RATES)
     dual_lr: Rate = param(0.1, "learning rate of y", above=0, search=RATES)
-    steps: Steps = param(10, "local steps per round, tau, or Epochs(e)")
+    steps: Steps = param(10, "local steps per round, tau, or Epochs(e), or an Interval")
     weight_decay: float = param(0.0, "L2 penalty on x", least=0)
 
     def round(self, s: State, clients: Clients) -> State:

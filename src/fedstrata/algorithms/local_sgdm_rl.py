@@ -40,7 +40,7 @@ class LocalSGDMRL(Algorithm):
     auxiliary = True
 
     lr: Rate = param(0.1, "learning rate", above=0, search=RATES)
-    steps: Steps = param(10, "local steps per round, or Epochs(e)")
+    steps: Steps = param(10, "local steps per round, or Epochs(e), or an Interval")
     momentum: float = param(0.9, "how much of the last step's direction stays", least=0, below=1, search=(0.1, 0.95))
     slope: float = param(0.1, "weight of a class is 1 + slope R", least=0)
     share: float = param(

@@ -42,7 +42,7 @@ from fedstrata.algorithms.estimators import (
     weights_now,
 )
 from fedstrata.clients import Client, Clients
-from fedstrata.schedules import Rate
+from fedstrata.schedules import Count, Rate
 
 
 class MFCGD(Algorithm):
@@ -55,7 +55,7 @@ class MFCGD(Algorithm):
 
     gamma: float = param(0.1, "step size, multiplied by eta", above=0, search=RATES)
     eta: Rate = param(1.0, "eta_t: 1 and constant weights, or the theorem's cube_root schedule", above=0)
-    steps: int = param(5, "q, local steps per round, the synchronisation among them", least=1)
+    steps: Count = param(5, "q, local steps per round, the synchronisation among them, or an Interval")
     alpha: Rate = param(0.5, "weight of a fresh inner value; c_1 with weights = 'theorem'", above=0, search=(0.05, 1))
     beta: Rate = param(0.5, "weight of a fresh inner Jacobian; c_2", above=0, search=(0.05, 1))
     varrho: Rate = param(0.5, "weight of a fresh outer gradient; c_3", above=0, search=(0.05, 1))
@@ -78,7 +78,7 @@ class MFCGD(Algorithm):
     def round(self, s: State, clients: Clients) -> State:
         """Average x and w and take the step with the means (lines 5 and 7)."""
         x, w = clients.mean(self.local, s.x, self.exact(clients))
-        x = x - clients.rate(self.eta, after=self.steps - 1) * self.gamma * w
+        x = x - clients.rate(self.eta, after=clients.steps_now(self.steps) - 1) * self.gamma * w
         if not self.average:
             return s.replace(x=x)
         return s.replace(x=x, x_mean=s.x_mean + (x - s.x_mean) / (clients.clock.round + 1))
@@ -93,7 +93,7 @@ class MFCGD(Algorithm):
 
     def first(self, client: Client, x: torch.Tensor, exact: bool) -> torch.Tensor:
         """Make the first estimates and keep them; nothing is sent."""
-        client.keep(x=x, **first_estimates(client, x, exact, self.first_batches or self.steps))
+        client.keep(x=x, **first_estimates(client, x, exact, self.first_batches or client.steps_now(self.steps)))
         return x[:, :0]
 
     def local(self, client: Client, x: torch.Tensor, exact: bool) -> tuple[torch.Tensor, torch.Tensor]:
@@ -110,6 +110,6 @@ class MFCGD(Algorithm):
         if client.clock.iteration > 0:
             weights = weights_now(client, (self.alpha, self.beta, self.varrho), self.eta, self.weights)
             kept = next_estimates(client, old, x, kept, weights, (self.c_g, self.c_f))
-        if client.clock.step == self.steps - 1:
+        if client.clock.step == client.steps_now(self.steps) - 1:
             return x, old, kept
         return x - client.rate(self.eta) * self.gamma * direction(kept), x, kept

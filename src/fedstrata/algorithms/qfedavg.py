@@ -37,7 +37,7 @@ class QFedAvg(Algorithm):
 
     lr: Rate = param(0.1, "local learning rate", above=0, search=RATES)
     q: float = param(0.2, "0 is FedAvg; larger leans to larger losses", least=0, search=(0.01, 5.0))
-    steps: Steps = param(10, "local steps per round, or Epochs(e)")
+    steps: Steps = param(10, "local steps per round, or Epochs(e), or an Interval")
     weight_decay: float = param(0.0, "L2 penalty on the local objective", least=0)
 
     def round(self, s: State, clients: Clients) -> State:

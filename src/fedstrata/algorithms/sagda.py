@@ -27,7 +27,7 @@ from fedstrata.algorithms.descent import RATES
 from fedstrata.algorithms.saddles import Pair, down_up, gradients
 from fedstrata.clients import Client, Clients
 from fedstrata.problem import Problem
-from fedstrata.schedules import Rate
+from fedstrata.schedules import Count, Rate
 
 
 class SAGDA(Algorithm):
@@ -38,7 +38,7 @@ class SAGDA(Algorithm):
 
     lr: Rate = param(0.1, "learning rate of x on the clients", above=0, search=RATES)
     dual_lr: Rate = param(0.1, "learning rate of y on the clients", above=0, search=RATES)
-    steps: int = param(10, "local steps per round, K", least=1)
+    steps: Count = param(10, "local steps per round, K, or an Interval")
     server_lr: Rate = param(1.0, "learning rate of x on the server", above=0)
     server_dual_lr: Rate = param(1.0, "learning rate of y on the server", above=0)
     control: bool = param(True, "use control variates; without them it is FSGDA")
@@ -80,7 +80,8 @@ class SAGDA(Algorithm):
         x_k, y_k, sum_x, sum_y = client.repeat(self.steps, self.step, x, y, *zeros, *drift)
         if not self.control:
             return x_k - x, y_k - y
-        new_x, new_y = sum_x / self.steps, sum_y / self.steps
+        steps = client.steps_now(self.steps)
+        new_x, new_y = sum_x / steps, sum_y / steps
         client.keep(c_x=new_x, c_y=new_y)
         return x_k - x, y_k - y, new_x - c_kx, new_y - c_ky
 

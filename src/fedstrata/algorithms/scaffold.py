@@ -36,7 +36,7 @@ class Scaffold(Algorithm):
     up = down = "2*d"
 
     lr: Rate = param(0.1, "local learning rate", above=0, search=RATES)
-    steps: Steps = param(10, "local steps per round, or Epochs(e)")
+    steps: Steps = param(10, "local steps per round, or Epochs(e), or an Interval")
     server_lr: Rate = param(1.0, "server learning rate", above=0)
     option: str = param("II", "how a client renews its control variate", choices=("I", "II"))
     weight_decay: float = param(0.0, "L2 penalty on the local objective", least=0)

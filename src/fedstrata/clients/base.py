@@ -1,10 +1,10 @@
-"""The interface an algorithm's round is written against: who takes part, and three verbs."""
+"""The interface an algorithm's round is written against: who takes part, and a few verbs."""
 
 from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
@@ -19,7 +19,7 @@ from fedstrata.clients.state import ClientState
 from fedstrata.errors import FedstrataError, InputError, invalid
 from fedstrata.oracles import Oracles
 from fedstrata.problem import Problem
-from fedstrata.schedules import Clock, Rate, rate_at
+from fedstrata.schedules import Clock, Count, Rate, rate_at, steps_at
 
 Work = Callable[..., Any]
 Weighting = Literal["uniform", "samples"]
@@ -46,7 +46,7 @@ class Answer:
 
 
 class Clients(ABC):
-    """The cohort of a round. ``mean``, ``max`` and ``gather`` run a method on every client of it.
+    """The cohort of a round. ``mean``, ``max``, ``combine`` and ``gather`` run a method on every client of it.
 
     A message and an answer are tensors or nested tuples of tensors; plain Python numbers may go down too and count no
     bytes. On the client side every tensor has a leading client axis.
@@ -130,6 +130,10 @@ class Clients(ABC):
         """Return a rate, number or schedule, at the start of this round, or after so many of its local steps."""
         return rate_at(rate, Clock(max(0, self._round), self._rounds, after, self._start + after))
 
+    def steps_now(self, steps: Count) -> int:
+        """Return the local steps of this round: a number, or what an interval has grown to."""
+        return steps_at(steps, max(0, self._round))
+
     def adopt(self, problem: Problem) -> None:
         """Go on with another problem: the one that came out of its preparation, or the one of this round."""
         self._setting = replace(self._setting, oracles=Oracles(problem))
@@ -153,7 +157,8 @@ class Clients(ABC):
         there = replace(data, train=data.auxiliary, support=None, auxiliary=None)
         state = ClientState(there.clients, 0, None)
         chunk = choose_chunk("auto", problem, there, self._setting.batch_size, problem.x0.device)
-        server = SimulatedClients(replace(self._setting, data=there, state=state), self._rounds, 1.0, "uniform", chunk)
+        setting = replace(self._setting, data=there, state=state, listeners=())
+        server = SimulatedClients(setting, self._rounds, 1.0, "uniform", chunk)
         server._round, server._start, server._exchange = self._round, self._start, self._exchange
         server.counts.steps = self.counts.steps
         answer = server.gather(work, *message)
@@ -191,11 +196,18 @@ class Clients(ABC):
         The mean is uniform or weighted by the clients' numbers of samples, as the run says; ``weighting`` overrides.
         """
         weights = self._weights(self._weighting if weighting is None else check_weighting(weighting))
-        return self._reduce(work, message, weights)
+        return self._reduce(work, message, weights, ("mean",))
 
     def max(self, work: Work, *message: Any) -> Any:
         """Run ``work(client, *message)`` on every client of the cohort; return the elementwise maximum."""
-        return self._reduce(work, message, None)
+        return self._reduce(work, message, self.weights, ("max",))
+
+    def combine(self, how: Sequence[str], work: Work, *message: Any) -> Any:
+        """Run ``work(client, *message)``; return the mean or the maximum of each thing it returns.
+
+        ``how`` says which: "mean" or "max" for each.
+        """
+        return self._reduce(work, message, self.weights, tuple(how))
 
     def gather(self, work: Work, *message: Any) -> Any:
         """Run ``work(client, *message)`` on every client; return what each returned, in cohort order: [cohort, ...]."""
@@ -204,19 +216,22 @@ class Clients(ABC):
         back = torch.from_numpy(order)
         return tree_map(lambda *parts: torch.cat(parts)[back], *(a.value for a in answers))
 
-    def _reduce(self, work: Work, message: tuple[Any, ...], weights: torch.Tensor | None) -> Any:
+    def _reduce(self, work: Work, message: tuple[Any, ...], weights: torch.Tensor, how: tuple[str, ...]) -> Any:
+        """Make one exchange, and reduce each tensor of the answers as ``how`` says; one word says it for all."""
         total: list[torch.Tensor] | None = None
         shape = None
         for answer in self._send(work, message):
             leaves, shape = tree_flatten(answer.value)
-            if weights is None:
-                part = [leaf.amax(0) for leaf in leaves]
-                total = part if total is None else [torch.maximum(t, p) for t, p in zip(total, part, strict=True)]
-            else:
-                w = weights[torch.from_numpy(answer.places)]
-                leaves = [leaf if leaf.is_floating_point() else leaf.double() for leaf in leaves]
-                part = [torch.tensordot(w.to(leaf), leaf, dims=1) for leaf in leaves]
-                total = part if total is None else [t.add_(p) for t, p in zip(total, part, strict=True)]
+            kinds = how * len(leaves) if len(how) == 1 else how
+            w = weights[torch.from_numpy(answer.places)]
+            part = [
+                _mean(leaf, w) if kind == "mean" else leaf.amax(0) for kind, leaf in zip(kinds, leaves, strict=True)
+            ]
+            if total is None:
+                total = part
+                continue
+            pairs = zip(kinds, total, part, strict=True)
+            total = [t.add_(p) if kind == "mean" else torch.maximum(t, p) for kind, t, p in pairs]
         assert total is not None and shape is not None
         return tree_unflatten(total, shape)
 
@@ -246,6 +261,12 @@ class Clients(ABC):
     @abstractmethod
     def _answers(self, work: Work, message: tuple[Any, ...], clock: Clock, exchange: int) -> Iterator[Answer]:
         """Yield answers until every client of the cohort has answered."""
+
+
+def _mean(leaf: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    leaf = leaf if leaf.is_floating_point() else leaf.double()
+    mean: torch.Tensor = torch.tensordot(weights.to(leaf), leaf, dims=1)
+    return mean
 
 
 def _bytes(leaf: Any) -> int:

@@ -4,7 +4,7 @@ Measured by ``bench/chunk.py`` on a CPU. Convolutions and recurrent layers are f
 models gain from company, because one batched product costs the dispatch of one, until the working set of the chunk
 leaves the processor's cache. So, on a CPU:
 
-    convolutional or recurrent layers:  C = 1
+    convolutional or recurrent layers:  C = 1, recurrent ones even when the user says otherwise: their kernels run alone
     otherwise:                          C = budget / bytes a client touches in a step, between 1 and 4096
                                         bytes = element size * (4 d + batch * numbers per sample)
                                         budget = 16 MiB
@@ -30,12 +30,12 @@ LARGEST = 4096
 def choose_chunk(
     chunk: int | str, problem: Problem, data: FederatedData, batch_size: int | None, device: torch.device
 ) -> int:
-    """Return C: the number the user gave, or the rule's choice for ``"auto"``."""
+    """Return C: the number the user gave, or the rule's choice for ``"auto"``; 1 for recurrent layers in any case."""
+    layers = "dense" if problem.flat is None else problem.flat.layers()
     if chunk != "auto":
         if isinstance(chunk, bool) or not isinstance(chunk, int) or chunk < 1:
             raise invalid("chunk", chunk, "a whole number of at least 1, or 'auto'")
-        return chunk
-    layers = "dense" if problem.flat is None else problem.flat.layers()
+        return 1 if layers == "recurrent" else chunk
     if layers == "recurrent" or (layers == "convolutional" and device.type == "cpu"):
         return 1
     batch = batch_size if batch_size is not None else max(1, int(data.train.sizes.mean()))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,12 +18,17 @@ from fedstrata.data.sampling import Everything, Sampling, steps_per_epoch
 from fedstrata.errors import InputError
 from fedstrata.oracles import Chain, Oracles, Tensors
 from fedstrata.problem import Problem
-from fedstrata.schedules import Clock, Epochs, Rate, Steps, rate_at
+from fedstrata.schedules import Clock, Count, Epochs, Rate, Steps, rate_at, steps_at
+
+Listener = Callable[[Clock, np.ndarray, dict[str, Callable[[], torch.Tensor]]], None]
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What the clients' side of a run knows: the problem, the data that are here, and how batches are drawn."""
+    """What the clients' side of a run knows: the problem, the data that are here, and how batches are drawn.
+
+    ``listeners`` are called after every local step with the time, the clients, and what the step reported.
+    """
 
     oracles: Oracles
     data: FederatedData
@@ -30,6 +36,7 @@ class Setting:
     batch_size: int | None
     seed: int
     state: ClientState
+    listeners: tuple[Listener, ...] = ()
 
 
 class Client:
@@ -49,6 +56,7 @@ class Client:
         self._active = len(ids)
         self._samplers: dict[tuple[int, int, int], Sampling] = {}
         self._everything: dict[int, Batch] = {}
+        self._reports: dict[str, Callable[[], torch.Tensor]] = {}
 
     def __len__(self) -> int:
         return self._active
@@ -203,10 +211,23 @@ class Client:
         """Return what each client kept under ``name``; ``default`` [C, ...] for clients that kept nothing yet."""
         return self._setting.state.recall(self.ids[: self._active], name, default)
 
+    def steps_now(self, steps: Count) -> int:
+        """Return the local steps of this round: a number, or what an interval has grown to."""
+        return steps_at(steps, max(0, self.clock.round))
+
+    def report(self, **values: torch.Tensor | Callable[[], torch.Tensor]) -> None:
+        """Tell diagnostics what is inside this local step: tensors [C, ...], or functions that return them.
+
+        A function is called only when its value is wanted. When nobody listens, nothing happens.
+        """
+        if self._setting.listeners:
+            for name, value in values.items():
+                self._reports[name] = value if callable(value) else partial(_itself, value)
+
     def step_counts(self, steps: Steps) -> np.ndarray:
         """Return how many local steps each client takes: [C]."""
         if not isinstance(steps, Epochs):
-            return np.full(self._active, steps, dtype=np.int64)
+            return np.full(self._active, self.steps_now(steps), dtype=np.int64)
         sizes = self._setting.data.train.sizes[self.ids[: self._active]]
         exact = steps.epochs * steps_per_epoch(sizes, self._setting.batch_size)
         return np.ceil(exact.round(9)).astype(np.int64)
@@ -238,9 +259,11 @@ class Client:
                 changed = len(out)
                 state = out + state[changed:]
                 now = self.clock
+                for listener in self._setting.listeners:
+                    listener(now, self.ids[: self._active], self._reports)
                 self.clock = Clock(now.round, now.rounds, now.step + 1, now.iteration + 1)
         # What follows must not depend on how long the other clients of the chunk went on.
-        passed = 0 if isinstance(steps, Epochs) else steps
+        passed = 0 if isinstance(steps, Epochs) else self.steps_now(steps)
         self.clock = Clock(start.round, start.rounds, 0, start.iteration + passed)
         self.steps += int(counts.max())
         self._phase += 1
@@ -250,6 +273,10 @@ class Client:
         for rest in reversed(finished):
             result = tree_map(lambda a, b: torch.cat([a, b]) if isinstance(a, torch.Tensor) else a, result, rest)
         return result[0] if single else result
+
+
+def _itself(value: torch.Tensor) -> torch.Tensor:
+    return value
 
 
 def _rows(state: tuple[Any, ...], rows: slice) -> tuple[Any, ...]:

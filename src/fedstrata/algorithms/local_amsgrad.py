@@ -1,0 +1,78 @@
+"""Local AMSGrad: local steps with one common learning rate per coordinate, renewed at every synchronisation.
+
+Chen, Li, Li: "Toward communication efficient adaptive gradient method", arXiv 2109.05109, 2021, local AMSGrad.
+
+Problem: min_x M_k[ f_k(x) ], no inner level, no dual.
+
+    x_k <- x;   m_k, v_k as the client left them
+    repeat:  g   = grad f_k(x_k; batch) + weight_decay * x_k
+             m_k <- beta1 * m_k + (1 - beta1) * g
+             v_k <- beta2 * v_k + (1 - beta2) * g^2
+             x_k <- x_k - lr * m_k / sqrt(vhat)             (not in the round's last step)
+    vhat <- max(vhat, M_k[v_k])
+    x    <- M_k[x_k - lr * m_k / sqrt(vhat)]
+
+m_k and v_k start at 0 and stay on the client; vhat starts at eps and is the same for all. The last step of a round is
+taken with the new vhat, so the server takes it: M_k[x_k] - M_k[lr * m_k] / sqrt(vhat).
+
+Sent: up 3d, down 2d. Kept on a client: m_k, v_k.
+
+Departures from the paper: under partial participation a client goes on with the m_k and v_k of its last round, and the
+mean is over the sampled clients. Means are weighted as the run says.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from fedstrata.algorithms.base import Algorithm, State, param
+from fedstrata.algorithms.descent import decayed
+from fedstrata.clients import Client, Clients
+from fedstrata.problem import Problem
+from fedstrata.schedules import Rate, Steps
+
+Vectors = tuple[torch.Tensor, ...]
+
+
+class LocalAMSGrad(Algorithm):
+    """Local momentum steps, scaled by the second moment that the clients agreed on last."""
+
+    name = "local_amsgrad"
+    up, down = "3*d", "2*d"
+
+    lr: Rate = param(1e-3, "learning rate", above=0, search=(1e-4, 1e-1))
+    steps: Steps = param(10, "local steps per round, or Epochs(e), or an Interval")
+    beta1: float = param(0.9, "memory of the first moment", least=0, below=1)
+    beta2: float = param(0.99, "memory of the second moment", least=0, below=1)
+    eps: float = param(1e-6, "the smallest vhat", above=0)
+    weight_decay: float = param(0.0, "L2 penalty on the local objective", least=0)
+
+    def init(self, problem: Problem) -> State:
+        """Start with vhat = eps."""
+        return super().init(problem).replace(vhat=torch.full_like(problem.x0, self.eps))
+
+    def round(self, s: State, clients: Clients) -> State:
+        """Agree on vhat, and take the round's last step with it."""
+        x, last, v = clients.mean(self.local, s.x, s.vhat)
+        vhat = torch.maximum(s.vhat, v)
+        return s.replace(x=x - last / vhat.sqrt(), vhat=vhat)
+
+    def local(self, client: Client, x: torch.Tensor, vhat: torch.Tensor) -> Vectors:
+        """Take local steps; the last one's ``lr * m`` goes to the server instead."""
+        zero = torch.zeros_like(x)
+        m, v = client.recall("m", zero), client.recall("v", zero)
+        x, last, m, v = client.repeat(self.steps, self.step, x, zero, m, v, vhat.sqrt())
+        client.keep(m=m, v=v)
+        return x, last, v
+
+    def step(
+        self, client: Client, x: torch.Tensor, last: torch.Tensor, m: torch.Tensor, v: torch.Tensor, root: torch.Tensor
+    ) -> Vectors:
+        """Take the step that the one before left over, and prepare the next."""
+        x = x - last / root
+        g = decayed(client.grads(x, client.draw()), x, self.weight_decay)
+        m = torch.lerp(g, m, self.beta1)
+        v = (self.beta2 * v).addcmul_(g, g, value=1 - self.beta2)
+        lr = client.rate(self.lr)
+        client.report(v=v, rate=lambda: lr / root)
+        return x, lr * m, m, v
