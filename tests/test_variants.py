@@ -15,6 +15,7 @@ from fedstrata.errors import Diverged, InputError
 from fedstrata.merge import merge, slug
 from fedstrata.plots import plot
 from fedstrata.problems import PROBLEMS, ProblemKind
+from fedstrata.tables import measured_in_all
 
 SMALL = """
 [problem]
@@ -431,3 +432,12 @@ def test_what_is_set_on_the_command_line_wins(tmp_path: Path) -> None:
     assert config.variant("two").problem.options == {"loss": "binary_cross_entropy"}
     assert read(path, ["problem.name=erm"]).problem.options == {}
     assert read(path, ["problem.name=auc"]).problem.options == {"score": "none"}
+
+
+def test_what_was_measured_is_said_once_and_by_whom_where_it_differs() -> None:
+    here = {"measured_on": {"pooled": "test data", "clients": "nothing"}}
+    inside = {"measured_on": {**here["measured_on"], "model": "the one at x"}}
+    assert measured_in_all({"a": [here, here], "b": [here]}) == "Measured on the pooled test data."
+    said = measured_in_all({"a": [here], "b": [inside], "c": [inside]})
+    assert said == "Measured on the pooled test data. b, c: the model is the one at x."
+    assert measured_in_all({"a": [], "b": [{}]}).startswith("b: measured by a function")

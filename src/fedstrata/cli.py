@@ -25,17 +25,18 @@ from fedstrata.callbacks import Callback, ShowProgress, TensorBoard
 from fedstrata.compare import best_options, compare_variants, run_config, table, tune_variants, with_options
 from fedstrata.compare import compare as compare_runs
 from fedstrata.compare import tune as tune_runs
-from fedstrata.config import Config, parse, presets, read
+from fedstrata.config import Config, Experiment, build_data, parse, presets, read
 from fedstrata.data.partition import PARTITIONS
 from fedstrata.data.sets import SETS
 from fedstrata.errors import FedstrataError, InputError, unknown
 from fedstrata.models import MODELS
 from fedstrata.plots import plot as draw
+from fedstrata.plots import plot_partition
 from fedstrata.problems import PROBLEMS
 from fedstrata.reproduce import everything, find
 from fedstrata.rundir import Row, RunDirectory, read_toml
 from fedstrata.schema import AlgorithmTable, PlotTable
-from fedstrata.tables import as_markdown, as_table, mean_and_spread, measured, one_run
+from fedstrata.tables import as_markdown, as_table, mean_and_spread, measured, measured_in_all, one_run
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -352,6 +353,24 @@ def plot(
 
 
 @app.command()
+def partition(
+    experiment: ConfigFile,
+    out: Annotated[Path, typer.Option(help="The picture to write (.png, .pdf, .svg).")] = Path("partition.png"),
+    preset: Preset = None,
+    set_: Set = None,
+) -> None:
+    """Draw who has what in EXPERIMENT, a TOML file: the training samples of every class that each client has."""
+    config = read(experiment, set_, preset)
+    data = Experiment(config).data if config.brings_data else build_data(config)
+    plot_partition(data, out, config.plot.title)
+    counts = data.train.class_counts if data.classes else None
+    held = "" if counts is None else f", {(counts > 0).sum(1).mean():.1f} of {data.classes} classes on average"
+    sizes = f"{data.sizes.min()} to {data.sizes.max()} training samples, {data.sizes.mean():.1f} on average"
+    out_console.print(f"{data.clients} clients with {sizes}{held}.", highlight=False, soft_wrap=True)
+    out_console.print(f"Picture written to {out}", highlight=False, soft_wrap=True)
+
+
+@app.command()
 def demo(
     out: Annotated[Path, typer.Option(help="The picture to write.")] = Path("fedstrata-demo.png"),
     seeds: Annotated[int, typer.Option(min=1, help="How many seeds.")] = 3,
@@ -427,7 +446,7 @@ def _compare(
     rows = table(runs, "variant" if names is None else "algorithm")
     histories = {n: [r.history for r in group if r is not None] for n, group in runs.items()}
     histories = {n: h for n, h in histories.items() if h}
-    where = " ".join(dict.fromkeys(measured(r.summary) for group in runs.values() for r in group if r is not None))
+    where = measured_in_all({label: [r.summary for r in group if r is not None] for label, group in runs.items()})
     if out is not None:
         (out / "compare.json").write_text(json.dumps(rows, indent=2))
         (out / "table.md").write_text(as_markdown(rows, config.plot.measures) + f"\n{where}\n")

@@ -152,7 +152,7 @@ def resnet20(shape: Shape, outputs: int, norm: str = "group", width: int = 16) -
     "batch" has running statistics: build the problem with ``batchnorm="batch"`` to use the batch's own instead.
     """
     channels, _, _ = _image(shape, "resnet20", 4)
-    normed = _norm(norm, "resnet20")
+    normed = _norm(norm, "resnet20", 2)
     layers: list[nn.Module] = [nn.Conv2d(channels, width, 3, padding=1, bias=False), normed(width), nn.ReLU()]
     inside = width
     for outside, stride in ((width, 1), (2 * width, 2), (4 * width, 2)):
@@ -174,25 +174,92 @@ class _Residual(nn.Module):
         return out
 
 
+class _Cut(nn.Module):
+    """Cuts images [B, channels, H, W] into patches side by side: [B, numbers in a patch, patches]."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.size = size
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        batch, channels, height, width = x.shape
+        n = self.size
+        x = x[:, :, : height // n * n, : width // n * n].reshape(batch, channels, height // n, n, width // n, n)
+        return x.permute(0, 1, 3, 5, 2, 4).reshape(batch, channels * n * n, -1)
+
+
+class _Pointwise(nn.Module):
+    """A 1x1 convolution of maps [B, channels, positions], as a product of matrices."""
+
+    def __init__(self, channels: int, outputs: int) -> None:
+        super().__init__()
+        self.weight, self.bias = nn.Linear(channels, outputs).parameters()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.weight @ x + self.bias[:, None]
+
+
+class _Depthwise(nn.Module):
+    """A convolution within each channel of small maps [B, channels, positions], as a product of matrices.
+
+    What a kernel does to a map of P positions is a P x P matrix whose entries are the kernel's; ``places`` says which
+    stands where. For maps of up to 64 positions that is quicker than convolving, for several clients at once above all.
+    """
+
+    places: torch.Tensor
+
+    def __init__(self, channels: int, kernel: int, height: int, width: int) -> None:
+        super().__init__()
+        self.weight, self.bias = nn.Conv2d(channels, channels, kernel, groups=channels).parameters()
+        unit = torch.eye(height * width).reshape(-1, 1, height, width)
+        taps = torch.eye(kernel**2).reshape(-1, 1, kernel, kernel)
+        places = nn.functional.conv2d(unit, taps, padding=kernel // 2)  # from, tap, to
+        self.register_buffer("places", places.flatten(2).transpose(0, 1).flatten(1), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        positions = x.shape[-1]
+        matrices = (self.weight.flatten(1) @ self.places.to(x.dtype)).reshape(-1, positions, positions)
+        return (x.transpose(0, 1) @ matrices).transpose(0, 1) + self.bias[:, None]
+
+
+class _Mean(nn.Module):
+    """The mean over positions."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.flatten(2).mean(-1)
+
+
 def convmixer(
     shape: Shape, outputs: int, width: int = 256, depth: int = 8, kernel: int = 5, patch: int = 2, norm: str = "group"
 ) -> nn.Module:
     """ConvMixer (Trockman & Kolter 2022): patches, then ``depth`` times a depthwise and a pointwise convolution.
 
-    ``norm`` is "group" (the default: a pure function of the weights) or "batch", which keeps running statistics; build
-    the problem with ``batchnorm="batch"`` to use the batch's own instead.
+    Maps of up to 64 patches (32x32 images in patches of 4) are convolved by products of matrices, which is quicker and
+    lets clients advance together. ``norm`` is "group" (the default: a pure function of the weights) or "batch", which
+    keeps running statistics; build the problem with ``batchnorm="batch"`` to use the batch's own instead.
     """
-    channels, _, _ = _image(shape, "convmixer", patch)
-    normed = _norm(norm, "convmixer")
+    for option, value in (("width", width), ("depth", depth), ("kernel", kernel), ("patch", patch)):
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise invalid(f"{option} of convmixer", value, "a whole number of at least 1")
+    if kernel % 2 == 0:
+        raise invalid("kernel of convmixer", kernel, "an odd number")
+    channels, height, side = _image(shape, "convmixer", patch)
+    height, side = height // patch, side // patch
+    normed = _norm(norm, "convmixer", 1 if height * side <= 64 else 2)
 
-    def active() -> list[nn.Module]:
-        return [nn.GELU(), normed(width)]
+    def active(layer: nn.Module) -> nn.Module:
+        return nn.Sequential(layer, nn.GELU(), normed(width))
 
-    layers: list[nn.Module] = [nn.Conv2d(channels, width, patch, stride=patch), *active()]
-    for _ in range(depth):
-        spatial = nn.Sequential(nn.Conv2d(width, width, kernel, groups=width, padding="same"), *active())
-        layers += [_Residual(spatial), nn.Conv2d(width, width, 1), *active()]
-    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, outputs))
+    if height * side <= 64:
+        layers = [_Cut(patch), active(_Pointwise(channels * patch**2, width))]
+        for _ in range(depth):
+            layers += [_Residual(active(_Depthwise(width, kernel, height, side))), active(_Pointwise(width, width))]
+    else:
+        layers = [active(nn.Conv2d(channels, width, patch, stride=patch))]
+        for _ in range(depth):
+            spatial = nn.Conv2d(width, width, kernel, groups=width, padding="same")
+            layers += [_Residual(active(spatial)), active(nn.Conv2d(width, width, 1))]
+    return nn.Sequential(*layers, _Mean(), nn.Linear(width, outputs))
 
 
 class _Lstm(nn.Module):
@@ -245,10 +312,10 @@ def check_options(name: str, options: Mapping[str, object]) -> None:
             raise unknown(f"option of the model {name}", option, known)
 
 
-def _norm(norm: str, name: str) -> Callable[[int], nn.Module]:
+def _norm(norm: str, name: str, axes: int) -> Callable[[int], nn.Module]:
     norms: dict[str, Callable[[int], nn.Module]] = {
         "group": lambda n: nn.GroupNorm(math.gcd(n, 8), n),
-        "batch": lambda n: nn.BatchNorm2d(n),
+        "batch": lambda n: nn.BatchNorm1d(n) if axes == 1 else nn.BatchNorm2d(n),
     }
     if norm not in norms:
         raise invalid(f"norm of {name}", norm, "'group' or 'batch'")

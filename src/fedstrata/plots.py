@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import cycle
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fedstrata.data.federated import FederatedData
 from fedstrata.errors import InputError, unknown
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 Row = dict[str, Any]
 AXES = {
@@ -107,13 +111,40 @@ def plot(
             fullest.legend(frameon=False, fontsize="small")
     if title is not None:
         figure.suptitle(title)
-    try:
-        figure.savefig(path, dpi=130)
-    except (OSError, ValueError) as error:
-        raise InputError(f"The picture {path} cannot be written: {error}") from None
-    finally:
-        plt.close(figure)
-    return Path(path)
+    return _written(figure, path)
+
+
+def plot_partition(data: FederatedData, path: str | Path, title: str | None = None) -> Path:
+    """Draw who has what: how many training samples of each class (down) each client (across) has, and how many at all.
+
+    Without classes (regression) there are only the totals.
+    """
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    counts = data.train.class_counts if data.classes else None
+    figure, axes = plt.subplots(
+        2 if counts is not None else 1,
+        1,
+        figsize=(max(4.0, min(11.0, 1.5 + 0.08 * data.clients)), 4.6 if counts is not None else 2.4),
+        squeeze=False,
+        sharex=True,
+        layout="constrained",
+        height_ratios=(1, 3) if counts is not None else None,
+    )
+    top, bottom = axes[0][0], axes[-1][0]
+    top.bar(np.arange(data.clients), data.sizes, width=1.0, color="0.55")
+    top.set_ylabel("samples")
+    if counts is not None:
+        image = bottom.imshow(counts.T, aspect="auto", cmap="Blues", interpolation="nearest", origin="lower")
+        bottom.set_ylabel("class")
+        figure.colorbar(image, ax=bottom, label="samples")
+    bottom.set_xlabel("client")
+    if title is not None:
+        figure.suptitle(title)
+    return _written(figure, path)
 
 
 def plot_inside(rows: Sequence[Row], path: str | Path) -> Path:
@@ -166,8 +197,18 @@ def plot_inside(rows: Sequence[Row], path: str | Path) -> Path:
         panel.set_xlabel("rounds")
     for panel in axes[0]:
         panel.grid(alpha=0.25)
-    figure.savefig(path, dpi=130)
-    plt.close(figure)
+    return _written(figure, path)
+
+
+def _written(figure: Figure, path: str | Path) -> Path:
+    import matplotlib.pyplot as plt
+
+    try:
+        figure.savefig(path, dpi=130)
+    except (OSError, ValueError) as error:
+        raise InputError(f"The picture {path} cannot be written: {error}") from None
+    finally:
+        plt.close(figure)
     return Path(path)
 
 

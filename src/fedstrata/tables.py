@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from rich.table import Table
 
@@ -36,6 +36,23 @@ def measured(summary: Row) -> str:
     clients = "" if where["clients"] == "nothing" else f"; per client on its {where['clients']}"
     adapted = f" The model is {where['model']}." if "model" in where else ""
     return f"Measured on the pooled {where['pooled']}{clients}.{adapted}"
+
+
+def measured_in_all(summaries: Mapping[str, Sequence[Row]]) -> str:
+    """Say what the runs of a comparison, by label, were measured on; where they differ, by whom."""
+    said: dict[str, dict[str, None]] = {}
+    for label, group in summaries.items():
+        for summary in group:
+            first, _, model = measured(summary).partition(" The model is ")
+            said.setdefault(first, {})[label] = None
+            if model:
+                said.setdefault(f"The model is {model}", {})[label] = None
+    parts = [text if len(who) == len(summaries) else f"{', '.join(who)}: {_lower(text)}" for text, who in said.items()]
+    return " ".join(parts)
+
+
+def _lower(text: str) -> str:
+    return text[0].lower() + text[1:]
 
 
 def one_run(row: Row, measures: Sequence[str] | None = None) -> Row:

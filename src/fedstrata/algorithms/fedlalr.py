@@ -79,16 +79,16 @@ class FedLALR(Algorithm):
 
     def local(self, client: Client, x: torch.Tensor, vhat: torch.Tensor, *moments: torch.Tensor) -> Vectors:
         """Take AMSGrad steps from the server's model and moments."""
-        m = torch.zeros_like(x) if self.restart else moments[0]
-        x, m, _, vhat = client.repeat(self.steps, self.step, x, m, vhat, vhat)
+        m = torch.zeros_like(x) if self.restart else moments[0].clone()
+        x, m, _, vhat = client.repeat(self.steps, self.step, x, m, vhat.clone(), vhat.clone())
         return (x, vhat) if self.restart else (x, vhat, m)
 
     def step(self, client: Client, x: torch.Tensor, m: torch.Tensor, v: torch.Tensor, vhat: torch.Tensor) -> Vectors:
-        """Take one AMSGrad step."""
+        """Take one AMSGrad step; the client's own m, v and vhat are renewed in place."""
         lr = client.rate(self.lr)
         g = decayed(client.grads(x, client.draw()), x, self.weight_decay)
-        m = torch.lerp(g, m, self.beta1)
-        v = (self.beta2 * v).addcmul_(g, g, value=1 - self.beta2)
-        vhat = torch.maximum(vhat, v)
+        m.lerp_(g, 1 - self.beta1)
+        v.mul_(self.beta2).addcmul_(g, g, value=1 - self.beta2)
+        torch.maximum(vhat, v, out=vhat)
         client.report(vhat=vhat, rate=lambda: lr * vhat.rsqrt())
         return x.addcdiv(m, vhat.sqrt(), value=-lr), m, v, vhat

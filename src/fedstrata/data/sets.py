@@ -123,6 +123,7 @@ def shakespeare(
     length: int = 80,
     stride: int = 10,
     min_characters: int = 1000,
+    roles: int | None = None,
 ) -> Dataset:
     """Next-character prediction in Shakespeare's 37 plays, one owner per speaking role (641 of 1,344 by default).
 
@@ -131,16 +132,20 @@ def shakespeare(
     position, at ten times the memory of the default. Roles with fewer than ``min_characters`` characters are left out,
     as are those too short for a training and a test row. The last 20 % of the rows of each role are test rows, and the
     training rows that share a character with them are dropped. Keys are role numbers, in the order of the file.
+    ``roles`` keeps only so many of the roles, drawn at random but always the same ones: the partition ``by_key`` gives
+    each to a client, ``iid`` mixes them.
 
     After LEAF (Caldas et al., "LEAF: A Benchmark for Federated Settings", 2018); the text is in the public domain.
     """
     for option, value in (("length", length), ("stride", stride), ("min_characters", min_characters)):
         _check_whole(option, value, 1, None, "shakespeare")
-    roles = readers.shakespeare(locate("shakespeare/shakespeare_roles.jsonl.gz", data_directory(data_dir), progress))
+    if roles is not None:
+        _check_whole("roles", roles, 1, None, "shakespeare")
+    read = readers.shakespeare(locate("shakespeare/shakespeare_roles.jsonl.gz", data_directory(data_dir), progress))
     tokens = np.full(129, CHARACTERS.index(" "), np.uint8)
     tokens[[ord(character) for character in CHARACTERS]] = np.arange(len(CHARACTERS))
     train, test, keys = [], [], []
-    for number, role in enumerate(roles):
+    for number, role in enumerate(read):
         if len(role.text) < max(min_characters, length + 1):
             continue
         text = tokens[np.minimum(np.frombuffer(role.text.encode("utf-32-le"), "<u4"), 128)]
@@ -156,6 +161,11 @@ def shakespeare(
             f"No role of data set 'shakespeare' is long enough for length {length}, stride {stride} and "
             f"min_characters {min_characters}. Lower them."
         )
+    if roles is not None:
+        if roles > len(keys):
+            raise invalid("option roles of data set 'shakespeare'", roles, f"at most {len(keys)}, the roles there are")
+        kept_roles = np.sort(np.random.default_rng(0).choice(len(keys), roles, replace=False))
+        train, test, keys = ([part[i] for i in kept_roles] for part in (train, test, keys))
     old, new = np.concatenate(train), np.concatenate(test)
     return _dataset(
         "shakespeare", old[:, :-1], old[:, -1], new[:, :-1], new[:, -1], len(CHARACTERS), np.concatenate(keys)
