@@ -39,7 +39,8 @@ class Callback:
     def on_local_step(self, clock: Clock, ids: np.ndarray, reports: Reports) -> None:
         """The clients ``ids`` took a local step together; ``reports`` is what the algorithm reports of it.
 
-        Only for callbacks that override this are reports made at all.
+        Only for callbacks that override this are reports made at all. An algorithm may go on to change a reported
+        tensor in place: clone what is to be kept.
         """
 
     @property

@@ -49,7 +49,7 @@ def run_config(
         if before is not None and built.pretrained is None:
             start(built, before, tables, out, resume, callbacks)
             resume = resume or out is not None
-        if config.diagnostics != DiagnosticsTable():
+        if out is not None and config.diagnostics != DiagnosticsTable():
             callbacks = [*callbacks, Diagnostics(**config.diagnostics.model_dump(), folder=out)]
         return train(
             built.problem,
@@ -179,7 +179,7 @@ def fitting(config: Config, point: dict[str, float]) -> dict[str, Any]:
             continue
         value: Any = point[field.name]
         scheduled = now.get(field.name)
-        if kind_of(field) in ("int", "Steps"):
+        if kind_of(field) in ("int", "Steps", "Count"):
             value = max(1, round(value))
         elif isinstance(scheduled, dict):
             value = {**scheduled, "k" if scheduled.get("schedule") == "cube_root" else "value": value}

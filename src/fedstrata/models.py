@@ -241,6 +241,8 @@ def convmixer(
     for option, value in (("width", width), ("depth", depth), ("kernel", kernel), ("patch", patch)):
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise invalid(f"{option} of convmixer", value, "a whole number of at least 1")
+    if width == 1 and norm == "group":
+        raise invalid("width of convmixer", width, "at least 2, or norm='batch': one channel, normed, has no mean")
     if kernel % 2 == 0:
         raise invalid("kernel of convmixer", kernel, "an odd number")
     channels, height, side = _image(shape, "convmixer", patch)
@@ -314,7 +316,7 @@ def check_options(name: str, options: Mapping[str, object]) -> None:
 
 def _norm(norm: str, name: str, axes: int) -> Callable[[int], nn.Module]:
     norms: dict[str, Callable[[int], nn.Module]] = {
-        "group": lambda n: nn.GroupNorm(math.gcd(n, 8), n),
+        "group": lambda n: nn.GroupNorm(math.gcd(n, 8) if n > 8 else 1, n),
         "batch": lambda n: nn.BatchNorm1d(n) if axes == 1 else nn.BatchNorm2d(n),
     }
     if norm not in norms:

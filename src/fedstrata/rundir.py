@@ -149,6 +149,8 @@ def _same_run(old: dict[str, Any], new: dict[str, Any], path: Path) -> None:
     if _START not in before or _START not in now:  # pre-training is still to find the start
         free.add(_START)
     for key in sorted(before.keys() | now.keys(), key=lambda k: (k.startswith("digest."), k)):
+        if key.startswith("diagnostics."):  # what is written down of a run does not change it
+            continue
         if key not in free and before.get(key) != now.get(key):
             raise InputError(
                 f"The run in {path} cannot be resumed with other settings: {key} was {_told(before, key)} there and is "

@@ -261,6 +261,7 @@ class Client:
                 now = self.clock
                 for listener in self._setting.listeners:
                     listener(now, self.ids[: self._active], self._reports)
+                self._reports = {}
                 self.clock = Clock(now.round, now.rounds, now.step + 1, now.iteration + 1)
         # What follows must not depend on how long the other clients of the chunk went on.
         passed = 0 if isinstance(steps, Epochs) else self.steps_now(steps)
