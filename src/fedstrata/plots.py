@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from itertools import cycle
 from pathlib import Path
@@ -163,14 +164,14 @@ def plot_inside(rows: Sequence[Row], path: str | Path) -> Path:
     followed = sorted({r["round"] for r in within})
     followed = followed if len(followed) <= 4 else [followed[round(i * (len(followed) - 1) / 3)] for i in range(4)]
     panels: list[tuple[str, int]] = [(name, number) for name in names for number in followed]
-    figure, axes = plt.subplots(
-        1,
-        len(panels) + 1 + any("rate" in r for r in over),
-        figsize=(3.4 * (len(panels) + 2), 3.2),
-        squeeze=False,
-        layout="constrained",
-    )
-    for panel, (name, number) in zip(axes[0], panels, strict=False):
+    total = len(panels) + 1 + any("rate" in r for r in over)
+    across = total if total <= 4 else math.ceil(total / math.ceil(total / 4))
+    down = math.ceil(total / across)
+    figure, grid = plt.subplots(down, across, figsize=(3.6 * across, 3.1 * down), squeeze=False, layout="constrained")
+    for unused in grid.flat[total:]:
+        unused.remove()
+    axes = grid.flat[:total]
+    for panel, (name, number) in zip(axes, panels, strict=False):
         here = [r for r in within if r["round"] == number]
         for client in sorted({r["client"] for r in here}):
             own = [(r["step"], r[name]) for r in here if r["client"] == client]
@@ -179,7 +180,7 @@ def plot_inside(rows: Sequence[Row], path: str | Path) -> Path:
         panel.set_xlabel("local step")
         panel.set_ylabel(rf"$\Vert${name}$\Vert^2$")
         panel.legend(frameon=False, fontsize="small")
-    rest = axes[0][len(panels) :]
+    rest = axes[len(panels) :]
     numbers = [r["round"] for r in over]
     rest[0].step(numbers, [r["local_steps"] for r in over], where="mid")
     rest[0].set_ylabel("local steps")
@@ -195,7 +196,7 @@ def plot_inside(rows: Sequence[Row], path: str | Path) -> Path:
         rest[1].legend(frameon=False, fontsize="small")
     for panel in rest:
         panel.set_xlabel("rounds")
-    for panel in axes[0]:
+    for panel in axes:
         panel.grid(alpha=0.25)
     return _written(figure, path)
 
