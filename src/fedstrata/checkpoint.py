@@ -25,7 +25,6 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 
-from fedstrata.clients.state import ClientState
 from fedstrata.errors import FedstrataError
 
 
@@ -73,15 +72,21 @@ class Checkpoints:
         self._saved_rows = 0
         self._synced = -DURABLE_SECONDS
 
-    def save(self, checkpoint: Checkpoint, clients: ClientState) -> None:
-        """Write a checkpoint, then remove those older than the last two and the last durable one."""
+    def wants_all(self, rows: int) -> bool:
+        """Whether it is time to write all ``rows`` of the clients anew, not only those that changed."""
+        return self._saved_rows > 2 * rows + 1
+
+    def save(self, checkpoint: Checkpoint, anew: bool) -> None:
+        """Write a checkpoint, then remove those older than the last two and the last durable one.
+
+        Its rows are those that clients changed since the one before, or all of them ``anew``.
+        """
         self.folder.mkdir(parents=True, exist_ok=True)
         now = time.monotonic()
         durable = now - self._synced >= DURABLE_SECONDS
-        compact = self._saved_rows > 2 * clients.count() + 1
-        if compact:
+        if anew:
             self._segments, self._saved_rows = [], 0
-        for number, rows in enumerate(clients.take_all() if compact else [clients.take_changes()]):
+        for number, rows in enumerate(checkpoint.rows):
             if rows:
                 segment = self._write(f"clients-{checkpoint.round:08d}-{number}", rows, durable)
                 segment["rows"] = _count(rows)

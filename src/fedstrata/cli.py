@@ -33,6 +33,7 @@ from fedstrata.models import MODELS
 from fedstrata.plots import plot as draw
 from fedstrata.plots import plot_partition
 from fedstrata.problems import PROBLEMS
+from fedstrata.ranks import joined, restarted
 from fedstrata.reproduce import everything, find
 from fedstrata.rundir import Row, RunDirectory, read_toml
 from fedstrata.schema import AlgorithmTable, PlotTable
@@ -105,7 +106,8 @@ def run(
     """Train one experiment: EXPERIMENT is a TOML file, such as those in examples/.
 
     With --out the run directory holds config.toml, metrics.jsonl, summary.json, model.safetensors, plot.png and
-    checkpoints; an interrupted run goes on with --resume.
+    checkpoints; an interrupted run goes on with --resume. Under torchrun the clients are shared out over its processes:
+    torchrun --nproc-per-node 2 -m fedstrata run EXPERIMENT.
     """
     config = read(experiment, set_, preset)
     if variant is not None:
@@ -114,8 +116,12 @@ def run(
         raise InputError("--resume needs --out: the run directory to go on with.")
     if resume and out is not None and not out.exists():
         _say(f"There is no run in {out} yet: starting a new one.")
-    loggers: list[Callback] = [] if tensorboard is None else [TensorBoard(tensorboard)]
-    result = run_config(config, out, resume, [*_progress(quiet), *loggers])
+    with joined() as ranks:
+        loggers: list[Callback] = [] if tensorboard is None or not ranks.first else [TensorBoard(tensorboard)]
+        progress = _progress(quiet) if ranks.first else []
+        result = run_config(config, out, resume or restarted(), [*progress, *loggers])
+    if not ranks.first:
+        return
     if out is not None and config.plot != PlotTable():
         label = config.label or result.summary["algorithm"]
         draw({label: [result.history]}, out / "plot.png", **config.plot.model_dump())

@@ -21,6 +21,7 @@ from fedstrata.checkpoint import Checkpoint
 from fedstrata.clients.base import Weighting
 from fedstrata.clients.chunk import choose_chunk
 from fedstrata.clients.client import Listener, Setting
+from fedstrata.clients.distributed import DistributedClients
 from fedstrata.clients.simulated import SimulatedClients
 from fedstrata.clients.state import ClientState
 from fedstrata.data.federated import FederatedData
@@ -32,6 +33,7 @@ from fedstrata.machine import prepared
 from fedstrata.metrics import Evaluation, Measures, measured_on
 from fedstrata.oracles import Oracles
 from fedstrata.problem import Problem
+from fedstrata.ranks import ALONE, Ranks, ranks_here
 from fedstrata.rundir import Row, RunDirectory
 from fedstrata.schedules import Clock
 
@@ -117,7 +119,10 @@ def train(
     if resume and out is None:
         raise InputError("resume=True needs out: the run directory to go on with.")
     listeners = tuple(c.on_local_step for c in callbacks if c.wants_local_steps)
-    setting, clients = _clients(problem, data, settings, out, listeners)
+    ranks = ranks_here()
+    if ranks.size > 1 and listeners:
+        raise InputError("Diagnostics of local steps see one process only: run without torchrun, or without them.")
+    setting, clients = _clients(problem, data, settings, out, listeners, ranks)
     training = _Training(
         problem=setting.oracles.problem,
         data=setting.data,
@@ -126,15 +131,17 @@ def train(
         setting=setting,
         clients=clients,
         evaluation=Evaluation() if evaluate is None else evaluate,
-        directory=None if out is None else RunDirectory(out),
-        callbacks=callbacks,
+        directory=None if out is None or not ranks.first else RunDirectory(out),
+        callbacks=callbacks if ranks.first else (),
         state=algorithm.init(setting.oracles.problem),
         pretrain=pretrain,
+        ranks=ranks,
+        kept=out is not None,
     )
     try:
-        if training.directory is not None:
+        if out is not None:
             config = settings_of(problem, data, algorithm, settings) if config is None else config
-            training.open(training.directory, {**config, "digest": digest_of(problem, data)}, resume)
+            training.open({**config, "digest": digest_of(problem, data)}, resume)
         with torch.no_grad(), prepared(threads):
             return training.run()
     finally:
@@ -172,22 +179,40 @@ class _Training:
     callbacks: Sequence[Callback]
     state: State
     pretrain: Run | None
+    ranks: Ranks
+    kept: bool
     history: list[Row] = field(default_factory=list)
     done: int = 0
     started: float = field(default_factory=time.perf_counter)
 
-    def open(self, directory: RunDirectory, config: dict[str, Any], resume: bool) -> None:
+    def open(self, config: dict[str, Any], resume: bool) -> None:
         """Start a run directory, or take up the run that is in it where its last checkpoint left it."""
+        saved = None if self.directory is None else self._opened(self.directory, config, resume)
+        known: Any = saved and {"round": saved.round, "counts": saved.counts, "seconds": saved.seconds}
+        known = self.ranks.told(known and {**known, "rows": self.history})
+        if known is None:
+            return
+        state = self.ranks.tensors(saved.state if saved else None)
+        self.state = State(**{k: v.to(self.problem.x0.device) for k, v in state.items()})
+        for rows in self.ranks.stream(saved.rows if saved else ()):
+            self.setting.state.load(rows, self.clients.mine)
+        for name, value in known["counts"].items():
+            setattr(self.clients.counts, name, value)
+        self.done, self.history = known["round"], known["rows"]
+        self.started -= known["seconds"]
+
+    def _opened(self, directory: RunDirectory, config: dict[str, Any], resume: bool) -> Checkpoint | None:
+        """Open the directory; return the checkpoint to go on from, with the history cut back to it, if there is one."""
         directory.open(config, resume)
         saved, damaged = directory.checkpoints.latest() if resume else (None, [])
         for warning in damaged:
-            warnings.warn(warning, stacklevel=4)
+            warnings.warn(warning, stacklevel=5)
         if saved is None:
             if any(row["round"] for row in directory.rows()):
-                warnings.warn(f"No checkpoint in {directory.path} to go on from: starting at round 0.", stacklevel=4)
+                warnings.warn(f"No checkpoint in {directory.path} to go on from: starting at round 0.", stacklevel=5)
             directory.write_config(config)
             directory.truncate([])
-            return
+            return None
         rounds = self.settings["rounds"]
         if saved.round > rounds:
             raise invalid(
@@ -196,16 +221,10 @@ class _Training:
         if any(k not in saved.state or saved.state[k].shape != v.shape for k, v in self.state.items()):
             folder = directory.checkpoints.folder
             raise InputError(f"The checkpoint in {folder} is not one of {self.algorithm.name} on this problem.")
-        self.state = State(**{k: v.to(self.problem.x0.device) for k, v in saved.state.items()})
-        for rows in saved.rows:
-            self.setting.state.load(rows)
-        for name, value in saved.counts.items():
-            setattr(self.clients.counts, name, value)
-        self.done = saved.round
-        self.started -= saved.seconds
-        self.history = [r for r in directory.rows() if r["round"] <= self.done]
+        self.history = [r for r in directory.rows() if r["round"] <= saved.round]
         directory.write_config(config)
         directory.truncate(self.history)
+        return saved
 
     def run(self) -> Run:
         """Do the rounds that are left."""
@@ -278,11 +297,14 @@ class _Training:
     def measure(self) -> None:
         """Evaluate, and write the row down."""
         solution = self.algorithm.solution(self.state)
-        measures = self.evaluation(self.problem, self.data, solution.x, solution.get("y"))
         row: Row = {"round": self.done, **self.used()}
-        if not math.isfinite(measures.get("loss", 0.0)):
+        if self.ranks.first:
+            measures = self.evaluation(self.problem, self.data, solution.x, solution.get("y"))
+            row["sound"] = math.isfinite(measures.get("loss", 0.0))
+            row |= {k: float(v) for k, v in measures.items() if math.isfinite(v)}
+        row = self.ranks.told(row)
+        if not row.pop("sound"):
             raise Diverged(_diverged(self.algorithm, self.done, "the loss is NaN or infinite", self.directory))
-        row |= {k: float(v) for k, v in measures.items() if math.isfinite(v)}
         self.history.append(row)
         if self.directory is not None:
             self.directory.append(row)
@@ -291,10 +313,19 @@ class _Training:
 
     def save(self) -> None:
         """Write a checkpoint; after the round's row, which a resumed run cuts back to the checkpoint."""
-        if self.directory is not None:
+        if not self.kept:
+            return
+        mine = self.setting.state
+        total = sum(self.ranks.all(mine.count()))
+        anew = self.ranks.told(self.directory and self.directory.checkpoints.wants_all(total))
+        rows = self.ranks.collected(mine.take_all() if anew else [mine.take_changes()])
+        if self.directory is None:
+            for _ in rows:
+                pass
+        else:
             counts = dataclasses.asdict(self.clients.counts)
-            checkpoint = Checkpoint(self.done, dict(self.state), counts, self.seconds())
-            self.directory.checkpoints.save(checkpoint, self.setting.state)
+            checkpoint = Checkpoint(self.done, dict(self.state), counts, self.seconds(), rows)
+            self.directory.checkpoints.save(checkpoint, anew)
 
     def used(self) -> Row:
         """Return what was used up to now, by the pre-training too.
@@ -322,8 +353,10 @@ class _Training:
             summary["client_names"] = list(self.data.client_names)
         if isinstance(self.evaluation, Evaluation):
             summary["measured_on"] = measured_on(self.problem, self.data, self.evaluation)
-            per_client = self.evaluation.per_client(self.problem, self.data, self.algorithm.solution(self.state).x)
-            summary["per_client"] = {k: [None if v != v else float(v) for v in vs] for k, vs in per_client.items()}
+            x = self.algorithm.solution(self.state).x
+            found = self.evaluation.per_client(self.problem, self.data, x) if self.ranks.first else {}
+            each = {k: [None if v != v else float(v) for v in vs] for k, vs in found.items()}
+            summary["per_client"] = self.ranks.told(each)
         return summary
 
     def _together(self) -> int:
@@ -445,6 +478,7 @@ def _clients(
     settings: dict[str, Any],
     out: str | Path | None,
     listeners: tuple[Listener, ...] = (),
+    ranks: Ranks = ALONE,
 ) -> tuple[Setting, SimulatedClients]:
     try:
         device = torch.device(settings["device"])
@@ -464,9 +498,10 @@ def _clients(
         listeners=listeners,
     )
     chunk = choose_chunk(settings["chunk"], problem, data, setting.batch_size, device)
-    return setting, SimulatedClients(
-        setting, settings["rounds"], settings["participation"], settings["weighting"], chunk
-    )
+    how = settings["rounds"], settings["participation"], settings["weighting"], chunk
+    if ranks.size > 1:
+        return setting, DistributedClients(setting, *how, ranks)
+    return setting, SimulatedClients(setting, *how)
 
 
 def _check_finite(state: State, algorithm: Algorithm, round: int, directory: RunDirectory | None) -> None:

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
 
 from fedstrata import rng
 from fedstrata.clients.client import Setting
@@ -211,10 +211,15 @@ class Clients(ABC):
 
     def gather(self, work: Work, *message: Any) -> Any:
         """Run ``work(client, *message)`` on every client; return what each returned, in cohort order: [cohort, ...]."""
-        answers = list(self._send(work, message))
-        order = np.argsort(np.concatenate([a.places for a in answers]), kind="stable")
-        back = torch.from_numpy(order)
-        return tree_map(lambda *parts: torch.cat(parts)[back], *(a.value for a in answers))
+        rows: list[torch.Tensor] | None = None
+        shape = None
+        for answer in self._send(work, message):
+            leaves, shape = tree_flatten(answer.value)
+            if rows is None:
+                rows = [leaf.new_zeros(len(self.cohort), *leaf.shape[1:]) for leaf in leaves]
+            for row, leaf in zip(rows, leaves, strict=True):
+                row[torch.from_numpy(answer.places)] = leaf
+        return self._together(work, ("mean",), rows, shape)
 
     def _reduce(self, work: Work, message: tuple[Any, ...], weights: torch.Tensor, how: tuple[str, ...]) -> Any:
         """Make one exchange, and reduce each tensor of the answers as ``how`` says; one word says it for all."""
@@ -224,16 +229,21 @@ class Clients(ABC):
             leaves, shape = tree_flatten(answer.value)
             kinds = how * len(leaves) if len(how) == 1 else how
             w = weights[torch.from_numpy(answer.places)]
-            part = [
-                _mean(leaf, w) if kind == "mean" else leaf.amax(0) for kind, leaf in zip(kinds, leaves, strict=True)
-            ]
+            pairs = zip(kinds, leaves, strict=True)
+            part = [_mean(leaf, w) if kind == "mean" else leaf.amax(0) for kind, leaf in pairs]
             if total is None:
                 total = part
-                continue
-            pairs = zip(kinds, total, part, strict=True)
-            total = [t.add_(p) if kind == "mean" else torch.maximum(t, p) for kind, t, p in pairs]
-        assert total is not None and shape is not None
-        return tree_unflatten(total, shape)
+            else:
+                both = zip(kinds, total, part, strict=True)
+                total = [t.add_(p) if kind == "mean" else torch.maximum(t, p) for kind, t, p in both]
+        return self._together(work, how, total, shape)
+
+    def _together(
+        self, work: Work, how: tuple[str, ...], leaves: list[torch.Tensor] | None, shape: TreeSpec | None
+    ) -> Any:
+        """Return the answers of the whole cohort from those reduced here: the sum, or the maximum, over all places."""
+        assert leaves is not None and shape is not None
+        return tree_unflatten(leaves, shape)
 
     def _weights(self, weighting: Weighting) -> torch.Tensor:
         if weighting == "uniform":
@@ -247,16 +257,22 @@ class Clients(ABC):
         self._exchange[0] += 1
         clock = Clock(self._round, self._rounds, 0, self.counts.steps)
         self.counts.bytes_down += len(self.cohort) * sum(_bytes(leaf) for leaf in tree_leaves(message))
-        steps = 0
+        used = Counts()
         for answer in self._answers(work, message, clock, exchange):
             leaves = tree_leaves(answer.value)
             for leaf in leaves:
                 _check_answer(leaf, len(answer.places), work)
-            self.counts.bytes_up += sum(_bytes(leaf) for leaf in leaves)
-            self.counts.samples += answer.samples
-            steps = max(steps, answer.steps)
+            used.bytes_up += sum(_bytes(leaf) for leaf in leaves)
+            used.samples += answer.samples
+            used.steps = max(used.steps, answer.steps)
             yield answer
-        self.counts.steps += steps
+        self._count(used)
+
+    def _count(self, used: Counts) -> None:
+        """Add what the answers of an exchange took."""
+        self.counts.bytes_up += used.bytes_up
+        self.counts.samples += used.samples
+        self.counts.steps += used.steps
 
     @abstractmethod
     def _answers(self, work: Work, message: tuple[Any, ...], clock: Clock, exchange: int) -> Iterator[Answer]:

@@ -23,6 +23,7 @@ class SimulatedClients(Clients):
     ) -> None:
         super().__init__(setting, rounds, participation, weighting)
         self.chunk = chunk
+        self.mine: np.ndarray | None = None
 
     def _answers(self, work: Work, message: tuple[Any, ...], clock: Clock, exchange: int) -> Iterator[Answer]:
         for places in self._chunks():

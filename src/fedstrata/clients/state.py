@@ -81,11 +81,14 @@ class ClientState:
             for start in range(0, len(clients), per_piece):
                 yield _rows_of(name, table, clients[start : start + per_piece])
 
-    def load(self, rows: dict[str, torch.Tensor]) -> None:
-        """Write rows as :meth:`take_changes` returned them."""
+    def load(self, rows: dict[str, torch.Tensor], mine: np.ndarray | None = None) -> None:
+        """Write rows as :meth:`take_changes` returned them; of these clients (a mask) only, if it is given."""
         for name, value in rows.items():
             if not name.endswith(".clients"):
-                self.keep(rows[f"{name}.clients"].numpy(), {name: value})
+                clients = rows[f"{name}.clients"].numpy()
+                here = np.arange(len(clients)) if mine is None else np.flatnonzero(mine[clients])
+                if len(here):
+                    self.keep(clients[here], {name: value[torch.from_numpy(here)]})
         for table in self._tables.values():
             table.changed.clear()
 
