@@ -102,7 +102,8 @@ def _mean_and_spread(row: Row, measure: str) -> str:
     mean, spread = row[measure], row[f"{measure}_std"]
     form = ".3f" if mean == 0 or 0.01 <= abs(mean) < 10_000 else ".2e"
     fewer = f" ({row[f'{measure}_seeds']} of {row['seeds']})" if f"{measure}_seeds" in row else ""
-    return f"{mean:{form}} ± {spread:{form}}{fewer}"
+    alone = row["seeds"] - row["diverged"] == 1
+    return f"{mean:{form}}{fewer}" if alone else f"{mean:{form}} ± {spread:{form}}{fewer}"
 
 
 def size(count: float) -> str:

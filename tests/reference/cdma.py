@@ -2,7 +2,7 @@
 
 J. Xie, C. Zhang, Z. Shen, W. Liu, H. Qian, "CDMA: A Practical Cross-Device Federated
 Learning Algorithm for General Minimax Problems", AAAI 2023 (arXiv 2105.14216). Written from
-ALGORITHMS.md, B21, and checked against the behaviour of the authors' public code
+a summary of it, and checked against the behaviour of the authors' public code
 (xjiajiahao/federated-minimax); the paper's own line numbers are not known.
 
 Problem: min_x max_y mean_k f_k(x, y). Server: x, y and a gradient estimate G = (g_x, g_y).
@@ -32,7 +32,7 @@ What had to be decided:
 * z_{r-1} is the server's x, y of the previous round (not a client's last point), evaluated
   by this round's first cohort. In round 0, and whenever no G is given, G = mean F_k(z).
 * The code has separate weights a for x and y and a free exponent for a_r: ``a`` and ``a_y``
-  are floats or callables of r, and ``schedules`` has the exponent 2e of ALGORITHMS.md.
+  are floats or callables of r, and ``schedules`` has the exponent 2e.
 * With K = 1 the minibatch terms cancel: the round is one step of the server with G.
 """
 

@@ -2,7 +2,7 @@
 
 Z. Guo, M. Liu, Z. Yuan, L. Shen, W. Liu, T. Yang, "Communication-Efficient Distributed
 Stochastic AUC Maximization with Deep Neural Networks", ICML 2020, Algorithms 1-2, section 5;
-written from the summary in ALGORITHMS.md, B14.
+written from a summary of it.
 
 Problem: min_v max_alpha mean_k F_k(v, alpha), v = (w, a, b) the weights and the two centres,
 alpha the dual number of Part C in the (1 + alpha) convention. The reference knows nothing of

@@ -1,7 +1,7 @@
 """CODASCA, a slow reference in float64 NumPy.
 
 Z. Yuan, Z. Guo, Y. Xu, Y. Ying, T. Yang, "Federated Deep AUC Maximization for Heterogeneous
-Data with a Constant Communication Complexity", ICML 2021. Written from ALGORITHMS.md, B15,
+Data with a Constant Communication Complexity", ICML 2021. Written from a summary,
 and the behaviour of the authors' public script (LibAUC examples, script 06), NOT from the
 paper's box, which has a server rate, control variates made from model differences and a
 prox centre per stage [from memory].

@@ -1,8 +1,8 @@
 """FedNest in its minimax mode, a slow reference in float64 NumPy.
 
 D. A. Tarzanagh, M. Li, C. Thrampoulidis, S. Oymak, "FedNest: Federated Bilevel, Minimax,
-and Compositional Optimization", ICML 2022, Algorithms 1-4; written from the summary in
-ALGORITHMS.md, B11.
+and Compositional Optimization", ICML 2022, Algorithms 1-4; written from a summary
+of it.
 
 FedNest solves min_x mean_k f_k(x, y*(x)), y*(x) = argmin_y mean_k g_k(x, y). The problem
 min_x max_y mean_k f_k(x, y) is the case g_k = - f_k. At y*(x) the mean of grad_y f_k is 0,

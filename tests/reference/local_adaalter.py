@@ -14,7 +14,7 @@ B^2 staying as it is; then x = mean_i x_i and B^2 = mean_i A_i^2.
 
 What had to be decided:
 
-* The published listing was not at hand word for word when this was written; the comments
+* Not written from the published listing word for word; the comments
   state the algorithm in its notation but are not quotations.
 * AdaAlter: the step is taken before its own squared gradient is added, t' eps^2 standing
   in for the t' squared gradients that are not yet in B^2. t' starts at 1 in each round.

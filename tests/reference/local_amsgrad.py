@@ -21,7 +21,7 @@ In the last iteration of a round, the new vhat is used at once:
 
 What had to be decided:
 
-* The published listing was not at hand word for word when this was written; the comments
+* Not written from the published listing word for word; the comments
   state the algorithm in its notation but are not quotations.
 * vhat starts at eps, not at eps^2. m_i starts at 0, and v_i at ``v0`` = 0: with v_i below
   vhat at the start, vhat = eps until the mean of the v_i exceeds it.

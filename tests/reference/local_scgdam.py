@@ -1,9 +1,9 @@
 """LocalSCGDAM, a slow reference in float64 NumPy.
 
 X. Zhang, Y. Zhang, T. Yang, R. Souvenir, H. Gao, "Federated Compositional Deep AUC Maximization",
-NeurIPS 2023 (arXiv 2304.10101). The paper was not at hand. Tags: [P] read in the paper of
-LocalSMCGDAM (ICML 2024), which uses it as a baseline; [B13] the summary ALGORITHMS.md, B13, itself
-"reconstructed, formulas from memory"; [D7] ALGORITHMS.md, Part D.7; [G] a guess.
+NeurIPS 2023 (arXiv 2304.10101). Not written from the paper itself. Tags: [P] read in the paper of
+LocalSMCGDAM (ICML 2024), which uses it as a baseline; [B13] a summary,
+reconstructed from memory; [D7] the rule that both agree when all weights are 1; [G] a guess.
 
 Problem [P, eq. (1)]: min_x max_y mean_k f_k( mean_k g_k(x), y ). One inner level. A client holds
 x, y, the inner estimate h, and the momenta m (primal) and s (dual):

@@ -5,7 +5,7 @@ Communication Efficiency", AISTATS 2021 (Local-SGDA, Local-SGDA+); P. Sharma, R.
 G. Joshi, P. K. Varshney, "Federated Minimax Optimization: Improved Convergence Analyses
 and Algorithms", ICML 2022, Algorithms 1 (Local-SGDA), 2 (with momentum), 4 (Local-SGDA+)
 and 5 (Local-SGDA+ with momentum, headed "Local SGDA+" in the PDF), Appendix F. Written
-from the summary of these in ALGORITHMS.md, B17-B19; line numbers are not known.
+from a summary of these; line numbers are not known.
 
 Problem: min_x max_y mean_k f_k(x, y). Every round starts from the server's x, y; after
 tau = ``steps`` local steps x and y are averaged over the cohort. Local step (r, t), both
