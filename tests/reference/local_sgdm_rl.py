@@ -37,7 +37,8 @@ What had to be decided:
   5e-4, lr 0.001]. Table 2 of [2024] has "momentum coefficient 0.1" without a formula; as the weight
   of the new gradient in a moving average that is momentum = dampening = 0.9.
 * The buffer. ``momentum_state='reset'`` (default): a new one every round, for clients and
-  auxiliary runs [code]. 'keep': with its client (as its cost table has it). 'average': averaged like x and sent back (Local SGD with momentum; not what "up d" says).
+  auxiliary runs [code]. 'keep': with its client.
+  'average': averaged like x and sent back (Local SGD with momentum; not what "up d" says).
   Auxiliary runs always start from a new buffer.
 * The mean over the cohort is uniform [code]; ``weights`` of clients can be given.
 * The numbers of local and auxiliary steps are arguments, also the auxiliary rate.

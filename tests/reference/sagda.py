@@ -6,7 +6,8 @@ Federated Min-Max Learning", NeurIPS 2022 (arXiv 2210.00611).
 EVIDENCE. The paper's algorithm box could not be read. Read in its abstract: (i) stochastic
 gradient estimators from randomly sampled clients serve as control variates, (ii) there are
 two learning rates, at the server and at the clients, (iii) FSGDA is the version without
-control variates. Everything marked [M] below is from memory: do not take agreement with this file as agreement with the paper.
+control variates. Everything marked [M] below is from memory: do not take agreement with
+this file as agreement with the paper.
 
 Problem: min_x max_y mean_k f_k(x, y). Server: x, y, c_x, c_y; client: c_kx, c_ky. Round r:
 
