@@ -68,16 +68,16 @@ def share_inside(name: str, batch: int, repeats: int, **options: int) -> float:
         inside += time.process_time() - start
         return out
 
-    shares = []
+    rounds = []
     with patch.object(Oracles, "outer_grads", counted):
         for _ in range(repeats):
             inside = 0.0
             whole = clocked(lambda: run(1))
-            shares.append(inside / whole)
-    shares.sort()
-    told = f"{100 * shares[len(shares) // 2]:.1f} % of it inside the model (median of {repeats})"
+            rounds.append((inside / whole, whole))
+    share, whole = sorted(rounds)[repeats // 2]
+    told = f"{100 * share:.1f} % of it inside the model (median of {repeats})"
     print(f"{name:10} d = {len(problem.x0)}, batch {batch}: a round takes {whole:.2f} s, {told}")
-    return shares[len(shares) // 2]
+    return share
 
 
 def main() -> None:

@@ -171,13 +171,13 @@ def test_local_steps_follow_an_interval(algorithm: Any) -> None:
     ]
 
 
-def test_rates_are_geometric_means_over_coordinates_in_the_last_step() -> None:
+def test_rates_are_medians_over_coordinates_in_the_last_step() -> None:
     diagnostics = fs.Diagnostics(rates=True)
     _, watcher = watched(fs.FedLALR(steps=3, **LALR), diagnostics, participation=5)
     for row in of_rounds(diagnostics.rows):
         last = [v["vhat"].numpy() for (r, t, _), v in watcher.seen.items() if r == row["round"] and t == 3]
         assert len(last) == 5
-        rates = np.array([np.exp(np.log(LALR["lr"] / np.sqrt(vhat)).mean()) for vhat in last])
+        rates = np.array([np.sort(LALR["lr"] / np.sqrt(vhat))[(vhat.size - 1) // 2] for vhat in last])
         expected = {"rate": rates.mean(), "rate_least": rates.min(), "rate_most": rates.max()}
         expected["rate_spread"] = np.sqrt(((rates - rates.mean()) ** 2).mean()) / rates.mean()
         assert row == pytest.approx({"round": row["round"], "local_steps": 3, **expected}, rel=1e-10)
@@ -190,7 +190,7 @@ def test_the_last_step_is_each_clients_own() -> None:
     _, watcher = watched(fs.FedLALR(steps=fs.Epochs(1), **LALR), diagnostics, rounds=1, chunk=7, sampling="epochs")
     last: dict[int, float] = {}
     for (_, _, k), v in sorted(watcher.seen.items()):
-        last[k] = float(np.exp(np.log(v["rate"].numpy()).mean()))
+        last[k] = float(np.sort(v["rate"].numpy())[(v["rate"].numel() - 1) // 2])
     assert len(last) == 7 and len({t for _, t, _ in watcher.seen}) == 6
     (row,) = diagnostics.rows
     assert row["rate"] == pytest.approx(np.mean(list(last.values())), rel=1e-10)
@@ -273,15 +273,11 @@ def test_a_title_passes_local_steps_on() -> None:
 @pytest.mark.parametrize(
     ("algorithm", "options", "message"),
     [
-        (fs.FedLALR(), {"norms": ["vhat", "v"]}, "No 'v' is reported by the local steps of this algorithm. Reported: "),
+        (fs.FedLALR(), {"norms": ["vhat", "v"]}, "No 'v' is reported by the local steps of fedlalr. Reported: "),
         (fs.FedLALR(), {"norms": ["nothing"]}, "Reported: vhat, rate."),
         (fs.LocalAMSGrad(), {"norms": ["vhat"]}, "Reported: v, rate."),
-        (fs.FedAvg(), {"norms": ["vhat"]}, "Reported: nothing."),
-        (
-            fs.FedAvg(),
-            {"rates": True},
-            "No 'rate' is reported by the local steps of this algorithm. Reported: nothing.",
-        ),
+        (fs.FedAvg(), {"norms": ["vhat"]}, "Reported: rate."),
+        (fs.FedProx(), {"rates": True}, "No 'rate' is reported by the local steps of fedprox. Reported: nothing."),
     ],
 )
 def test_a_name_that_is_not_reported_is_refused(algorithm: fs.Algorithm, options: dict[str, Any], message: str) -> None:
@@ -292,7 +288,7 @@ def test_a_name_that_is_not_reported_is_refused(algorithm: fs.Algorithm, options
 
 @pytest.mark.parametrize("clients", [0, -1, [0, -2]])
 def test_clients_that_cannot_be_are_refused(clients: int | list[int]) -> None:
-    with pytest.raises(fs.InputError, match="clients of the diagnostics must be a number of at least 1, or a list"):
+    with pytest.raises(fs.InputError, match="clients of the diagnostics must be whole numbers of at least"):
         fs.Diagnostics(clients=clients)
 
 
@@ -434,3 +430,38 @@ def test_a_run_that_fails_leaves_no_picture(tmp_path: Path) -> None:
         watched(fs.FedLALR(steps=2), diagnostics, rounds=3)
     assert [p.name for p in tmp_path.iterdir()] == ["diagnostics.jsonl"]
     assert rows_in(tmp_path) == [{"round": 1, "local_steps": 2}]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"rounds": 5}, "The rounds of the diagnostics must be a list of whole numbers of at least 1. Got 5."),
+        ({"rounds": [0]}, "The rounds of the diagnostics must be whole numbers of at least 1. Got 0."),
+        ({"clients": "a"}, "The clients of the diagnostics must be a list of whole numbers of at least 0. Got 'a'."),
+        ({"clients": [True]}, "The clients of the diagnostics must be whole numbers of at least 0. Got True."),
+        ({"norms": "vhat"}, "The norms of the diagnostics must be a list of names. Got 'vhat'."),
+    ],
+)
+def test_diagnostics_that_cannot_be_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(fs.InputError) as refused:
+        fs.Diagnostics(**options)
+    assert str(refused.value) == message
+
+
+def test_what_is_not_a_tensor_with_a_row_for_each_client_is_refused() -> None:
+    class Odd(fs.Callback):
+        def on_local_step(self, clock: Any, ids: Any, reports: Any) -> None:
+            reports["rate"] = lambda: 0.1
+            reports["vhat"] = lambda: torch.ones(len(ids))
+
+    odd, message = Odd(), "must be a tensor \\[clients, numbers\\]"
+    for options in ({"rates": True}, {"norms": ["vhat"]}):
+        diagnostics = fs.Diagnostics(**options)
+        with pytest.raises(fs.InputError, match=message):
+            watched(fs.FedLALR(steps=2, **LALR), odd, diagnostics, rounds=1)
+
+
+def test_in_a_comparison_what_an_algorithm_does_not_report_is_left_out() -> None:
+    diagnostics = fs.Diagnostics(norms=["vhat"], rates=True, strict=False)
+    watched(fs.FedProx(steps=2), diagnostics, rounds=2)
+    assert diagnostics.rows == [{"round": 1, "local_steps": 2}, {"round": 2, "local_steps": 2}]

@@ -36,7 +36,7 @@ from fedstrata.problems import PROBLEMS
 from fedstrata.ranks import joined, restarted
 from fedstrata.reproduce import everything, find
 from fedstrata.rundir import Row, RunDirectory, read_toml
-from fedstrata.schema import AlgorithmTable, PlotTable
+from fedstrata.schema import AlgorithmTable, DiagnosticsTable, PlotTable
 from fedstrata.tables import as_markdown, as_table, mean_and_spread, measured, measured_in_all, one_run
 
 app = typer.Typer(
@@ -116,6 +116,8 @@ def run(
         raise InputError("--resume needs --out: the run directory to go on with.")
     if resume and out is not None and not out.exists():
         _say(f"There is no run in {out} yet: starting a new one.")
+    if out is None and config.diagnostics != DiagnosticsTable():
+        _say("Without --out there is nowhere to write what [diagnostics] asks for: it is left out.")
     with joined() as ranks:
         loggers: list[Callback] = [] if tensorboard is None or not ranks.first else [TensorBoard(tensorboard)]
         progress = _progress(quiet) if ranks.first else []

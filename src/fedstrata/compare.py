@@ -36,9 +36,18 @@ def higher_is_better(measure: str) -> bool:
 
 
 def run_config(
-    config: Config, out: Path | None, resume: bool, callbacks: Sequence[Callback], experiment: Experiment | None = None
+    config: Config,
+    out: Path | None,
+    resume: bool,
+    callbacks: Sequence[Callback],
+    experiment: Experiment | None = None,
+    *,
+    compared: bool = False,
 ) -> Run:
-    """Train what a configuration says; the run directory gets all of the configuration that a run depends on."""
+    """Train what a configuration says; the run directory gets all of the configuration that a run depends on.
+
+    In a comparison (``compared``) diagnostics leave out what an algorithm does not report.
+    """
     with _named(config):
         built = Experiment(config) if experiment is None else experiment
         tables = config.to_toml("compare", "plot", "pretrain", "tune", "variants")
@@ -50,7 +59,7 @@ def run_config(
             start(built, before, tables, out, resume, callbacks)
             resume = resume or out is not None
         if out is not None and config.diagnostics != DiagnosticsTable():
-            callbacks = [*callbacks, Diagnostics(**config.diagnostics.model_dump(), folder=out)]
+            callbacks = [*callbacks, Diagnostics(**config.diagnostics.model_dump(), strict=not compared, folder=out)]
         return train(
             built.problem,
             built.data,
@@ -103,7 +112,7 @@ def _run_all(
         listeners = [Titled(c, f"run {number} of {len(plan)}, {label} seed {seed}") for c in callbacks]
         try:
             there = folder is not None and folder.exists()
-            runs[label].append(run_config(config.with_seed(seed), folder, there, listeners))
+            runs[label].append(run_config(config.with_seed(seed), folder, there, listeners, compared=True))
         except Diverged as error:
             say(f"{label}, seed {seed}: {error}")
             runs[label].append(None)
@@ -179,7 +188,7 @@ def fitting(config: Config, point: dict[str, float]) -> dict[str, Any]:
             continue
         value: Any = point[field.name]
         scheduled = now.get(field.name)
-        if kind_of(field) in ("int", "Steps", "Count"):
+        if kind_of(field) in ("int", "Steps", "EqualSteps"):
             value = max(1, round(value))
         elif isinstance(scheduled, dict):
             value = {**scheduled, "k" if scheduled.get("schedule") == "cube_root" else "value": value}

@@ -7,11 +7,13 @@ costs nothing. ``rate`` is the learning rate of every coordinate, other names ar
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from fedstrata.callbacks import Callback, Reports
 from fedstrata.checkpoint import write_atomically
@@ -27,15 +29,17 @@ class Diagnostics(Callback):
     norms:    names of reported vectors whose squared norms are wanted, e.g. ``["vhat"]``: a row for each local step
               {round, client, step, vhat}.
     clients:  whose: a list of their numbers, or how many of those that take part in a round, lowest numbers first.
-    rounds:   in which rounds, from 1; None for all.
-    rates:    whether to measure the effective learning rates too. A client's is the geometric mean over coordinates of
-              what it reports as ``rate``, in its last step of the round; a round's row tells their mean over clients
-              (``rate``), their smallest and largest, and their standard deviation over their mean (``rate_spread``; 0
-              says that nothing is specific to a client).
+    rounds:   in which rounds, from 1; None for all. This goes for ``rates`` too.
+    rates:    whether to measure the effective learning rates too. A client's is the median over coordinates of what it
+              reports as ``rate``, in its last step of the round (a mean would tell of coordinates whose gradient is
+              always 0); a round's row tells their mean over clients (``rate``), their smallest and largest, and their
+              standard deviation over their mean (``rate_spread``; 0 says that nothing is specific to a client).
+    strict:   whether a name that the algorithm does not report is an error; otherwise it is left out.
     folder:   where ``diagnostics.jsonl`` and ``diagnostics.png`` go, usually the run directory; None keeps the rows in
               memory only.
 
-    Every round's row has ``local_steps``, those of the busiest client. The rows are in ``rows``.
+    Every round's row has ``local_steps``, those that the busiest client took in ``client.repeat``. The rows are in
+    ``rows``.
     """
 
     def __init__(
@@ -44,24 +48,31 @@ class Diagnostics(Callback):
         clients: int | Sequence[int] = 2,
         rounds: Sequence[int] | None = None,
         rates: bool = False,
+        strict: bool = True,
         folder: str | Path | None = None,
     ) -> None:
-        if (clients < 1) if isinstance(clients, int) else any(k < 0 for k in clients):
-            raise invalid("clients of the diagnostics", clients, "a number of at least 1, or a list of client numbers")
-        self.norms, self.clients, self.rates = tuple(norms), clients, rates
+        if isinstance(norms, str) or any(not isinstance(name, str) for name in norms):
+            raise invalid("norms of the diagnostics", norms, "a list of names")
+        _check_numbers("rounds", [] if rounds is None else rounds, 1)
+        if isinstance(clients, int):
+            _check_numbers("clients", [clients], 1)
+        else:
+            _check_numbers("clients", clients, 0)
+        self.norms, self.clients, self.rates, self.strict = tuple(norms), clients, rates, strict
         self.rounds = None if rounds is None else frozenset(rounds)
         self.path = None if folder is None else Path(folder) / "diagnostics.jsonl"
         self.rows: list[Row] = []
+        self.title = "this algorithm"
         self._begin()
 
     def _begin(self) -> None:
-        self._steps = 0
+        self._steps: Counter[int] = Counter()
         self._norms: dict[int, list[Row]] = {}
         self._rates: dict[int, float] = {}
 
     def on_start(self, title: str, done: int, rounds: int, note: str) -> None:
         """Take up the rows of the rounds that are done already."""
-        self.rows = []
+        self.rows, self.title = [], title
         if self.path is not None:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self.rows = [r for r in read_rows(self.path) if r["round"] <= done]
@@ -70,29 +81,31 @@ class Diagnostics(Callback):
 
     def on_local_step(self, clock: Clock, ids: np.ndarray, reports: Reports) -> None:
         """Take down what this step of these clients reports."""
-        self._steps = max(self._steps, clock.step + 1)
+        self._steps.update(ids.tolist())
         number = clock.round + 1
         if clock.round < 0 or (self.rounds is not None and number not in self.rounds):
             return
-        for name in self.norms:
-            if name not in reports:
-                raise InputError(f"No {name!r} is reported by the local steps of this algorithm. {_there(reports)}")
+        names = [name for name in self.norms if self._there(name, reports)]
         chosen = [c for c, k in enumerate(ids) if isinstance(self.clients, int) or k in self.clients]
-        if chosen and self.norms:
-            squares = {name: reports[name]()[chosen].double().square().sum(1).tolist() for name in self.norms}
+        if chosen and names:
+            squares = {name: _rows(name, reports, ids)[chosen].square().sum(1).tolist() for name in names}
             for place, c in enumerate(chosen):
                 row = {"round": number, "client": int(ids[c]), "step": clock.step + 1}
                 row |= {name: values[place] for name, values in squares.items()}
                 self._norms.setdefault(int(ids[c]), []).append(row)
-        if self.rates:
-            if "rate" not in reports:
-                raise InputError(f"No 'rate' is reported by the local steps of this algorithm. {_there(reports)}")
-            values = reports["rate"]().double().log().mean(1).exp()
+        if self.rates and self._there("rate", reports):
+            values = _rows("rate", reports, ids).median(1).values
             self._rates.update(zip(map(int, ids), values.tolist(), strict=True))
+
+    def _there(self, name: str, reports: Reports) -> bool:
+        if name in reports or not self.strict:
+            return name in reports
+        told = ", ".join(reports) or "nothing"
+        raise InputError(f"No {name!r} is reported by the local steps of {self.title}. Reported: {told}.")
 
     def on_round(self, round: int, state: Any) -> None:
         """Write the round's rows."""
-        row: Row = {"round": round, "local_steps": self._steps}
+        row: Row = {"round": round, "local_steps": max(self._steps.values(), default=0)}
         if self._rates:
             rates = np.array(list(self._rates.values()))
             row |= {"rate": float(rates.mean()), "rate_least": float(rates.min()), "rate_most": float(rates.max())}
@@ -129,5 +142,18 @@ def _lines(rows: Sequence[Row]) -> str:
     return "".join(json.dumps(row) + "\n" for row in rows)
 
 
-def _there(reports: Reports) -> str:
-    return f"Reported: {', '.join(reports) or 'nothing'}."
+def _rows(name: str, reports: Reports, ids: np.ndarray) -> torch.Tensor:
+    value = reports[name]()
+    if not isinstance(value, torch.Tensor) or value.dim() != 2 or len(value) != len(ids):
+        got = tuple(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__
+        raise invalid(f"{name!r} that a local step reports", got, f"a tensor [clients, numbers], {len(ids)} rows here")
+    return value.double()
+
+
+def _check_numbers(what: str, numbers: object, least: int) -> None:
+    wants = f"whole numbers of at least {least}"
+    if not isinstance(numbers, list | tuple | set | frozenset | range | np.ndarray):
+        raise invalid(f"{what} of the diagnostics", numbers, f"a list of {wants}")
+    for number in numbers:
+        if isinstance(number, bool) or not isinstance(number, int | np.integer) or number < least:
+            raise invalid(f"{what} of the diagnostics", number, wants)

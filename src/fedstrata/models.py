@@ -152,7 +152,7 @@ def resnet20(shape: Shape, outputs: int, norm: str = "group", width: int = 16) -
     "batch" has running statistics: build the problem with ``batchnorm="batch"`` to use the batch's own instead.
     """
     channels, _, _ = _image(shape, "resnet20", 4)
-    normed = _norm(norm, "resnet20", 2)
+    normed = _norm(norm, "resnet20")
     layers: list[nn.Module] = [nn.Conv2d(channels, width, 3, padding=1, bias=False), normed(width), nn.ReLU()]
     inside = width
     for outside, stride in ((width, 1), (2 * width, 2), (4 * width, 2)):
@@ -235,8 +235,9 @@ def convmixer(
     """ConvMixer (Trockman & Kolter 2022): patches, then ``depth`` times a depthwise and a pointwise convolution.
 
     Maps of up to 64 patches (32x32 images in patches of 4) are convolved by products of matrices, which is quicker and
-    lets clients advance together. ``norm`` is "group" (the default: a pure function of the weights) or "batch", which
-    keeps running statistics; build the problem with ``batchnorm="batch"`` to use the batch's own instead.
+    lets clients advance together. ``norm`` is "group" (the default: a pure function of the weights) or "batch", the
+    authors' own, which keeps running statistics; build the problem with ``batchnorm="batch"`` to use the batch's own
+    instead.
     """
     for option, value in (("width", width), ("depth", depth), ("kernel", kernel), ("patch", patch)):
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
@@ -247,7 +248,7 @@ def convmixer(
         raise invalid("kernel of convmixer", kernel, "an odd number")
     channels, height, side = _image(shape, "convmixer", patch)
     height, side = height // patch, side // patch
-    normed = _norm(norm, "convmixer", 1 if height * side <= 64 else 2)
+    normed = _norm(norm, "convmixer", 1 if height * side <= 64 else 2, alone=8)
 
     def active(layer: nn.Module) -> nn.Module:
         return nn.Sequential(layer, nn.GELU(), normed(width))
@@ -272,13 +273,18 @@ class _Lstm(nn.Module):
         self.out = nn.Linear(hidden, outputs)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        if tokens.is_floating_point():
+            raise InputError("The model lstm takes sequences of class numbers, not of numbers with a point.")
         states, _ = self.lstm(self.embed(tokens.long()))
         out: torch.Tensor = self.out(states[:, -1])
         return out
 
 
 def lstm(shape: Shape, outputs: int, hidden: int = 256, layers: int = 2, embedding: int = 8) -> nn.Module:
-    """Stacked LSTM over characters (LEAF's for Shakespeare): a sequence of class numbers in, the next one out."""
+    """Stacked LSTM over characters (LEAF's for Shakespeare): class numbers below ``outputs`` in, the next one out."""
+    for option, value in (("hidden", hidden), ("layers", layers), ("embedding", embedding)):
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise invalid(f"{option} of lstm", value, "a whole number of at least 1")
     if len(shape) != 1:
         raise InputError(f"The model lstm wants sequences of numbers [length]. Got {tuple(shape)}.")
     return _Lstm(outputs, embedding, hidden, layers)
@@ -314,9 +320,10 @@ def check_options(name: str, options: Mapping[str, object]) -> None:
             raise unknown(f"option of the model {name}", option, known)
 
 
-def _norm(norm: str, name: str, axes: int) -> Callable[[int], nn.Module]:
+def _norm(norm: str, name: str, axes: int = 2, alone: int = 0) -> Callable[[int], nn.Module]:
+    """Return what builds a norm; up to ``alone`` channels are normed in one group."""
     norms: dict[str, Callable[[int], nn.Module]] = {
-        "group": lambda n: nn.GroupNorm(math.gcd(n, 8) if n > 8 else 1, n),
+        "group": lambda n: nn.GroupNorm(math.gcd(n, 8) if n > alone else 1, n),
         "batch": lambda n: nn.BatchNorm1d(n) if axes == 1 else nn.BatchNorm2d(n),
     }
     if norm not in norms:

@@ -157,6 +157,7 @@ def plot_inside(rows: Sequence[Row], path: str | Path) -> Path:
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
+    from matplotlib.ticker import MaxNLocator
 
     within = [r for r in rows if "step" in r]
     over = [r for r in rows if "step" not in r]
@@ -183,12 +184,12 @@ def plot_inside(rows: Sequence[Row], path: str | Path) -> Path:
     rest = axes[len(panels) :]
     numbers = [r["round"] for r in over]
     rest[0].step(numbers, [r["local_steps"] for r in over], where="mid")
-    rest[0].set_ylabel("local steps")
+    rest[0].set_ylabel("local steps of the busiest client")
     rest[0].set_ylim(bottom=0)
     if len(rest) > 1:
         measured = [r for r in over if "rate" in r]
         numbers = [r["round"] for r in measured]
-        rest[1].plot(numbers, [r["rate"] for r in measured], label="mean")
+        rest[1].plot(numbers, [r["rate"] for r in measured], ".-", markersize=5, label="mean")
         low, high = ([r[k] for r in measured] for k in ("rate_least", "rate_most"))
         rest[1].fill_between(numbers, low, high, alpha=0.2, linewidth=0, label="least to most")
         rest[1].set_ylabel("effective learning rate of clients")
@@ -198,6 +199,7 @@ def plot_inside(rows: Sequence[Row], path: str | Path) -> Path:
         panel.set_xlabel("rounds")
     for panel in axes:
         panel.grid(alpha=0.25)
+        panel.xaxis.set_major_locator(MaxNLocator(integer=True))
     return _written(figure, path)
 
 

@@ -142,14 +142,14 @@ class Interval:
         return self.initial + (math.floor(exact) if self.rounding == "floor" else math.ceil(exact))
 
 
-Count = int | Interval
+EqualSteps = int | Interval
 """Local steps that are the same for all clients."""
 
 Steps = int | Epochs | Interval
 """Local steps, or epochs, whose steps differ with the size of a client."""
 
 
-def steps_at(steps: Count, round: int) -> int:
+def steps_at(steps: EqualSteps, round: int) -> int:
     """Return the local steps of a round, counted from 0."""
     return steps(round) if isinstance(steps, Interval) else steps
 
@@ -157,7 +157,7 @@ def steps_at(steps: Count, round: int) -> int:
 def local_work(options: dict[str, Any], wanted: str, where: str) -> Epochs | Interval:
     """Build epochs or an interval from its table in a configuration: ``{epochs = 5}``, ``{initial = 4, base = 2.0}``.
 
-    ``wanted`` is "Count" where epochs have no meaning.
+    ``wanted`` is "EqualSteps" where epochs have no meaning.
     """
     names = set(options)
     if names == {"epochs"} and wanted == "Steps":

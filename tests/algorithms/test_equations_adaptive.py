@@ -86,14 +86,14 @@ METHODS = {
     "fedlalr, max": Method(fs.FedLALR, fedlalr, {**LALR, "aggregate": "max"}, ("vhat", "m")),
     "fedlalr, restart, max": Method(fs.FedLALR, fedlalr, {**LALR, "restart": True, "aggregate": "max"}, ("vhat",)),
     **{
-        f"fedams {variant}{'' if maximum else ', no maximum'}": Method(
+        f"fedams {option}{'' if maximum else ', no maximum'}": Method(
             fs.FedAMS,
             fedams,
-            {**AMS, "variant": variant, "maximum": maximum},
+            {**AMS, "option": option, "maximum": maximum},
             ("m", "v", "vhat"),
             server_lr=True,
         )
-        for variant in (1, 2)
+        for option in (1, 2)
         for maximum in (True, False)
     },
     **{
@@ -314,7 +314,7 @@ WRONG = {
     "fedlalr, aggregate": _own("fedlalr", "aggregate", "max"),
     "fedlalr, max, aggregate": _own("fedlalr, max", "aggregate", "mean"),
     "fedlalr, restart, aggregate": _own("fedlalr, restart", "aggregate", "max"),
-    **{f"fedams {v}, variant": _own(f"fedams {v}", "variant", 3 - v) for v in (1, 2)},
+    **{f"fedams {v}, option": _own(f"fedams {v}", "option", 3 - v) for v in (1, 2)},
     **{f"fedams {v}, maximum": _own(f"fedams {v}", "maximum", False) for v in (1, 2)},
     "lafedopt adam joint, optimizer": _own("lafedopt adam joint", "optimizer", "yogi"),
     "lafedopt adagrad none, optimizer": _own("lafedopt adagrad none", "optimizer", "adam"),

@@ -174,7 +174,7 @@ def test_the_maximum_is_nowhere_below_the_mean() -> None:
 def test_fedams_without_its_maximum_is_fedadam(run: dict[str, Any]) -> None:
     problem, data = smooth_example()
     shared = {"lr": 0.2, "steps": 3, "server_lr": 0.05, "beta1": 0.8, "beta2": 0.9}
-    adam, ams = fs.FedAdam(tau=0.01, **shared), fs.FedAMS(variant=2, maximum=False, eps=0.01, **shared)
+    adam, ams = fs.FedAdam(tau=0.01, **shared), fs.FedAMS(option=2, maximum=False, eps=0.01, **shared)
     start = adam.init(problem)
     theirs = rounds_from(adam, start, problem, data, 4, **run)
     ours = rounds_from(ams, start.replace(vhat=torch.zeros_like(start.x)), problem, data, 4, **run)
@@ -185,10 +185,10 @@ def test_fedams_without_its_maximum_is_fedadam(run: dict[str, Any]) -> None:
     assert far(started_at_zero.x, theirs.x) > 1e-6
 
 
-@pytest.mark.parametrize("variant", [1, 2])
-def test_the_maximum_of_fedams_never_falls(variant: int) -> None:
+@pytest.mark.parametrize("option", [1, 2])
+def test_the_maximum_of_fedams_never_falls(option: int) -> None:
     problem, data = smooth_example()
-    algorithm = fs.FedAMS(lr=0.2, steps=3, server_lr=0.05, beta2=0.5, variant=variant, eps=1e-8)
+    algorithm = fs.FedAMS(lr=0.2, steps=3, server_lr=0.05, beta2=0.5, option=option, eps=1e-8)
     state, fell = algorithm.init(problem), False
     for _ in range(6):
         after = rounds_from(algorithm, state, problem, data, 1, batch_size=4)
@@ -232,7 +232,7 @@ def test_with_clients_that_are_hardly_adaptive_lafedopt_is_fedavg(optimizer: str
 
 ADAPTIVE: list[fs.Algorithm] = [
     *(fs.FedLALR(lr=0.02, steps=3, aggregate=a, restart=r) for a in ("mean", "max") for r in (False, True)),
-    *(fs.FedAMS(lr=0.1, steps=3, server_lr=0.1, variant=v) for v in (1, 2)),
+    *(fs.FedAMS(lr=0.1, steps=3, server_lr=0.1, option=v) for v in (1, 2)),
     *(fs.LaFedOPT(lr=0.02, steps=3, correction=c) for c in ("joint", "none")),
     fs.LaFedOPT(lr=0.02, steps=3, correction="local", server_lr=50.0),
     fs.LaFedOPT(lr=0.02, steps=3, server="adam", server_lr=0.1),
@@ -260,7 +260,7 @@ def test_clients_that_are_all_the_same_are_one(algorithm: fs.Algorithm, chunk: i
 SENT: list[tuple[fs.Algorithm, int, int]] = [
     *((fs.FedLALR(aggregate=a), 3, 3) for a in ("mean", "max")),
     *((fs.FedLALR(aggregate=a, restart=True), 2, 2) for a in ("mean", "max")),
-    *((fs.FedAMS(variant=v, maximum=m), 1, 1) for v in (1, 2) for m in (True, False)),
+    *((fs.FedAMS(option=v, maximum=m), 1, 1) for v in (1, 2) for m in (True, False)),
     *((fs.LaFedOPT(optimizer=o), 2, 1) for o in OPTIMIZERS),
     *((fs.LaFedOPT(correction=c, server=s), 1, 1) for c in ("local", "none") for s in ("sgd", "adam")),
     (fs.LaFedOPT(server="adam"), 2, 1),
@@ -375,7 +375,9 @@ def test_a_table_that_is_no_interval_is_refused(name: str, table: dict[str, Any]
 
 
 def takes_intervals(name: str) -> bool:
-    return any(f.name == "steps" and kind_of(f) in ("Steps", "Count") for f in dataclasses.fields(ALGORITHMS[name]))
+    return any(
+        f.name == "steps" and kind_of(f) in ("Steps", "EqualSteps") for f in dataclasses.fields(ALGORITHMS[name])
+    )
 
 
 TAKING = [n for n in sorted(ALGORITHMS) if takes_intervals(n)]

@@ -44,7 +44,7 @@ def fedams(
     beta1,
     beta2,
     eps,
-    variant=1,
+    option=1,
     maximum=True,
     m=None,
     v=None,
@@ -52,11 +52,11 @@ def fedams(
 ):
     """Run one FedAMS round per entry of ``cohorts``; return ``{'x', 'm', 'v', 'vhat'}``.
 
-    ``steps(k, r)`` is the number of local steps of client k in round r; ``variant`` is
+    ``steps(k, r)`` is the number of local steps of client k in round r; ``option`` is
     the number of the option. ``m``, ``v`` and ``vhat`` are initial values, 0 unless given.
     """
-    if variant not in (1, 2):
-        raise ValueError(f"unknown variant {variant!r}")
+    if option not in (1, 2):
+        raise ValueError(f"unknown option {option!r}")
 
     x = np.array(x, dtype=np.float64)
     # Initialisation: m_0 = 0, v_0 = 0, vhat_0 = 0
@@ -90,7 +90,7 @@ def fedams(
         v = beta2 * v + (1.0 - beta2) * delta**2
         if not maximum:
             vhat = v.copy()
-        if variant == 1:
+        if option == 1:
             # Option 1: vhat_t = max(vhat_{t-1}, v_t, eps)
             vhat = np.maximum(np.maximum(vhat, v), eps)
             # x_{t+1} = x_t + eta m_t / sqrt(vhat_t)

@@ -73,7 +73,7 @@ ALL = {
     "fedams 1": (fedams, {"beta1": 0.8, "beta2": 0.9, "eps": 0.01, "server_lr": 0.5}, ("m", "v", "vhat")),
     "fedams 2": (
         fedams,
-        {"beta1": 0.8, "beta2": 0.9, "eps": 0.01, "server_lr": 0.5, "variant": 2},
+        {"beta1": 0.8, "beta2": 0.9, "eps": 0.01, "server_lr": 0.5, "option": 2},
         ("m", "v", "vhat"),
     ),
     "lafedopt": (lafedopt, {"eps": 0.1, "server": "adam"}, ("m", "v")),
@@ -358,9 +358,9 @@ def test_fedams_option_1_by_hand():
 
 
 def test_fedams_option_2_by_hand():
-    out = ams(2, eps=0.25, variant=2)
+    out = ams(2, eps=0.25, option=2)
     close([out["x"], out["vhat"]], [[2 * 1.5 / 1.75 + 2 * 0.75 / 1.75], [2.25]])
-    out = ams(2, eps=4.0, variant=2)
+    out = ams(2, eps=4.0, option=2)
     close([out["x"], out["vhat"]], [[2 * 1.5 / 5.5 + 2 * 0.75 / 5.5], [2.25]])
 
 
@@ -370,10 +370,10 @@ def test_fedams_without_the_maximum_by_hand():
     close([out["x"], out["vhat"]], [[2 + 1.5 / root], [27 / 16]])
     out = ams(2, eps=2.0, maximum=False)  # round 0: 2.25 > 2; round 1: 27/16 < 2
     close([out["x"], out["vhat"]], [[2 + 1.5 / math.sqrt(2)], [2.0]])
-    out = ams(2, eps=0.25, variant=2, maximum=False)
+    out = ams(2, eps=0.25, option=2, maximum=False)
     close([out["x"], out["vhat"]], [[3 / 1.75 + 1.5 / (root + 0.25)], [27 / 16]])
-    with pytest.raises(ValueError, match="variant"):
-        ams(1, eps=0.25, variant=3)
+    with pytest.raises(ValueError, match="option"):
+        ams(1, eps=0.25, option=3)
 
 
 def test_fedams_option_2_without_the_maximum_is_fedadam():
@@ -385,7 +385,7 @@ def test_fedams_option_2_without_the_maximum_is_fedadam():
         noisy_gradient,
         lambda k, r: STEPS[k],
         eps=tau,
-        variant=2,
+        option=2,
         maximum=False,
         v=np.full(D, tau**2),
         **common,
@@ -397,9 +397,9 @@ def test_fedams_option_2_without_the_maximum_is_fedadam():
 
 def test_fedams_vhat_never_falls():
     options = {"lr": schedule, "weights": WEIGHTS, "server_lr": 0.1, "beta1": 0.9, "beta2": 0.3, "eps": 0.004}
-    for variant, last in ((1, np.full(D, 0.004)), (2, np.zeros(D))):
+    for option, last in ((1, np.full(D, 0.004)), (2, np.zeros(D))):
         for rounds in range(1, len(COHORTS) + 1):
-            out = fedams(X0, COHORTS[:rounds], noisy_gradient, uneven_steps, variant=variant, **options)
+            out = fedams(X0, COHORTS[:rounds], noisy_gradient, uneven_steps, option=option, **options)
             assert np.all(out["vhat"] >= last)
             assert np.all(out["vhat"] >= out["v"])
             last = out["vhat"]

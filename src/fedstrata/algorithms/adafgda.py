@@ -32,7 +32,7 @@ from fedstrata.algorithms.matrices import MATRICES, diagonal, first_memory, next
 from fedstrata.algorithms.saddles import Pair, down_up, first_estimates, kept_estimates, storm_pair
 from fedstrata.clients import Client, Clients
 from fedstrata.problem import Problem
-from fedstrata.schedules import Count, Rate
+from fedstrata.schedules import EqualSteps, Rate
 
 
 class AdaFGDA(Algorithm):
@@ -45,7 +45,7 @@ class AdaFGDA(Algorithm):
     gamma: float = param(0.01, "step size of x, multiplied by eta", above=0, search=RATES)
     lam: float = param(0.01, "lambda, step size of y, multiplied by eta", above=0, search=RATES)
     eta: Rate = param(1.0, "eta_t: 1 and constant weights, or the theorem's cube_root schedule", above=0)
-    steps: Count = param(10, "q, local steps per round, the synchronisation among them, or an Interval")
+    steps: EqualSteps = param(10, "q, local steps per round, the synchronisation among them, or an Interval")
     alpha: Rate = param(0.5, "weight of a fresh gradient in y; c_1 with weights = 'theorem'", least=0, search=(0.05, 1))
     beta: Rate = param(0.5, "weight of a fresh gradient in x; c_2", least=0, search=(0.05, 1))
     weights: str = param(

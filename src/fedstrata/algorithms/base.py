@@ -15,7 +15,7 @@ import torch
 from fedstrata.clients.base import Clients, cohort_size
 from fedstrata.errors import InputError, invalid, unknown
 from fedstrata.problem import Problem
-from fedstrata.schedules import Count, Epochs, Interval, Rate, Schedule, Steps, local_work, schedule
+from fedstrata.schedules import Epochs, EqualSteps, Interval, Rate, Schedule, Steps, local_work, schedule
 
 
 class State(Mapping[str, torch.Tensor]):
@@ -154,10 +154,10 @@ ALGORITHMS: dict[str, type[Algorithm]] = {}
 
 
 def kind_of(field: dataclasses.Field[Any]) -> str:
-    """Return a hyperparameter's type by name: Rate, Steps, Count, float, int, bool, str, or something else."""
+    """Return a hyperparameter's type by name: Rate, Steps, EqualSteps, float, int, bool, str, or something else."""
     if isinstance(field.type, str):
         return field.type
-    names: dict[Any, str] = {Rate: "Rate", Steps: "Steps", Count: "Count"}
+    names: dict[Any, str] = {Rate: "Rate", Steps: "Steps", EqualSteps: "EqualSteps"}
     names |= {float: "float", int: "int", bool: "bool", str: "str"}
     return names.get(field.type, str(field.type))
 
@@ -165,7 +165,7 @@ def kind_of(field: dataclasses.Field[Any]) -> str:
 def _check(what: str, value: object, kind: str, limits: Mapping[str, Any]) -> None:
     if kind == "Rate" and isinstance(value, Schedule):
         return
-    if kind in ("Steps", "Count"):
+    if kind in ("Steps", "EqualSteps"):
         if isinstance(value, Interval) or (kind == "Steps" and isinstance(value, Epochs)):
             return
         if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < 1 << 31:
@@ -217,7 +217,7 @@ def algorithm(name: str, options: Mapping[str, Any] | None = None, **more: Any) 
             raise unknown(f"hyperparameter of {name}", option, fields)
         if isinstance(value, dict) and fields[option] == "Rate":
             value = schedule(value, f"{option} of {name}")
-        elif isinstance(value, dict) and fields[option] in ("Steps", "Count"):
+        elif isinstance(value, dict) and fields[option] in ("Steps", "EqualSteps"):
             value = local_work(value, fields[option], f"{option} of {name}")
         built[option] = value
     return kind(**built)

@@ -29,7 +29,7 @@ from fedstrata.algorithms.saddles import Pair, down_up, gradients
 from fedstrata.clients import Client, Clients
 from fedstrata.errors import InputError
 from fedstrata.problem import Problem
-from fedstrata.schedules import Count, Rate
+from fedstrata.schedules import EqualSteps, Rate
 
 
 class CDMA(Algorithm):
@@ -41,7 +41,7 @@ class CDMA(Algorithm):
 
     lr: Rate = param(0.1, "learning rate of x", above=0, search=RATES)
     dual_lr: Rate = param(0.1, "learning rate of y", above=0, search=RATES)
-    steps: Count = param(10, "local steps per round, K, or an Interval")
+    steps: EqualSteps = param(10, "local steps per round, K, or an Interval")
     ada: bool = param(False, "CDMA-ADA: the gradient carries the past, and rates decay")
     weight: float = param(0.95, "weight of the fresh gradient of CDMA-ADA in round 0", above=0)
     exponent: float = param(0.0, "how CDMA-ADA's rates decay with the rounds", least=0)

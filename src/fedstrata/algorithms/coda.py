@@ -25,13 +25,15 @@ round of a stage is shorter where I does not divide the stage. ``average = false
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 from fedstrata.algorithms.base import Algorithm, State, param
 from fedstrata.algorithms.descent import RATES
 from fedstrata.algorithms.saddles import gradients
 from fedstrata.clients import Client, Clients
-from fedstrata.schedules import Count, steps_at
+from fedstrata.schedules import EqualSteps
 
 
 class CoDA(Algorithm):
@@ -43,7 +45,7 @@ class CoDA(Algorithm):
     full_participation = True
 
     lr: float = param(0.1, "learning rate of x and y in the first stage", above=0, search=RATES)
-    steps: Count = param(10, "local steps per round, I, or an Interval")
+    steps: EqualSteps = param(10, "local steps per round, I, or an Interval")
     stage_steps: int = param(2000, "local steps of the first stage, T_0", least=1)
     factor: float = param(3.0, "by which the rate falls and the stages grow", least=1)
     gamma: float = param(500.0, "how far a stage may go from its start; the larger the farther", above=0)
@@ -64,13 +66,20 @@ class CoDA(Algorithm):
 
     def place(self, number: int) -> tuple[int, int, int]:
         """Return the stage that a round is in, the steps of the stage done before it, and the stage's length."""
-        stage, done, length = 0, 0, self.stage_steps
-        for earlier in range(number):
-            done += min(steps_at(self.steps, earlier), length - done)
-            if done == length:
-                stage, done = stage + 1, 0
-                length = max(1, round(self.stage_steps * self.factor**stage))
-        return stage, done, length
+        stage, earlier = 0, 0
+        while True:
+            length = max(1, round(self.stage_steps * self.factor**stage))
+            if isinstance(self.steps, int):
+                rounds, done = math.ceil(length / self.steps), (number - earlier) * self.steps
+            else:
+                rounds, done, first = 0, 0, 0
+                while first < length:
+                    done = first if earlier + rounds == number else done
+                    first += self.steps(earlier + rounds)
+                    rounds += 1
+            if number < earlier + rounds:
+                return stage, done, length
+            stage, earlier = stage + 1, earlier + rounds
 
     def local(
         self, client: Client, x: torch.Tensor, y: torch.Tensor, lr: float, steps: int, first: bool

@@ -33,7 +33,7 @@ from fedstrata.algorithms.descent import RATES
 from fedstrata.algorithms.saddles import Pair, down_up, gradients
 from fedstrata.clients import Client, Clients
 from fedstrata.problem import Problem
-from fedstrata.schedules import Count, Rate, steps_at
+from fedstrata.schedules import EqualSteps, Rate, steps_at
 
 
 class CODASCA(Algorithm):
@@ -44,7 +44,7 @@ class CODASCA(Algorithm):
     full_participation = True
 
     lr: Rate = param(0.1, "learning rate of x and y", above=0, search=RATES)
-    steps: Count = param(10, "local steps per round, I, or an Interval")
+    steps: EqualSteps = param(10, "local steps per round, I, or an Interval")
     stage_rounds: int = param(500, "rounds of a stage, T_0 / I", least=1)
     factor: float = param(3.0, "by which the rate falls from stage to stage", least=1)
     gamma: float = param(500.0, "how far a stage may go from its centre; the larger the farther", above=0)

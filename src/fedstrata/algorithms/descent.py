@@ -21,7 +21,9 @@ def local_sgd(client: Client, x: torch.Tensor, steps: Steps, lr: Rate, weight_de
 
     def step(client: Client, x: torch.Tensor) -> torch.Tensor:
         g = decayed(client.grads(x, client.draw()), x, weight_decay)
-        return x.sub(g, alpha=client.rate(lr))
+        rate = client.rate(lr)
+        client.report(rate=lambda: torch.full_like(x, rate))
+        return x.sub(g, alpha=rate)
 
     out: torch.Tensor = client.repeat(steps, step, x)
     return out

@@ -25,7 +25,7 @@ from fedstrata.algorithms.base import Algorithm, State, param
 from fedstrata.algorithms.descent import RATES, decayed
 from fedstrata.algorithms.mixture import own_loss
 from fedstrata.clients import Client, Clients
-from fedstrata.schedules import Count, Rate
+from fedstrata.schedules import EqualSteps, Rate
 
 
 class DRFA(Algorithm):
@@ -38,7 +38,7 @@ class DRFA(Algorithm):
 
     lr: Rate = param(0.1, "local learning rate", above=0, search=RATES)
     dual_lr: Rate = param(0.01, "step size of the dual weights", above=0, search=RATES)
-    steps: Count = param(5, "local steps per round, tau, or an Interval")
+    steps: EqualSteps = param(5, "local steps per round, tau, or an Interval")
     weight_decay: float = param(0.0, "L2 penalty on the local objective", least=0)
 
     def round(self, s: State, clients: Clients) -> State:

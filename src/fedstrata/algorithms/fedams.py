@@ -8,15 +8,15 @@ Problem: min_x M_k[ f_k(x) ], no inner level, no dual.
     Delta = M_k[x_k] - x
     m <- beta1 * m + (1 - beta1) * Delta
     v <- beta2 * v + (1 - beta2) * Delta^2
-    variant 1:  vhat <- max(vhat, v, eps);   x <- x + server_lr * m / sqrt(vhat)
-    variant 2:  vhat <- max(vhat, v);        x <- x + server_lr * m / (sqrt(vhat) + eps)
+    option 1:  vhat <- max(vhat, v, eps);   x <- x + server_lr * m / sqrt(vhat)
+    option 2:  vhat <- max(vhat, v);        x <- x + server_lr * m / (sqrt(vhat) + eps)
 
-m, v and vhat start at 0; there is no bias correction. Mind that the eps of variant 1 stands under the square root.
+m, v and vhat start at 0; there is no bias correction. Mind that the eps of option 1 stands under the square root.
 
 Sent: up d, down d.
 
 Departures from the paper: means are weighted as the run says, where the paper's average is uniform. ``maximum = false``
-leaves the running maximum out, vhat = v, which makes variant 2 FedAdam started at v = 0.
+leaves the running maximum out, vhat = v, which makes option 2 FedAdam started at v = 0.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class FedAMS(Algorithm):
     lr: Rate = param(0.01, "local learning rate", above=0, search=RATES)
     server_lr: Rate = param(1.0, "server learning rate", above=0, search=RATES)
     steps: Steps = param(10, "local steps per round, or Epochs(e), or an Interval")
-    variant: int = param(1, "1: eps as a floor under the root; 2: eps added to the root")
+    option: int = param(1, "1: eps as a floor under the root; 2: eps added to the root")
     beta1: float = param(0.9, "memory of the first moment", least=0, below=1)
     beta2: float = param(0.99, "memory of the second moment", least=0, below=1)
     eps: float = param(1e-3, "what keeps the denominator from zero", above=0)
@@ -49,8 +49,8 @@ class FedAMS(Algorithm):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.variant not in (1, 2):
-            raise invalid(f"variant of {self.name}", self.variant, "1 or 2")
+        if self.option not in (1, 2):
+            raise invalid(f"option of {self.name}", self.option, "1 or 2")
 
     def init(self, problem: Problem) -> State:
         """Start with m = v = vhat = 0."""
@@ -63,7 +63,7 @@ class FedAMS(Algorithm):
         m = self.beta1 * s.m + (1 - self.beta1) * delta
         v = self.beta2 * s.v + (1 - self.beta2) * delta**2
         vhat = torch.maximum(s.vhat, v) if self.maximum else v
-        if self.variant == 1:
+        if self.option == 1:
             vhat = vhat.clamp(min=self.eps)
             step = m / vhat.sqrt()
         else:

@@ -1,7 +1,7 @@
 """FedLALR: AMSGrad on every client, each with learning rates of its own; model and moments averaged.
 
 Sun, Shen, Chen, Sun, Li, Sun, Tao: "FedLALR: client-specific adaptive learning rates achieve linear speedup for
-non-IID data", IEEE Transactions on Network Science and Engineering, 2024, Algorithm 1 and Corollaries 2 and 3.
+non-IID data", arXiv 2309.09719, 2023, Algorithm 1 and Corollaries 2 and 3.
 
 Problem: min_x M_k[ f_k(x) ], no inner level, no dual.
 
@@ -24,7 +24,8 @@ Departures from the paper: section V-D prints a ceiling around the interval's lo
 local steps in rounds 64 to 100 that it tells of (a ceiling gives 11 from round 65 on), so an ``Interval`` rounds down
 unless told ``rounding = "ceil"``; its t counts rounds from 1. Under partial participation the means and the maximum are
 over the sampled clients, as in lines 15 to 17. Line 7's v_{t,i} is read as v_{t,k,i}. Means are weighted as the run
-says; after the mean, rounding is kept from taking vhat below eps^2.
+says; after the mean, rounding is kept from taking vhat below eps^2. Section V has weight decay without saying how it
+enters: here it is part of g, and so of m and v.
 """
 
 from __future__ import annotations
@@ -34,10 +35,10 @@ import torch
 from fedstrata.algorithms.base import Algorithm, State, param
 from fedstrata.algorithms.descent import decayed
 from fedstrata.clients import Client, Clients
+from fedstrata.errors import invalid
+from fedstrata.oracles import Tensors
 from fedstrata.problem import Problem
 from fedstrata.schedules import Rate, Steps
-
-Vectors = tuple[torch.Tensor, ...]
 
 
 class FedLALR(Algorithm):
@@ -66,25 +67,27 @@ class FedLALR(Algorithm):
 
     def init(self, problem: Problem) -> State:
         """Start with m = 0 and vhat = eps^2."""
+        if torch.tensor(self.eps, dtype=problem.x0.dtype) ** 2 == 0:
+            raise invalid(f"eps of {self.name}", self.eps, f"one whose square is above 0 in {problem.x0.dtype}")
         s = super().init(problem).replace(vhat=torch.full_like(problem.x0, self.eps**2))
         return s if self.restart else s.replace(m=torch.zeros_like(problem.x0))
 
     def round(self, s: State, clients: Clients) -> State:
-        """Average the clients' models and moments."""
+        """Average the clients' models and moments (lines 14 to 18)."""
         moments = () if self.restart else (s.m,)
         how = ("mean", self.aggregate, *("mean" for _ in moments))
         x, vhat, *m = clients.combine(how, self.local, s.x, s.vhat, *moments)
         s = s.replace(x=x, vhat=vhat.clamp(min=self.eps**2))
         return s if self.restart else s.replace(m=m[0])
 
-    def local(self, client: Client, x: torch.Tensor, vhat: torch.Tensor, *moments: torch.Tensor) -> Vectors:
-        """Take AMSGrad steps from the server's model and moments."""
+    def local(self, client: Client, x: torch.Tensor, vhat: torch.Tensor, *moments: torch.Tensor) -> Tensors:
+        """Take AMSGrad steps from the server's model and moments (lines 3 to 11)."""
         m = torch.zeros_like(x) if self.restart else moments[0].clone()
         x, m, _, vhat = client.repeat(self.steps, self.step, x, m, vhat.clone(), vhat.clone())
         return (x, vhat) if self.restart else (x, vhat, m)
 
-    def step(self, client: Client, x: torch.Tensor, m: torch.Tensor, v: torch.Tensor, vhat: torch.Tensor) -> Vectors:
-        """Take one AMSGrad step; the client's own m, v and vhat are renewed in place."""
+    def step(self, client: Client, x: torch.Tensor, m: torch.Tensor, v: torch.Tensor, vhat: torch.Tensor) -> Tensors:
+        """Take one AMSGrad step (lines 5 to 10); the client's own m, v and vhat are renewed in place."""
         lr = client.rate(self.lr)
         g = decayed(client.grads(x, client.draw()), x, self.weight_decay)
         m.lerp_(g, 1 - self.beta1)

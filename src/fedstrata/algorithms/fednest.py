@@ -39,7 +39,7 @@ from fedstrata.algorithms.descent import RATES
 from fedstrata.algorithms.saddles import gradients
 from fedstrata.clients import Client, Clients
 from fedstrata.problem import Problem
-from fedstrata.schedules import Count, Rate
+from fedstrata.schedules import EqualSteps, Rate
 
 
 class FedNest(Algorithm):
@@ -54,7 +54,7 @@ class FedNest(Algorithm):
     alpha: Rate = param(0.1, "outer step size", above=0, search=RATES)
     beta: Rate = param(0.5, "inner step size", above=0, search=(0.05, 1))
     inner_rounds: int = param(1, "T, inner rounds before each outer one", least=1)
-    steps: Count = param(5, "tau, local steps, or an Interval")
+    steps: EqualSteps = param(5, "tau, local steps, or an Interval")
 
     @property
     def up(self) -> str:

@@ -34,14 +34,13 @@ from __future__ import annotations
 
 import torch
 
-from fedstrata.algorithms.adaptive import adaptive_step
+from fedstrata.algorithms.adaptive import adaptive_state, adaptive_step
 from fedstrata.algorithms.base import Algorithm, State, param
 from fedstrata.algorithms.descent import RATES, decayed
 from fedstrata.clients import Client, Clients
+from fedstrata.oracles import Tensors
 from fedstrata.problem import Problem
 from fedstrata.schedules import Rate, Steps
-
-Vectors = tuple[torch.Tensor, ...]
 
 
 class LaFedOPT(Algorithm):
@@ -72,10 +71,7 @@ class LaFedOPT(Algorithm):
 
     def init(self, problem: Problem) -> State:
         """Start the server's moments at m = 0 and v = tau^2, where it has any."""
-        s = super().init(problem)
-        if self.server == "sgd":
-            return s
-        return s.replace(m=torch.zeros_like(s.x), v=torch.full_like(s.x, self.tau**2))
+        return super().init(problem) if self.server == "sgd" else adaptive_state(problem, self.tau)
 
     def round(self, s: State, clients: Clients) -> State:
         """Correct the clients' mean change, and take the server's step along it."""
@@ -87,7 +83,7 @@ class LaFedOPT(Algorithm):
         v = self.server_beta2 * s.v + (1 - self.server_beta2) * delta**2
         return adaptive_step(s, delta, v, self.server_beta1, lr, self.tau)
 
-    def local(self, client: Client, x: torch.Tensor) -> Vectors:
+    def local(self, client: Client, x: torch.Tensor) -> Tensors:
         """Take the optimiser's steps from the server's model, and correct the change."""
         zero = torch.zeros_like(x)
         if self.correction == "none":
@@ -96,7 +92,7 @@ class LaFedOPT(Algorithm):
         x_k, _, _, _, c = client.repeat(self.steps, self.step, x, zero, torch.full_like(x, self.v0), zero, zero)
         return ((x_k - x) / c, 1 / c) if self.correction == "joint" else ((x_k - x) / c,)
 
-    def step(self, client: Client, x: torch.Tensor, m: torch.Tensor, v: torch.Tensor, *sums: torch.Tensor) -> Vectors:
+    def step(self, client: Client, x: torch.Tensor, m: torch.Tensor, v: torch.Tensor, *sums: torch.Tensor) -> Tensors:
         """Take one step of the client's optimiser; ``sums`` are S and C, where they are needed."""
         lr, beta1 = client.rate(self.lr), 0.0 if self.optimizer == "adagrad" else self.beta1
         g = decayed(client.grads(x, client.draw()), x, self.weight_decay)

@@ -27,10 +27,9 @@ import torch
 from fedstrata.algorithms.base import Algorithm, State, param
 from fedstrata.algorithms.descent import RATES, decayed
 from fedstrata.clients import Client, Clients
+from fedstrata.oracles import Tensors
 from fedstrata.problem import Problem
 from fedstrata.schedules import Rate, Steps
-
-Vectors = tuple[torch.Tensor, ...]
 
 
 class LocalAdaAlter(Algorithm):
@@ -54,12 +53,12 @@ class LocalAdaAlter(Algorithm):
         x, b = clients.mean(self.local, s.x, s.b)
         return s.replace(x=x, b=b)
 
-    def local(self, client: Client, x: torch.Tensor, b: torch.Tensor) -> Vectors:
+    def local(self, client: Client, x: torch.Tensor, b: torch.Tensor) -> Tensors:
         """Take local steps at the scale of the rounds before."""
         x, a = client.repeat(self.steps, self.step, x, b, b)
         return x, a
 
-    def step(self, client: Client, x: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> Vectors:
+    def step(self, client: Client, x: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> Tensors:
         """Take one step, and add its gradient to the sum of squares."""
         lr, scale = client.rate(self.lr), (b + (client.clock.step + 1) * self.eps**2).sqrt()
         g = decayed(client.grads(x, client.draw()), x, self.weight_decay)

@@ -13,7 +13,8 @@ Problem: min_x M_k[ f_k(x) ], no inner level, no dual.
     x    <- M_k[x_k - lr * m_k / sqrt(vhat)]
 
 m_k and v_k start at 0 and stay on the client; vhat starts at eps and is the same for all. The last step of a round is
-taken with the new vhat, so the server takes it: M_k[x_k] - M_k[lr * m_k] / sqrt(vhat).
+taken with the new vhat, so the server takes it: M_k[x_k] - M_k[lr * m_k] / sqrt(vhat). (The rate that
+diagnostics see of it is still that of the old vhat.)
 
 Sent: up 3d, down 2d. Kept on a client: m_k, v_k.
 
@@ -28,10 +29,9 @@ import torch
 from fedstrata.algorithms.base import Algorithm, State, param
 from fedstrata.algorithms.descent import decayed
 from fedstrata.clients import Client, Clients
+from fedstrata.oracles import Tensors
 from fedstrata.problem import Problem
 from fedstrata.schedules import Rate, Steps
-
-Vectors = tuple[torch.Tensor, ...]
 
 
 class LocalAMSGrad(Algorithm):
@@ -57,7 +57,7 @@ class LocalAMSGrad(Algorithm):
         vhat = torch.maximum(s.vhat, v)
         return s.replace(x=x - last / vhat.sqrt(), vhat=vhat)
 
-    def local(self, client: Client, x: torch.Tensor, vhat: torch.Tensor) -> Vectors:
+    def local(self, client: Client, x: torch.Tensor, vhat: torch.Tensor) -> Tensors:
         """Take local steps; the last one's ``lr * m`` goes to the server instead."""
         zero = torch.zeros_like(x)
         m, v = client.recall("m", zero), client.recall("v", zero)
@@ -67,7 +67,7 @@ class LocalAMSGrad(Algorithm):
 
     def step(
         self, client: Client, x: torch.Tensor, last: torch.Tensor, m: torch.Tensor, v: torch.Tensor, root: torch.Tensor
-    ) -> Vectors:
+    ) -> Tensors:
         """Take the step that the one before left over, and prepare the next."""
         x = x - last / root
         g = decayed(client.grads(x, client.draw()), x, self.weight_decay)

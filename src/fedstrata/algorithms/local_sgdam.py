@@ -27,7 +27,7 @@ from fedstrata.algorithms.descent import RATES
 from fedstrata.algorithms.estimators import moving_average
 from fedstrata.algorithms.saddles import Pair, down_up, gradients
 from fedstrata.clients import Client, Clients
-from fedstrata.schedules import Count, Rate
+from fedstrata.schedules import EqualSteps, Rate
 
 
 class LocalSGDAM(Algorithm):
@@ -38,7 +38,7 @@ class LocalSGDAM(Algorithm):
 
     lr: Rate = param(0.1, "learning rate of x", above=0, search=RATES)
     dual_lr: Rate = param(0.1, "learning rate of y", above=0, search=RATES)
-    steps: Count = param(10, "local steps per round, tau, or an Interval")
+    steps: EqualSteps = param(10, "local steps per round, tau, or an Interval")
     alpha: Rate = param(1.0, "multiplies both learning rates and beta", above=0)
     beta: float = param(0.5, "weight of a fresh gradient in the momenta, times alpha", above=0, search=(0.05, 1))
     average_momentum: bool = param(True, "average the momenta with x and y; otherwise they stay on their clients")

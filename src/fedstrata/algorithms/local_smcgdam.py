@@ -47,7 +47,7 @@ from fedstrata.algorithms.layered import (
     to_send,
 )
 from fedstrata.clients import Client, Clients
-from fedstrata.schedules import Count, Rate
+from fedstrata.schedules import EqualSteps, Rate
 
 
 class LocalSMCGDAM(Algorithm):
@@ -65,7 +65,7 @@ class LocalSMCGDAM(Algorithm):
     rho_x: Rate = param(3.3, "weight of a fresh gradient in p, multiplied by eta", above=0, search=(0.2, 3.3))
     rho_y: Rate = param(3.3, "weight of a fresh gradient in q, multiplied by eta", above=0, search=(0.2, 3.3))
     alpha: Rate = param(3.0, "weight of fresh inner values, multiplied by eta^2", above=0, search=(0.3, 10))
-    steps: Count = param(4, "local steps per round, tau, or an Interval")
+    steps: EqualSteps = param(4, "local steps per round, tau, or an Interval")
     first_batches: int = param(1, "batches for the first estimates", least=1)
     weight_decay: float = param(0.0, "L2 penalty on x", least=0)
 

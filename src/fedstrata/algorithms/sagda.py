@@ -27,7 +27,7 @@ from fedstrata.algorithms.descent import RATES
 from fedstrata.algorithms.saddles import Pair, down_up, gradients
 from fedstrata.clients import Client, Clients
 from fedstrata.problem import Problem
-from fedstrata.schedules import Count, Rate
+from fedstrata.schedules import EqualSteps, Rate
 
 
 class SAGDA(Algorithm):
@@ -38,7 +38,7 @@ class SAGDA(Algorithm):
 
     lr: Rate = param(0.1, "learning rate of x on the clients", above=0, search=RATES)
     dual_lr: Rate = param(0.1, "learning rate of y on the clients", above=0, search=RATES)
-    steps: Count = param(10, "local steps per round, K, or an Interval")
+    steps: EqualSteps = param(10, "local steps per round, K, or an Interval")
     server_lr: Rate = param(1.0, "learning rate of x on the server", above=0)
     server_dual_lr: Rate = param(1.0, "learning rate of y on the server", above=0)
     control: bool = param(True, "use control variates; without them it is FSGDA")

@@ -19,7 +19,7 @@ from fedstrata.clients.state import ClientState
 from fedstrata.errors import FedstrataError, InputError, invalid
 from fedstrata.oracles import Oracles
 from fedstrata.problem import Problem
-from fedstrata.schedules import Clock, Count, Rate, rate_at, steps_at
+from fedstrata.schedules import Clock, EqualSteps, Rate, rate_at, steps_at
 
 Work = Callable[..., Any]
 Weighting = Literal["uniform", "samples"]
@@ -130,7 +130,7 @@ class Clients(ABC):
         """Return a rate, number or schedule, at the start of this round, or after so many of its local steps."""
         return rate_at(rate, Clock(max(0, self._round), self._rounds, after, self._start + after))
 
-    def steps_now(self, steps: Count) -> int:
+    def steps_now(self, steps: EqualSteps) -> int:
         """Return the local steps of this round: a number, or what an interval has grown to."""
         return steps_at(steps, max(0, self._round))
 
@@ -205,8 +205,10 @@ class Clients(ABC):
     def combine(self, how: Sequence[str], work: Work, *message: Any) -> Any:
         """Run ``work(client, *message)``; return the mean or the maximum of each thing it returns.
 
-        ``how`` says which: "mean" or "max" for each.
+        ``how`` says which: "mean" or "max" for each tensor, in their order.
         """
+        if isinstance(how, str) or not how or any(word not in ("mean", "max") for word in how):
+            raise invalid("how of combine", how, "a 'mean' or 'max' for each tensor that comes back")
         return self._reduce(work, message, self.weights, tuple(how))
 
     def gather(self, work: Work, *message: Any) -> Any:
@@ -228,6 +230,8 @@ class Clients(ABC):
         for answer in self._send(work, message):
             leaves, shape = tree_flatten(answer.value)
             kinds = how * len(leaves) if len(how) == 1 else how
+            if len(kinds) != len(leaves):
+                raise invalid("how of combine", how, f"as many words as tensors come back, {len(leaves)}")
             w = weights[torch.from_numpy(answer.places)]
             pairs = zip(kinds, leaves, strict=True)
             part = [_mean(leaf, w) if kind == "mean" else leaf.amax(0) for kind, leaf in pairs]

@@ -18,7 +18,7 @@ from fedstrata.data.sampling import Everything, Sampling, steps_per_epoch
 from fedstrata.errors import InputError
 from fedstrata.oracles import Chain, Oracles, Tensors
 from fedstrata.problem import Problem
-from fedstrata.schedules import Clock, Count, Epochs, Rate, Steps, rate_at, steps_at
+from fedstrata.schedules import Clock, Epochs, EqualSteps, Rate, Steps, rate_at, steps_at
 
 Listener = Callable[[Clock, np.ndarray, dict[str, Callable[[], torch.Tensor]]], None]
 
@@ -211,7 +211,7 @@ class Client:
         """Return what each client kept under ``name``; ``default`` [C, ...] for clients that kept nothing yet."""
         return self._setting.state.recall(self.ids[: self._active], name, default)
 
-    def steps_now(self, steps: Count) -> int:
+    def steps_now(self, steps: EqualSteps) -> int:
         """Return the local steps of this round: a number, or what an interval has grown to."""
         return steps_at(steps, max(0, self.clock.round))
 
