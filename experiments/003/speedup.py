@@ -8,8 +8,9 @@ clients, exactly, at the server's model after every round.
 
 floor:     one learning rate for all N. After the start, what is left is noise, which the mean over N clients divides by
            N: the mean over the second half of the rounds should fall like N^-1.
-corollary: the learning rate of Corollary 1, proportional to sqrt(N / (K T)). The mean over all rounds should fall like
-           (N K T)^-1/2, in N and in T.
+corollary: the learning rate of Corollary 1, proportional to sqrt(N / sum of K_t). The mean over all rounds should fall
+           like (N sum K_t)^-1/2, in N and in T. A larger rate also shortens the start, so there is a control: one
+           client at the rates that N clients have.
 
 Writes speedup.json and speedup.png. Slopes are fitted to logarithms seed by seed; the interval is that of Student's t.
 """
@@ -35,7 +36,8 @@ SHIFT, NOISE = 0.3, 1.0
 CLIENTS = (1, 2, 4, 8, 16, 32)
 HORIZONS = (25, 50, 100, 200, 400)
 FIXED, SCALED = 0.02, 0.5
-METHODS = {
+CONTROL = "the rates of N"
+METHODS: dict[str, dict[str, Any]] = {
     "FedLALR": {},
     "restart momentum": {"restart": True},
     "maximum of vhat": {"aggregate": "max"},
@@ -57,6 +59,11 @@ def noisy(clients: int, seed: int) -> tuple[fs.Problem, fs.FederatedData, torch.
     start = 1.0 + 0.3 * torch.randn(DIMENSION, generator=generator, dtype=torch.float64)
     data = fs.FederatedData.from_arrays([(rows, torch.zeros(SAMPLES)) for rows in b], name="noisy")
     return fs.Problem(loss, start, name="noisy"), data, b
+
+
+def local_steps(rounds: int, options: dict[str, Any]) -> int:
+    """Return the local steps of so many rounds."""
+    return sum(fs.schedules.steps_at(options.get("steps", STEPS), r) for r in range(rounds))
 
 
 def squared_gradients(clients: int, lr: float, rounds: int, seed: int, options: dict[str, Any]) -> np.ndarray:
@@ -87,6 +94,7 @@ def study(seeds: int) -> list[dict[str, Any]]:
     plans: list[tuple[str, str, dict[str, Any], Sequence[int]]] = [
         *(("floor", name, options, CLIENTS) for name, options in METHODS.items()),
         *(("corollary, N", name, options, CLIENTS) for name, options in METHODS.items()),
+        *((f"one client, {CONTROL}", name, METHODS[name], CLIENTS) for name in ("FedLALR", "restart momentum")),
         ("corollary, T", "FedLALR", {}, HORIZONS),
     ]
     out = []
@@ -94,11 +102,11 @@ def study(seeds: int) -> list[dict[str, Any]]:
         values = np.empty((seeds, len(points)))
         for (seed, i), _ in np.ndenumerate(values):
             n, rounds = (points[i], ROUNDS) if kind != "corollary, T" else (4, points[i])
-            lr = FIXED if kind == "floor" else SCALED * math.sqrt(n / (STEPS * rounds))
-            squares = squared_gradients(n, lr, rounds, seed, options)
+            lr = FIXED if kind == "floor" else SCALED * math.sqrt(n / local_steps(rounds, options))
+            squares = squared_gradients(1 if CONTROL in kind else n, lr, rounds, seed, options)
             values[seed, i] = squares[rounds // 2 :].mean() if kind == "floor" else squares.mean()
         fit = slope(points, values)
-        print(f"{kind:13} {name:18} slope {fit['slope']:.2f} [{fit['low']:.2f}, {fit['high']:.2f}]")
+        print(f"{kind:26} {name:18} slope {fit['slope']:.2f} [{fit['low']:.2f}, {fit['high']:.2f}]")
         out.append({"kind": kind, "method": name, "at": list(points), "values": values.tolist(), **fit})
     return out
 
@@ -121,6 +129,10 @@ def draw(lines: list[dict[str, Any]], path: Path) -> None:
             panel.fill_between(
                 line["at"], np.exp(mean - spread), np.exp(mean + spread), color=drawn.get_color(), alpha=0.12
             )
+        for control in (entry for entry in lines if CONTROL in entry["kind"] and kind == "corollary, N"):
+            logs = np.log(np.array(control["values"])).mean(0)
+            label = f"one client at these rates, {control['method']}: slope {control['slope']:.2f}"
+            panel.plot(control["at"], np.exp(logs), "x--", color="0.4", linewidth=1, label=label)
         expected = -1.0 if kind == "floor" else -0.5
         at = np.array(line["at"], dtype=float)
         panel.plot(at, 1.4 * np.exp(mean[0]) * (at / at[0]) ** expected, "k:", label=f"slope {expected:g}")

@@ -23,6 +23,7 @@ from fedstrata.metrics import Evaluation
 from fedstrata.problem import Problem
 from fedstrata.problems import erm
 from fedstrata.problems.erm import two_samples
+from fedstrata.ranks import ranks_here
 from fedstrata.rundir import RunDirectory
 from fedstrata.train import Run, check_run, train
 
@@ -126,8 +127,9 @@ def start(
         experiment.start_from(before.run(None, callbacks))
         return
     with closing(RunDirectory(out)) as directory:
-        data = digest_of(experiment.problem, experiment.data)["data"]
-        directory.open({**config, "digest": {"data": data}}, resume)
+        if ranks_here().first:
+            data = digest_of(experiment.problem, experiment.data)["data"]
+            directory.open({**config, "digest": {"data": data}}, resume)
         experiment.start_from(before.run(out / "pretrain", callbacks))
 
 
