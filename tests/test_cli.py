@@ -136,9 +136,9 @@ def test_a_trial_runs_what_it_reports(fedstrata, experiment, tmp_path, monkeypat
     used = []
     real = compare.run_config
 
-    def spy(config, *rest):
+    def spy(config, *rest, **options):
         used.append(Experiment(config).algorithm)
-        return real(config, *rest)
+        return real(config, *rest, **options)
 
     monkeypatch.setattr(compare, "run_config", spy)
     settings = [

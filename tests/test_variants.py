@@ -318,8 +318,8 @@ def test_a_trial_is_the_mean_over_its_seeds_and_falls_with_any_of_them(fedstrata
     measured: dict[float, list[float]] = {}
     real = compare.run_config
 
-    def spy(config, *rest):
-        run = real(config, *rest)
+    def spy(config, *rest, **options):
+        run = real(config, *rest, **options)
         measured.setdefault(config.algorithm.options["lr"], []).append(run.history[-1]["loss"])
         return run
 
@@ -348,9 +348,9 @@ def test_the_tuned_tables_run_what_was_tried(fedstrata, write, monkeypatch, no_p
     used = []
     real = compare.run_config
 
-    def spy(config, *rest):
+    def spy(config, *rest, **options):
         used.append(Experiment(config).algorithm)
-        return real(config, *rest)
+        return real(config, *rest, **options)
 
     monkeypatch.setattr(compare, "run_config", spy)
     text = "[variants.decay.algorithm.lr]\nschedule = 'step'\nvalue = 0.01\nat = [2]\n[tune]\ntrials = 2\n"
