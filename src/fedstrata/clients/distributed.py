@@ -42,7 +42,6 @@ class DistributedClients(SimulatedClients):
         self.rank_of = shared_out(setting.data.train.sizes, ranks.size)
         self.mine = self.rank_of == ranks.rank
         self._used = Counts()
-        self._forms: dict[tuple[object, ...], Any] = {}
 
     def _chunks(self) -> list[np.ndarray]:
         mine = np.flatnonzero(self.rank_of[self.cohort] == self.ranks.rank)
@@ -58,18 +57,20 @@ class DistributedClients(SimulatedClients):
     def _together(
         self, work: Work, how: tuple[str, ...], leaves: list[torch.Tensor] | None, shape: TreeSpec | None
     ) -> Any:
-        form = self._form(work, how, leaves, shape)
-        like, shape = tree_flatten(form)
-        kinds = how * len(like) if len(how) == 1 else how
-        sums = [k != "max" for k in kinds]
-        if leaves is None:
-            leaves = [
-                torch.zeros_like(t) if s else torch.full_like(t, -math.inf) for t, s in zip(like, sums, strict=True)
-            ]
-        summed = self._sum([leaf for leaf, s in zip(leaves, sums, strict=True) if s])
-        largest = [self.ranks.max(leaf.contiguous()) for leaf, s in zip(leaves, sums, strict=True) if not s]
-        parts = iter(summed), iter(largest)
-        return tree_unflatten([next(parts[0] if s else parts[1]) for s in sums], shape)
+        if len(np.unique(self.rank_of[self.cohort])) < self.ranks.size:
+            like, shape = tree_flatten(self._form(leaves, shape))
+            kinds = how * len(like) if len(how) == 1 else how
+            empty = [_nothing(t, kind) for t, kind in zip(like, kinds, strict=True)]
+            leaves = empty if leaves is None else leaves
+        assert leaves is not None and shape is not None
+        kinds = how * len(leaves) if len(how) == 1 else how
+        sums = [leaf for leaf, kind in zip(leaves, kinds, strict=True) if kind != "max"]
+        most = [leaf.contiguous() for leaf, kind in zip(leaves, kinds, strict=True) if kind == "max"]
+        # A maximum over ranks passes NaN over, a sum does not.
+        found = self._sum([*sums, *(torch.zeros_like(leaf).where(leaf == leaf, leaf) for leaf in most)])
+        summed, spoilt = iter(found[: len(sums)]), iter(found[len(sums) :])
+        largest = (torch.where(bad == bad, self.ranks.max(leaf), bad) for leaf, bad in zip(most, spoilt, strict=True))
+        return tree_unflatten([next(largest if kind == "max" else summed) for kind in kinds], shape)
 
     def _sum(self, leaves: list[torch.Tensor]) -> list[torch.Tensor]:
         """Return the leaves summed over the ranks, and add up the counts, all in one buffer."""
@@ -87,14 +88,10 @@ class DistributedClients(SimulatedClients):
         parts = torch.split(buffer[: -len(counted)], [leaf.numel() for leaf in leaves])
         return [p.reshape(leaf.shape).to(leaf.dtype) for p, leaf in zip(parts, leaves, strict=True)]
 
-    def _form(self, work: Work, how: tuple[str, ...], leaves: list[torch.Tensor] | None, shape: TreeSpec | None) -> Any:
-        """Return what the answers look like, for ranks that have none: asked once, and the same ever after."""
-        key = (getattr(work, "__qualname__", ""), how, self._round < 0, self._exchange[0], len(self.cohort))
-        if key not in self._forms:
-            mine = None if leaves is None or shape is None else _described(tree_unflatten(leaves, shape))
-            found = next(form for form in self.ranks.all(mine) if form is not None)
-            self._forms[key] = _like(found)
-        return self._forms[key]
+    def _form(self, leaves: list[torch.Tensor] | None, shape: TreeSpec | None) -> Any:
+        """Return what the answers look like: some rank has none, and must know."""
+        mine = None if leaves is None or shape is None else _described(tree_unflatten(leaves, shape))
+        return _like(next(form for form in self.ranks.all(mine) if form is not None))
 
 
 def shared_out(sizes: np.ndarray, ranks: int) -> np.ndarray:
@@ -109,6 +106,13 @@ def shared_out(sizes: np.ndarray, ranks: int) -> np.ndarray:
 
 
 _POWERS = torch.tensor([float(DIGIT) ** i for i in range(DIGITS)], dtype=torch.float64)
+
+
+def _nothing(like: torch.Tensor, kind: str) -> torch.Tensor:
+    """Return what changes no sum, or no maximum."""
+    if kind != "max":
+        return torch.zeros_like(like)
+    return torch.full_like(like, -math.inf if like.is_floating_point() else torch.iinfo(like.dtype).min)
 
 
 def _digits(number: int) -> list[int]:

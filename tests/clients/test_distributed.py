@@ -1,0 +1,481 @@
+"""Distributed clients: several ranks do what a process alone does, hold the same bits, write once, and survive kills.
+
+The ranks are forked once, and go through everything in tests/distributed_worker.py; torchrun itself starts the command.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import load_file
+
+import distributed_worker as worker
+from distributed_worker import BIG, CASES, CHAINS, PROBES, ROUNDS, STOP, WIDE, Outcome
+from fedstrata.algorithms import ALGORITHMS
+from fedstrata.clients.distributed import shared_out
+from fedstrata.compare import run_config
+from fedstrata.config import read
+from fedstrata.ranks import ALONE
+from support import without_seconds
+
+USED = ("steps", "samples", "bytes_up", "bytes_down")
+
+
+@dataclass
+class Launch:
+    """What every rank found: JSON by task, and tensors by task, kind and name."""
+
+    folder: Path
+    found: list[dict[str, Any]]
+    tensors: list[dict[str, torch.Tensor]]
+
+    def of(self, task: str) -> list[dict[str, Any]]:
+        """What the ranks that took part found, all of them without an error."""
+        each = [f[task] for f in self.found if task in f]
+        errors = [
+            f"rank {r}: {e['error']}: {e['message']}\n{e.get('trace', '')}" for r, e in enumerate(each) if "error" in e
+        ]
+        assert not errors, "\n".join(errors)
+        return each
+
+    def refused(self, task: str) -> list[dict[str, Any]]:
+        """The errors of the ranks that took part."""
+        return [f[task] for f in self.found if task in f]
+
+    def server(self, task: str) -> dict[str, torch.Tensor]:
+        return _below(self.tensors[0], f"{task}/server/")
+
+    def rows(self, task: str) -> list[dict[str, torch.Tensor]]:
+        return [_below(t, f"{task}/rows/") for t in self.tensors]
+
+
+def _below(tensors: dict[str, torch.Tensor], start: str) -> dict[str, torch.Tensor]:
+    return {k.removeprefix(start): v for k, v in tensors.items() if k.startswith(start)}
+
+
+@pytest.fixture(scope="module")
+def launch(tmp_path_factory: pytest.TempPathFactory) -> Launch:
+    folder = tmp_path_factory.mktemp("ranks")
+    (folder / "runs").mkdir()
+    (folder / "runs" / "pretrained.toml").write_text(worker.FILE + worker.PRETRAIN)
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["fedstrata", "fedstrata.plots", "torch._dynamo"])
+    ranks = [context.Process(target=worker.work, args=(rank, folder)) for rank in range(worker.LARGEST)]
+    for process in ranks:
+        process.start()
+    deadline = time.monotonic() + 900
+    for process in ranks:
+        process.join(max(0.0, deadline - time.monotonic()))
+    codes = [process.exitcode for process in ranks]
+    for process in ranks:
+        process.kill()
+    assert codes == [0] * worker.LARGEST
+    found = [json.loads((folder / f"rank-{r}.json").read_text()) for r in range(worker.LARGEST)]
+    return Launch(folder, found, [load_file(folder / f"rank-{r}.safetensors") for r in range(worker.LARGEST)])
+
+
+# --- every algorithm -------------------------------------------------------------------------------------------------
+
+
+def kept(parts: list[dict[str, torch.Tensor]]) -> dict[str, dict[int, torch.Tensor]]:
+    """Rows by name and client; no client has a row in two parts."""
+    out: dict[str, dict[int, torch.Tensor]] = {}
+    for part in parts:
+        for name in (k for k in part if not k.endswith(".clients")):
+            table = out.setdefault(name, {})
+            for client, row in zip(part[f"{name}.clients"].tolist(), part[name], strict=True):
+                assert client not in table
+                table[client] = row
+    return out
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_ranks_do_what_a_process_alone_does(name: str, launch: Launch) -> None:
+    case = CASES[name]
+    ranks = launch.of(name)
+    alone = worker.play_case(case, ALONE)
+    tolerance = 1e-5 if case.dtype == torch.float32 else 1e-10
+    assert [rank["counts"] for rank in ranks] == [alone.counts] * case.ranks
+    server = launch.server(name)
+    assert server.keys() == alone.server.keys()
+    for vector, expected in alone.server.items():
+        assert server[vector].dtype == expected.dtype
+        torch.testing.assert_close(server[vector], expected, atol=tolerance, rtol=tolerance)
+    ours, theirs = kept(launch.rows(name)), kept([alone.rows])
+    assert {k: sorted(v) for k, v in ours.items()} == {k: sorted(v) for k, v in theirs.items()}
+    for table, client in ((t, c) for t in theirs for c in theirs[t]):
+        torch.testing.assert_close(ours[table][client], theirs[table][client], atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_all_ranks_hold_the_same_bits_after_every_round(name: str, launch: Launch) -> None:
+    first, *others = (rank["digests"] for rank in launch.of(name))
+    assert len(others) == CASES[name].ranks - 1 and len(first) == CASES[name].rounds + 1
+    assert all(before != after for before, after in itertools.pairwise(first))
+    assert all(other == first for other in others)
+
+
+def test_clients_keep_their_state_on_their_own_rank(launch: Launch) -> None:
+    name = next(n for n, c in CASES.items() if c.name == "scaffold" and c.ranks == 3)
+    rank_of = shared_out(CASES[name].build()[1].train.sizes, 3)
+    for rank, rows in enumerate(launch.rows(name)):
+        assert rows["c.clients"].tolist() == np.flatnonzero(rank_of == rank).tolist()
+
+
+def test_every_algorithm_runs_on_ranks() -> None:
+    assert {case.name for case in CASES.values() if case.ranks == 2} == set(ALGORITHMS)
+
+
+# --- the verbs -------------------------------------------------------------------------------------------------------
+
+
+def probed(launch: Launch, name: str, cohort: str, ranks: int) -> tuple[Outcome, Outcome]:
+    """What ranks found out, after all of them found the same, and what a process alone does."""
+    task = f"{name} {cohort} {ranks}"
+    first, *others = launch.of(task)
+    assert all((o["digests"], o["counts"]) == (first["digests"], first["counts"]) for o in others)
+    ours = Outcome(launch.server(task), {}, first["counts"], first["digests"])
+    return ours, worker.play_probe(name, cohort, ALONE)
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("cohort", ["all", "one"])
+@pytest.mark.parametrize("name", [p for p in PROBES if p != "big_counts"])
+def test_the_verbs_do_what_they_do_in_a_process_alone(name: str, cohort: str, ranks: int, launch: Launch) -> None:
+    ours, alone = probed(launch, name, cohort, ranks)
+    assert ours.counts == alone.counts
+    assert ours.server.keys() == alone.server.keys()
+    for part, expected in alone.server.items():
+        assert (ours.server[part].dtype, ours.server[part].shape) == (expected.dtype, expected.shape)
+        torch.testing.assert_close(ours.server[part], expected, atol=1e-5, rtol=1e-5, equal_nan=True)
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_what_is_gathered_stands_in_the_order_of_the_cohort(ranks: int, launch: Launch) -> None:
+    found, _ = probed(launch, "gather", "all", ranks)
+    who = torch.arange(7)
+    assert torch.equal(found.server["gathered.0"], who + 0.25)
+    assert torch.equal(found.server["gathered.1.0"], 10 * who[:, None, None] + torch.arange(6).reshape(2, 3))
+    assert found.server["gathered.1.1.0"].tolist() == [True, False] * 3 + [True]
+    assert torch.equal(found.server["gathered.1.1.1"], who.double() + 0.25)
+    assert found.server["gathered.1.2"].shape == (7, 0)
+    assert torch.equal(found.server["gathered.2"], who.short())
+    assert found.counts == {"steps": 0, "samples": 0, "bytes_up": 7 * (4 + 6 * 8 + 1 + 8 + 2), "bytes_down": 0}
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_means_and_maxima_are_those_of_the_whole_cohort(ranks: int, launch: Launch) -> None:
+    sizes = torch.tensor([5 + 3 * k for k in range(7)]).double()
+    by_samples = float((sizes / sizes.sum()) @ torch.arange(7).double())
+    means = probed(launch, "mean", "all", ranks)[0].server
+    assert means["uniform.0"].tolist() == pytest.approx([3.5, 1.0]) and means["uniform.1.0"] == pytest.approx(3)
+    assert means["samples.1.0"].item() == pytest.approx(by_samples, rel=1e-12) and by_samples > 3.5
+    largest = probed(launch, "max", "all", ranks)[0].server
+    assert largest["largest.0"] == -1 and largest["largest.1.0"].tolist() == [0, 6]
+    both = probed(launch, "combine", "all", ranks)[0].server
+    assert both["a.0"] == 6 and both["a.1"].tolist() == pytest.approx([3, -3]) and both["a.2"] == 36
+    assert both["b.0"] == pytest.approx(3) and both["b.1"].tolist() == [6, 0] and both["b.2"] == pytest.approx(13)
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_ranks_without_a_client_in_the_cohort_add_nothing(ranks: int, launch: Launch) -> None:
+    whole, alone = probed(launch, "max_of_integers", "one", ranks)
+    (chosen,) = (-1 - alone.server["largest.0"]).reshape(1).tolist()
+    assert whole.server["largest.0"] == -1 - chosen and whole.server["largest.1"].tolist() == [chosen] * 3
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_one_client_that_is_not_a_number_makes_the_maximum_none(ranks: int, launch: Launch) -> None:
+    found, _ = probed(launch, "max_of_nan", "all", ranks)
+    assert found.server["largest"].isnan().all()
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_a_client_that_is_chosen_thrice_answers_thrice(ranks: int, launch: Launch) -> None:
+    found = probed(launch, "choose", "all", ranks)[0].server
+    assert found["thrice"].tolist() == [1, 1, 1] and found["mean of thrice"] == 1
+    assert torch.equal(found["two"], found["two.cohort"]) and len(set(found["two"].tolist())) == 2
+    assert found["all"].tolist() == list(range(7))
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_samples_on_the_server_count_once(ranks: int, launch: Launch) -> None:
+    found, _ = probed(launch, "server", "all", ranks)
+    assert found.server["who"].tolist() == [0, 1, 2]
+    assert found.counts["samples"] == 4 * 3 + 4 * 7
+    assert found.counts["bytes_up"] == 7 * (15 * 4 + 8)
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_counts_that_float32_cannot_hold_are_exact(ranks: int, launch: Launch) -> None:
+    found, alone = probed(launch, "big_counts", "all", ranks)
+    for number in (BIG + 4, 3 * BIG + 6, 3 * 4 * WIDE):
+        assert int(torch.tensor(number, dtype=torch.float32)) != number
+    up = 3 * 4 * (1 + WIDE)
+    assert found.counts == {"steps": BIG + 4, "samples": 3 * BIG + 6, "bytes_up": up, "bytes_down": 0}
+    assert found.counts == alone.counts and found.server["wide"].tolist() == pytest.approx([1, 1])
+
+
+# --- whose clients ---------------------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.integers(1, 1000), min_size=1, max_size=60), st.integers(1, 9))
+def test_clients_are_shared_out_evenly(sizes: list[int], ranks: int) -> None:
+    found = shared_out(np.array(sizes), ranks)
+    assert found.shape == (len(sizes),) and set(found.tolist()) <= set(range(ranks))
+    loads = np.bincount(found, weights=sizes, minlength=ranks)
+    assert loads.max() - loads.min() <= max(sizes)
+    if len(sizes) >= ranks:
+        assert loads.min() > 0
+    assert np.array_equal(found, shared_out(np.array(sizes), ranks))
+
+
+def test_the_largest_clients_are_shared_out_first() -> None:
+    assert shared_out(np.array([1, 1, 1, 1, 4]), 2).tolist() == [1, 1, 1, 1, 0]
+    assert shared_out(np.array([3, 3, 2, 2, 2]), 2).tolist() == [0, 1, 0, 1, 0]
+    assert shared_out(np.array([7, 7]), 3).tolist() == [0, 1]
+
+
+# --- training --------------------------------------------------------------------------------------------------------
+
+
+def files(folder: Path) -> set[str]:
+    return {p.name for p in folder.iterdir()}
+
+
+def rows_of(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def assert_same_rows(ours: list[dict[str, Any]], theirs: list[dict[str, Any]], tolerance: float) -> None:
+    """Histories that agree: counts exactly, measures to rounding, seconds aside."""
+    assert len(ours) == len(theirs)
+    for a, b in zip(without_seconds(ours), without_seconds(theirs), strict=True):
+        assert {k: a[k] for k in ("round", *USED)} == {k: b[k] for k in ("round", *USED)}
+        assert a == pytest.approx(b, rel=tolerance, abs=tolerance)
+
+
+def assert_same_run(ours: Path, theirs: Path, tolerance: float) -> None:
+    """Run directories that agree: metrics, summary and model."""
+    assert files(ours) == files(theirs)
+    assert_same_rows(rows_of(ours), rows_of(theirs), tolerance)
+    a, b = (json.loads((folder / "summary.json").read_text()) for folder in (ours, theirs))
+    assert a.keys() == b.keys() and a["per_client"].keys() == b["per_client"].keys()
+    for measure, values in a.pop("per_client").items():
+        numbers = [[-1.0 if v is None else v for v in each] for each in (values, b["per_client"][measure])]
+        assert numbers[0] == pytest.approx(numbers[1], rel=tolerance, abs=tolerance)
+    a, b = ({k: v for k, v in s.items() if k not in ("seconds", "per_client", "pretrain")} for s in (a, b))
+    exact, near = ([{k: v for k, v in s.items() if isinstance(v, float) == n} for s in (a, b)] for n in (False, True))
+    assert exact[0] == exact[1]
+    assert near[0] == pytest.approx(near[1], rel=tolerance, abs=tolerance)
+    ours_model, theirs_model = (load_file(folder / "model.safetensors") for folder in (ours, theirs))
+    torch.testing.assert_close(ours_model, theirs_model, atol=tolerance, rtol=tolerance)
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Runs of a process alone."""
+    folder = tmp_path_factory.mktemp("alone")
+    with pytest.MonkeyPatch.context() as patch, worker.untraced():
+        patch.setattr("fedstrata.plots.plot", lambda *_, **__: None)  # drawing costs more than these runs
+        worker.train_scaffold(folder / "straight", ROUNDS)
+        worker.train_auc(folder / "auc")
+        (folder / "pretrained.toml").write_text(worker.FILE + worker.PRETRAIN)
+        worker.pretrained(folder / "pretrained")
+    return folder
+
+
+@pytest.mark.parametrize("name", ["straight", "auc", "pretrained"])
+def test_training_with_ranks_ends_as_it_does_alone(name: str, launch: Launch, alone: Path) -> None:
+    first, second = (found["run"] for found in launch.of(name))
+    assert_same_run(launch.folder / "runs" / name, alone / name, 1e-5 if name == "pretrained" else 1e-10)
+    assert first["history"] == second["history"] == rows_of(launch.folder / "runs" / name)
+    assert first["x"] == second["x"]
+    assert first["summary"] == second["summary"]
+    assert first["summary"] == json.loads((launch.folder / "runs" / name / "summary.json").read_text())
+
+
+def test_a_pretraining_with_ranks_ends_as_it_does_alone(launch: Launch, alone: Path) -> None:
+    launch.of("pretrained")
+    assert_same_run(launch.folder / "runs" / "pretrained" / "pretrain", alone / "pretrained" / "pretrain", 1e-5)
+
+
+@pytest.mark.parametrize("name", ["straight", "auc", *(f"from {a} to {b}" for a, b in CHAINS)])
+def test_only_the_first_rank_writes_and_is_listened_to(name: str, launch: Launch) -> None:
+    first, *others = launch.of(name)
+    written = {Path(path).name.strip(".").split(".")[0] for path in first["written"]}
+    assert {"metrics", "summary", "model", "config"} <= written
+    assert [other["written"] for other in others] == [[]] * len(others)
+    if name == "straight":
+        assert first["run"]["called"] == list(range(1, ROUNDS + 1)) and others[0]["run"]["called"] == []
+
+
+def test_all_ranks_diverge_together(launch: Launch) -> None:
+    for task, why in (
+        ("diverged", "diverged in round 1: 15 of 15 entries of x"),
+        ("measured nan", "round 2: the loss"),
+    ):
+        found = launch.refused(task)
+        assert [f.get("error") for f in found] == ["Diverged"] * 2
+        assert all(why in f["message"] for f in found)
+    saved = launch.folder / "runs" / "measured nan"
+    assert [row["round"] for row in rows_of(saved)] == [0, 1]
+    assert "checkpoint" in files(saved) and "summary.json" not in files(saved)
+
+
+def test_all_ranks_refuse_diagnostics_of_local_steps(launch: Launch) -> None:
+    found = launch.refused("listening")
+    assert [f["error"] for f in found] == ["InputError"] * 2
+    assert all("one process only" in f["message"] for f in found)
+
+
+@pytest.mark.parametrize(("first", "then"), CHAINS)
+def test_a_run_goes_on_with_another_number_of_ranks(first: int, then: int, launch: Launch, alone: Path) -> None:
+    name = f"from {first} to {then}"
+    before, after = ([found["run"] for found in launch.of(task)] for task in (f"start {name}", name))
+    assert (len(before), len(after)) == (first, then)
+    assert before[0]["history"] == after[0]["history"][: STOP + 1]
+    assert after[0]["history"][-1]["round"] == ROUNDS
+    assert all((run["x"], run["history"]) == (after[0]["x"], after[0]["history"]) for run in after)
+    assert_same_run(launch.folder / "runs" / name, alone / "straight", 1e-10)
+
+
+@pytest.mark.parametrize("name", ["straight", *(f"from {a} to {b}" for a, b in CHAINS)])
+def test_checkpoints_of_ranks_hold_what_those_of_a_process_alone_hold(name: str, launch: Launch, alone: Path) -> None:
+    """And the rows of all clients were written anew on the way, so there are fewer pieces than rounds."""
+    launch.of(name)
+    ours, theirs = (saved(folder) for folder in (launch.folder / "runs" / name, alone / "straight"))
+    assert ours["round"] == theirs["round"] == ROUNDS and ours["counts"] == theirs["counts"]
+    torch.testing.assert_close(ours["server"], theirs["server"], atol=1e-10, rtol=1e-10)
+    assert ours["clients"].keys() == theirs["clients"].keys()
+    for key, row in theirs["clients"].items():
+        torch.testing.assert_close(ours["clients"][key], row, atol=1e-10, rtol=1e-10)
+    assert ours["rounds"] < set(range(1, ROUNDS + 1))
+
+
+def saved(run: Path) -> dict[str, Any]:
+    """The last checkpoint: the server's vectors, and each client's rows as they are after all pieces."""
+    folder = run / "checkpoint"
+    manifest = json.loads(max(folder.glob("round-*.json")).read_text())["manifest"]
+    rows: dict[tuple[str, int], torch.Tensor] = {}
+    for piece in manifest["clients"]:
+        held = load_file(folder / piece["file"])
+        for name in (n for n in held if not n.endswith(".clients")):
+            rows |= {(name, k): row for k, row in zip(held[f"{name}.clients"].tolist(), held[name], strict=True)}
+    rounds = {int(piece["file"].split("-")[1]) for piece in manifest["clients"]}
+    server = load_file(folder / manifest["server"]["file"])
+    return {**manifest, "server": server, "clients": rows, "rounds": rounds}
+
+
+# --- the command -----------------------------------------------------------------------------------------------------
+
+COMMAND_ROUNDS = 40
+COMMAND = worker.FILE.replace("rounds = 3", f"rounds = {COMMAND_ROUNDS}\neval_every = 1\nthreads = 1").replace(
+    "lr = 0.1", 'name = "scaffold"\nlr = 0.1'
+)
+
+
+def torchrun(folder: Path, *options: str) -> subprocess.Popen[str]:
+    """Start the command with two ranks."""
+    (folder / "experiment.toml").write_text(COMMAND)
+    words = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *options, "-m", "fedstrata", "run"]
+    words += [str(folder / "experiment.toml"), "--out", str(folder / "run"), "--json", "--quiet"]
+    return subprocess.Popen(
+        [sys.executable, *words],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def ended(process: subprocess.Popen[str], seconds: float = 300) -> tuple[int, str, str]:
+    """Wait for a command's end; stop all its processes if it does not come."""
+    try:
+        out, err = process.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        out, err = process.communicate()
+    return process.returncode, out, err
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    folder = tmp_path_factory.mktemp("torchrun")
+    code, out, err = ended(torchrun(folder))
+    assert code == 0, err
+    return folder, out
+
+
+def test_the_command_runs_with_the_ranks_of_torchrun(
+    uninterrupted: tuple[Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, printed = uninterrupted
+    assert json.loads(printed) == json.loads((folder / "run" / "summary.json").read_text())  # one rank prints
+    assert {"plot.png", "config.toml", "checkpoint"} <= files(folder / "run")
+    monkeypatch.setattr("fedstrata.plots.plot", lambda _, path, **__: path.touch())
+    run_config(read(folder / "experiment.toml"), tmp_path / "run", False, [])
+    assert_same_run(folder / "run", tmp_path / "run", 1e-4)
+    assert (folder / "run/config.toml").read_text() == (tmp_path / "run/config.toml").read_text()
+
+
+def processes_of(parent: int) -> Iterator[tuple[int, int]]:
+    """The ranks that torchrun runs, and their process numbers."""
+    for child in Path(f"/proc/{parent}/task/{parent}/children").read_text().split():
+        try:
+            environment = Path(f"/proc/{child}/environ").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        for entry in environment:
+            if entry.startswith(b"RANK="):
+                yield int(entry[5:]), int(child)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc").exists(), reason="a rank is found in /proc")
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_is_killed_changes_nothing(rank: int, uninterrupted: tuple[Path, str], tmp_path: Path) -> None:
+    straight = uninterrupted[0] / "run"
+    process = torchrun(tmp_path, "--max-restarts", "2")
+    folder = tmp_path / "run"
+    try:
+        deadline = time.monotonic() + 240
+        while not (folder / "metrics.jsonl").exists() or len(rows_of_now(folder)) < COMMAND_ROUNDS // 4:
+            assert process.poll() is None and time.monotonic() < deadline
+            time.sleep(0.001)
+        os.kill(dict(processes_of(process.pid))[rank], signal.SIGKILL)
+        before = rows_of_now(folder)[: COMMAND_ROUNDS // 4]
+        assert not (folder / "summary.json").exists(), "the run ended before it could be killed"
+        assert len(rows_of_now(folder)) < COMMAND_ROUNDS
+    finally:
+        code, out, err = ended(process)
+    assert code == 0, err
+    assert (folder / "model.safetensors").read_bytes() == (straight / "model.safetensors").read_bytes()
+    rows = rows_of(folder)
+    assert rows[: len(before) - 1] == before[:-1]  # seconds too: the rounds before the kill were not done again
+    assert without_seconds(rows) == without_seconds(rows_of(straight))
+    assert json.loads(out)["status"] == "finished"
+    assert not list(folder.rglob("*.tmp"))
+
+
+def rows_of_now(folder: Path) -> list[dict[str, Any]]:
+    """The rows of a run that is under way; the last line may be cut off."""
+    text = (folder / "metrics.jsonl").read_text()
+    return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
