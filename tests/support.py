@@ -182,8 +182,8 @@ def play(
 def started(algorithm: Algorithm, clients: SimulatedClients) -> fs.State:
     """Let problem and algorithm prepare themselves, as training does before the first round."""
     clients.begin(-1)
-    if clients.problem.prepare is not None:
-        clients.adopt(clients.problem.prepare(clients.problem, clients))
+    if clients.problem.asks is not None and clients.problem.given is not None:
+        clients.adopt(clients.problem.given(clients.problem, clients.problem.asks(clients.problem, clients)))
     return algorithm.start(algorithm.init(clients.problem), clients)
 
 

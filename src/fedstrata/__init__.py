@@ -42,10 +42,12 @@ from fedstrata.algorithms import (
     param,
 )
 from fedstrata.callbacks import Callback, ShowProgress, TensorBoard
+from fedstrata.channels import Channel
 from fedstrata.clients import Client, Clients
 from fedstrata.data import Dataset, FederatedData
 from fedstrata.diagnostics import Diagnostics
 from fedstrata.errors import Diverged, FedstrataError, InputError, MissingData
+from fedstrata.faults import Faults, Inject, QuorumError
 from fedstrata.metrics import Evaluation
 from fedstrata.problem import Problem
 from fedstrata.problems import (
@@ -83,6 +85,7 @@ __all__ = [
     "AdaMFCGD",
     "Algorithm",
     "Callback",
+    "Channel",
     "Client",
     "Clients",
     "CoDA",
@@ -93,6 +96,7 @@ __all__ = [
     "Diverged",
     "Epochs",
     "Evaluation",
+    "Faults",
     "FedAMS",
     "FedAdagrad",
     "FedAdam",
@@ -103,6 +107,7 @@ __all__ = [
     "FedYogi",
     "FederatedData",
     "FedstrataError",
+    "Inject",
     "InputError",
     "Interval",
     "LaFedOPT",
@@ -122,6 +127,7 @@ __all__ = [
     "Problem",
     "QFedAvg",
     "Quadratic",
+    "QuorumError",
     "RoundDecay",
     "Run",
     "Scaffold",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from fedstrata.errors import InputError
+from fedstrata.faults import Fault, told
 from fedstrata.schedules import Clock
 
 if TYPE_CHECKING:
@@ -48,6 +49,9 @@ class Callback:
         """Whether :meth:`on_local_step` is to be called."""
         return type(self).on_local_step is not Callback.on_local_step
 
+    def on_faults(self, faults: Sequence[Fault], names: Sequence[str]) -> None:
+        """Clients, called ``names`` if anything, were left out in this round."""
+
     def on_evaluation(self, row: Row) -> None:
         """An evaluation was made: the row that goes to metrics.jsonl."""
 
@@ -76,6 +80,10 @@ class Titled(Callback):
     def on_local_step(self, clock: Clock, ids: np.ndarray, reports: Reports) -> None:
         """Pass it on."""
         self.listener.on_local_step(clock, ids, reports)
+
+    def on_faults(self, faults: Sequence[Fault], names: Sequence[str]) -> None:
+        """Pass it on."""
+        self.listener.on_faults(faults, names)
 
     @property
     def wants_local_steps(self) -> bool:
@@ -120,6 +128,12 @@ class ShowProgress(Callback):
         """Move the bar."""
         if self._bar is not None:
             self._bar.update(self._task, completed=round)
+
+    def on_faults(self, faults: Sequence[Fault], names: Sequence[str]) -> None:
+        """Name the clients that were left out."""
+        if not self.brief:
+            line = f"{self.title}: round {faults[0].round + 1}: left out: {told(faults, names)}"
+            self.console.print(line, highlight=False, soft_wrap=True)
 
     def on_evaluation(self, row: Row) -> None:
         """Show the measures."""

@@ -64,7 +64,7 @@ def run_config(
             built.problem,
             built.data,
             built.algorithm,
-            **config.train.model_dump(),
+            **config.settings(),
             evaluate=built.evaluation,
             out=out,
             resume=resume,

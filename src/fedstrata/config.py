@@ -14,9 +14,11 @@ from pydantic import Field, ValidationError
 from fedstrata import models
 from fedstrata.algorithms import Algorithm, algorithm
 from fedstrata.algorithms.base import ALGORITHMS
+from fedstrata.channels import Channel
 from fedstrata.data import Dataset, FederatedData, load
 from fedstrata.data.partition import partition_named
 from fedstrata.errors import FedstrataError, InputError, invalid, unknown
+from fedstrata.faults import Faults, Inject
 from fedstrata.merge import Tables, merge, override, presets_of, slug, split_preset
 from fedstrata.metrics import MEASURES, Evaluation
 from fedstrata.problem import Problem
@@ -24,10 +26,12 @@ from fedstrata.problems import PROBLEMS
 from fedstrata.rundir import flatten, read_toml
 from fedstrata.schema import (
     AlgorithmTable,
+    ChannelTable,
     CompareTable,
     DataTable,
     DiagnosticsTable,
     EvaluateTable,
+    FaultsTable,
     ModelTable,
     Named,
     PlotTable,
@@ -63,6 +67,8 @@ class Config(Table):
     algorithms: dict[str, dict[str, Any]] = Field(default_factory=dict)
     train: TrainTable = TrainTable()
     evaluate: EvaluateTable = EvaluateTable()
+    channel: ChannelTable = ChannelTable()
+    faults: FaultsTable | None = None
     diagnostics: DiagnosticsTable = DiagnosticsTable()
     tune: TuneTable = TuneTable()
     compare: CompareTable = CompareTable()
@@ -74,7 +80,7 @@ class Config(Table):
         """Return the resolved configuration as TOML tables, enough to run again, without the tables named."""
         plain = {
             k
-            for k in ("compare", "diagnostics", "plot", "pretrain", "variants")
+            for k in ("channel", "compare", "diagnostics", "plot", "pretrain", "variants")
             if getattr(self, k) == getattr(Config(), k)
         }
         tables = self.model_dump(exclude_none=True, exclude={"digest", *plain, *without})
@@ -84,6 +90,15 @@ class Config(Table):
         if self.brings_data:
             del tables["data"], tables["model"]
         return tables
+
+    def settings(self) -> dict[str, Any]:
+        """Return the keyword arguments of ``fs.train`` that the file sets: [train], [channel] and [faults]."""
+        faults = None
+        if self.faults is not None:
+            table = self.faults.model_dump(exclude={"inject"})
+            inject = None if self.faults.inject is None else Inject(**self.faults.inject.model_dump())
+            faults = Faults(**table, inject=inject)
+        return {**self.train.model_dump(), "channel": Channel(**self.channel.model_dump()), "faults": faults}
 
     @property
     def brings_data(self) -> bool:

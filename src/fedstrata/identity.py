@@ -8,6 +8,7 @@ from hashlib import blake2b
 from typing import Any
 
 from fedstrata.algorithms.base import Algorithm
+from fedstrata.channels import PLAIN
 from fedstrata.data.federated import FederatedData
 from fedstrata.problem import Problem
 
@@ -16,12 +17,18 @@ def settings_of(
     problem: Problem, data: FederatedData, algorithm: Algorithm, settings: dict[str, Any]
 ) -> dict[str, Any]:
     """Return what is known of a run as the tables of a configuration file."""
+    around = {k: settings[k] for k in ("channel", "faults") if settings.get(k) not in (None, PLAIN)}
     return {
-        "train": {k: v for k, v in settings.items() if v is not None},
+        **{k: _without_none(dataclasses.asdict(v)) for k, v in around.items()},
+        "train": {k: v for k, v in settings.items() if v is not None and k not in ("channel", "faults")},
         "algorithm": describe(algorithm),
         "problem": {"name": problem.name, "size": len(problem.x0), **_plain(problem.options)},
         "data": {"name": data.name, "clients": data.clients},
     }
+
+
+def _without_none(table: dict[str, Any]) -> dict[str, Any]:
+    return {k: _without_none(v) if isinstance(v, dict) else v for k, v in table.items() if v is not None}
 
 
 def _plain(options: Mapping[str, object]) -> dict[str, object]:

@@ -55,13 +55,15 @@ class Pretraining:
         if experiment.problem.check is not None:
             experiment.problem.check(data)
         options = {"loss": _loss(flat, data), "batchnorm": config.problem.options.get("batchnorm", "refuse")}
-        settings = {**config.train.model_dump(), "rounds": config.pretrain.rounds}
+        settings = {**config.settings(), "rounds": config.pretrain.rounds}
         clients = experiment.evaluation.clients  # what else is evaluated is about the problem itself
         others = ("algorithms", "compare", "evaluate", "label", "plot", "pretrain", "tune", "variants")
         tables = config.to_toml(*others) | {
             "problem": {"name": "erm", **options},
             "algorithm": describe(experiment.pretrainer),
-            "train": {k: v for k, v in settings.items() if v is not None},
+            "train": {
+                k: v for k, v in {**config.train.model_dump(), "rounds": settings["rounds"]}.items() if v is not None
+            },
             "evaluate": {"clients": clients},
         }
         problem = erm(experiment.model, **options)
@@ -120,7 +122,7 @@ def start(
         experiment.data,
         experiment.algorithm,
         experiment.evaluation,
-        experiment.config.train.model_dump(),
+        experiment.config.settings(),
     )
     before.check()
     if out is None:

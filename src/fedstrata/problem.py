@@ -62,7 +62,8 @@ class Problem:
     adapt:      (steps, lr) of the gradient steps that make the model a client's own, for metrics; None when none do.
     options:    what it was built with, for the run directory; a run with other options is never resumed.
     check:      raises an error when a data set does not fit the problem.
-    prepare:    ``prepare(problem, clients) -> problem``, before the first round: asks the clients for what it needs.
+    asks:       ``asks(problem, clients) -> vector``, before the first round: what it must learn from the clients.
+    given:      ``given(problem, vector) -> problem``: the problem that knows what it asked for.
     at:         ``at(problem, clock) -> problem``, before every round: the problem as it is then, the same one when
                 nothing has changed. For rates inside a problem that follow a schedule.
     """
@@ -89,7 +90,8 @@ class Problem:
     adapt: tuple[int, float] | None = None
     options: Mapping[str, object] = field(default_factory=dict)
     check: Callable[[FederatedData], None] | None = None
-    prepare: Callable[[Problem, Clients], Problem] | None = None
+    asks: Callable[[Problem, Clients], torch.Tensor] | None = None
+    given: Callable[[Problem, torch.Tensor], Problem] | None = None
     at: Callable[[Problem, Clock], Problem] | None = None
 
     def __post_init__(self) -> None:
@@ -108,6 +110,8 @@ class Problem:
             raise InputError(f"The problem {self.name} has project_y but no dual: pass y0 too.")
         if self.mixture and (self.y0 is None or self.project_y is None):
             raise InputError(f"The problem {self.name} is a mixture: pass y0 and project_y, onto the simplex, too.")
+        if (self.asks is None) != (self.given is None):
+            raise InputError(f"The problem {self.name} needs both asks and given, or neither.")
         if self.mixture:
             object.__setattr__(self, "numbered", True)
 

@@ -1,5 +1,6 @@
 """A run directory: config.toml, metrics.jsonl, summary.json, model.safetensors, checkpoint/, plot.png.
 
+Where clients were left out, ``faults.jsonl`` says which, when and why.
 Where ``[pretrain]`` comes first, ``pretrain/`` in it is the run directory of that.
 """
 
@@ -25,7 +26,10 @@ except ImportError:  # not on Windows
 
 Row = dict[str, Any]
 
-FREE_TO_CHANGE = {"train.rounds", "train.threads", "train.checkpoint_every", "train.state_memory", "data.directory"}
+FREE_TO_CHANGE = {
+    *("train.rounds", "train.threads", "train.checkpoint_every", "train.state_memory", "data.directory"),
+    *("faults.quorum", "faults.retries", "faults.timeout", "faults.max_bytes"),
+}
 """Settings that a resumed run may change without becoming another run."""
 
 _START = "digest.start"
@@ -105,6 +109,11 @@ class RunDirectory:
         """Add a row to metrics.jsonl."""
         with self.metrics.open("a") as file:
             file.write(_line(row))
+
+    def append_faults(self, rows: list[Row]) -> None:
+        """Add lines to faults.jsonl: who was left out, when and why."""
+        with (self.path / "faults.jsonl").open("a") as file:
+            file.write("".join(_line(row) for row in rows))
 
     def write_summary(self, summary: Row) -> None:
         """Write summary.json."""

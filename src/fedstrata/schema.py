@@ -101,6 +101,44 @@ class EvaluateTable(Table):
     attack_steps: int = Field(10, ge=0)
 
 
+class ChannelTable(Table):
+    """What answers go through: the keyword arguments of ``fs.Channel``."""
+
+    compress: Literal["none", "top_k", "quantise"] = "none"
+    top: float = 0.01
+    clip: float | None = None
+    bound: float | None = None
+    reduce: Literal["mean", "median", "trimmed_mean"] = "mean"
+    trim: float = 0.1
+    noise: float = 0.0
+    delta: float = 1e-5
+
+
+class InjectTable(Table):
+    """Faults made on purpose: the keyword arguments of ``fs.Inject``."""
+
+    drop: float = 0.0
+    delay: float = 0.0
+    crash: float = 0.0
+    nan: float = 0.0
+    garbage: float = 0.0
+    scale: float = 0.0
+    seconds: float = 5.0
+    factor: float = 1000.0
+    clients: list[Annotated[int, Field(ge=0)]] = []
+    seed: int = Field(0, ge=0)
+
+
+class FaultsTable(Table):
+    """How to deal with clients that fail: the keyword arguments of ``fs.Faults``."""
+
+    quorum: int | float = 0.5
+    retries: int = Field(2, ge=0)
+    timeout: float = Field(600.0, gt=0)
+    max_bytes: int | None = Field(None, ge=1)
+    inject: InjectTable | None = None
+
+
 class DiagnosticsTable(Table):
     """What to write down of local steps: the keyword arguments of ``fs.Diagnostics``."""
 

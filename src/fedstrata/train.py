@@ -17,8 +17,9 @@ from torch import nn
 
 from fedstrata.algorithms.base import Algorithm, State
 from fedstrata.callbacks import Callback
+from fedstrata.channels import PLAIN, Channel, check_channel
 from fedstrata.checkpoint import Checkpoint
-from fedstrata.clients.base import Weighting
+from fedstrata.clients.base import Clients, Weighting
 from fedstrata.clients.chunk import choose_chunk
 from fedstrata.clients.client import Listener, Setting
 from fedstrata.clients.distributed import DistributedClients
@@ -28,16 +29,20 @@ from fedstrata.data.federated import FederatedData
 from fedstrata.data.sampling import SAMPLINGS, check_balanced
 from fedstrata.data.sampling import sampling as sampling_named
 from fedstrata.errors import Diverged, FedstrataError, InputError, invalid
+from fedstrata.faults import Faults, QuorumError
 from fedstrata.identity import digest_of, settings_of
 from fedstrata.machine import prepared
 from fedstrata.metrics import Evaluation, Measures, measured_on
 from fedstrata.oracles import Oracles
+from fedstrata.privacy import check_privacy, epsilon
 from fedstrata.problem import Problem
 from fedstrata.ranks import ALONE, Ranks, ranks_here
 from fedstrata.rundir import Row, RunDirectory
 from fedstrata.schedules import Clock
 
 Evaluate = Callable[[Problem, FederatedData, torch.Tensor, torch.Tensor | None], Measures]
+Engine = Callable[[Setting, int, int | float, Weighting, Channel, Faults | None], Clients]
+"""Makes the clients of a run: ``engine(setting, rounds, participation, weighting, channel, faults)``."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -87,9 +92,12 @@ def train(
     resume: bool = False,
     checkpoint_every: int = 1,
     state_memory: int = 4 << 30,
+    channel: Channel = PLAIN,
+    faults: Faults | None = None,
     callbacks: Sequence[Callback] = (),
     config: dict[str, Any] | None = None,
     pretrain: Run | None = None,
+    engine: Engine | None = None,
 ) -> Run:
     """Train ``problem`` on ``data`` with ``algorithm`` for ``rounds`` rounds.
 
@@ -107,9 +115,12 @@ def train(
     resume:            go on from the last checkpoint; ``rounds`` may grow (a schedule in shares of training follows).
     checkpoint_every:  rounds between checkpoints.
     state_memory:      bytes of client state (per kept name) above which it lives in a memory-mapped file.
+    channel:           what answers go through: clipping, noise, compression, medians.
+    faults:            how to deal with clients that fail, and faults made on purpose; None looks for none.
     callbacks:         listeners: progress, loggers, diagnostics.
     config:            what to write to config.toml; by default what this function knows.
     pretrain:          the run that the problem's model comes from, if any: what it used is counted in every row.
+    engine:            makes the clients, where they are elsewhere; None for clients in this process, or its ranks.
     """
     settings = {k: v for k, v in locals().items() if k in _SETTINGS}
     _check_settings(problem, data, algorithm, settings)
@@ -122,7 +133,9 @@ def train(
     ranks = ranks_here()
     if ranks.size > 1 and listeners:
         raise InputError("Diagnostics of local steps see one process only: run without torchrun, or without them.")
-    setting, clients = _clients(problem, data, settings, out, listeners, ranks)
+    if channel.noise and pretrain is not None:
+        raise InputError("The noise of a channel does not cover a pre-training: leave out one of the two.")
+    setting, clients = _clients(problem, data, settings, out, listeners, ranks, engine)
     training = _Training(
         problem=setting.oracles.problem,
         data=setting.data,
@@ -160,7 +173,7 @@ def check_run(
 
 _SETTINGS = (
     *("rounds", "batch_size", "participation", "weighting", "sampling", "seed", "chunk", "threads", "device"),
-    *("eval_every", "checkpoint_every", "state_memory"),
+    *("eval_every", "checkpoint_every", "state_memory", "channel", "faults"),
 )
 
 
@@ -173,7 +186,7 @@ class _Training:
     algorithm: Algorithm
     settings: dict[str, Any]
     setting: Setting
-    clients: SimulatedClients
+    clients: Clients
     evaluation: Evaluate
     directory: RunDirectory | None
     callbacks: Sequence[Callback]
@@ -182,6 +195,7 @@ class _Training:
     ranks: Ranks
     kept: bool
     history: list[Row] = field(default_factory=list)
+    left_out: dict[int, int] = field(default_factory=dict)
     done: int = 0
     started: float = field(default_factory=time.perf_counter)
 
@@ -198,6 +212,7 @@ class _Training:
             self.setting.state.load(rows, self.clients.mine)
         for name, value in known["counts"].items():
             setattr(self.clients.counts, name, value)
+        self.clients.saved(known["round"])
         self.done, self.history = known["round"], known["rows"]
         self.started -= known["seconds"]
 
@@ -246,6 +261,10 @@ class _Training:
             result = Run(solution.x, solution.get("y"), self.history, self.summary(), self.problem)
             if self.directory is not None:
                 _finish(self.directory, result, self.state)
+        except QuorumError as error:
+            self.tell_faults()
+            kept = "" if self.directory is None else f" The last good checkpoint is kept in {self.directory.path}."
+            raise QuorumError(f"{error}{kept}") from None
         finally:
             for callback in self.callbacks:
                 callback.on_end(result)
@@ -258,8 +277,9 @@ class _Training:
         """
         counted = dataclasses.replace(self.clients.counts)
         self.clients.begin(-1)
-        if self.problem.prepare is not None:
-            self.adopt(self.problem.prepare(self.problem, self.clients))
+        if self.problem.asks is not None and self.problem.given is not None:
+            self.clients.learned = self.problem.asks(self.problem, self.clients)
+            self.adopt(self.problem.given(self.problem, self.clients.learned))
         if self.done:
             self.clients.counts = counted
             self.move_on(self.done - 1)
@@ -284,6 +304,7 @@ class _Training:
         self.clients.begin(self.done)
         self.move_on(self.done)
         state = self.algorithm.round(self.state, self.clients)
+        self.tell_faults()
         if not isinstance(state, State) or any(v.shape != state[k].shape for k, v in self.state.items() if k in state):
             got = {k: tuple(v.shape) for k, v in state.items()} if isinstance(state, State) else type(state).__name__
             wants = {k: tuple(v.shape) for k, v in self.state.items()}
@@ -293,6 +314,19 @@ class _Training:
         self.state = state
         for callback in self.callbacks:
             callback.on_round(self.done, state)
+
+    def tell_faults(self) -> None:
+        """Write down, and tell, which clients were left out."""
+        faults = self.clients.faults[:]
+        if not faults:
+            return
+        self.clients.faults.clear()
+        for fault in faults:
+            self.left_out[fault.client] = self.left_out.get(fault.client, 0) + 1
+        if self.directory is not None:
+            self.directory.append_faults([fault.row() for fault in faults])
+        for callback in self.callbacks:
+            callback.on_faults(faults, self.data.client_names)
 
     def measure(self) -> None:
         """Evaluate, and write the row down."""
@@ -326,16 +360,25 @@ class _Training:
             counts = dataclasses.asdict(self.clients.counts)
             checkpoint = Checkpoint(self.done, dict(self.state), counts, self.seconds(), rows)
             self.directory.checkpoints.save(checkpoint, anew)
+        self.clients.saved(self.done)
 
     def used(self) -> Row:
         """Return what was used up to now, by the pre-training too.
 
         The clients' own counts, which schedules and checkpoints go by, are those of the run alone.
         """
-        used: Row = {**dataclasses.asdict(self.clients.counts), "seconds": self.seconds()}
+        counts = dataclasses.asdict(self.clients.counts)
+        releases, failed = counts.pop("releases"), counts.pop("failed")
+        used: Row = {**counts, "seconds": self.seconds()}
         if self.pretrain is not None:
             used = {k: v + self.pretrain.history[-1][k] for k, v in used.items()}
-        return {**used, "seconds": round(used["seconds"], 3)}
+        used["seconds"] = round(used["seconds"], 3)
+        if self.settings["faults"] is not None:
+            used["failed"] = failed
+        channel: Channel = self.settings["channel"]
+        if channel.noise:
+            used["epsilon"] = epsilon(channel, releases, self.data.clients)
+        return used
 
     def seconds(self) -> float:
         """Return how long the run has taken, interruptions not counted."""
@@ -351,12 +394,19 @@ class _Training:
             summary["pretrain"] = {"algorithm": self.pretrain.summary["algorithm"], "rounds": last.pop("round"), **last}
         if self.data.client_names:
             summary["client_names"] = list(self.data.client_names)
+        if self.settings["channel"].noise:
+            summary["delta"] = self.settings["channel"].delta
+        if self.settings["faults"] is not None:
+            names = self.data.client_names or [f"client {k}" for k in range(self.data.clients)]
+            summary["left_out"] = {names[k]: n for k, n in sorted(self.left_out.items())}
         if isinstance(self.evaluation, Evaluation):
             summary["measured_on"] = measured_on(self.problem, self.data, self.evaluation)
             x = self.algorithm.solution(self.state).x
             found = self.evaluation.per_client(self.problem, self.data, x) if self.ranks.first else {}
             each = {k: [None if v != v else float(v) for v in vs] for k, vs in found.items()}
             summary["per_client"] = self.ranks.told(each)
+        elif hasattr(self.evaluation, "measured_on"):
+            summary["measured_on"] = self.evaluation.measured_on
         return summary
 
     def _together(self) -> int:
@@ -401,10 +451,20 @@ def _check_settings(problem: Problem, data: FederatedData, algorithm: Algorithm,
         why = f"the dual of the problem {problem.name} has an entry for each client, and means would weigh them twice"
         raise invalid("weighting", "samples", f"'uniform': {why}")
     algorithm.check(problem, settings["participation"], data.clients)
+    _check_channel(settings.get("channel", PLAIN), settings.get("faults"), algorithm)
     if algorithm.auxiliary:
         _check_auxiliary(algorithm, data)
-    if problem.flat is None and problem.prepare is None:
+    if problem.flat is None and problem.asks is None:
         _try_out(problem, data)
+
+
+def _check_channel(channel: Channel, faults: Faults | None, algorithm: Algorithm) -> None:
+    if not isinstance(channel, Channel):
+        raise invalid("channel", repr(channel), "a Channel, e.g. fs.Channel(clip=1.0)")
+    if faults is not None and not isinstance(faults, Faults):
+        raise invalid("faults", repr(faults), "Faults, e.g. fs.Faults(quorum=0.5), or left out")
+    check_channel(channel, algorithm)
+    check_privacy(channel)
 
 
 def _check_auxiliary(algorithm: Algorithm, data: FederatedData) -> None:
@@ -479,7 +539,8 @@ def _clients(
     out: str | Path | None,
     listeners: tuple[Listener, ...] = (),
     ranks: Ranks = ALONE,
-) -> tuple[Setting, SimulatedClients]:
+    engine: Engine | None = None,
+) -> tuple[Setting, Clients]:
     try:
         device = torch.device(settings["device"])
         if device.type == "meta":
@@ -497,11 +558,14 @@ def _clients(
         state=ClientState(data.clients, settings["state_memory"], None if out is None else Path(out)),
         listeners=listeners,
     )
+    who = settings["rounds"], settings["participation"], settings["weighting"]
+    through = settings.get("channel", PLAIN), settings.get("faults")
+    if engine is not None:
+        return setting, engine(setting, *who, *through)
     chunk = choose_chunk(settings["chunk"], problem, data, setting.batch_size, device)
-    how = settings["rounds"], settings["participation"], settings["weighting"], chunk
     if ranks.size > 1:
-        return setting, DistributedClients(setting, *how, ranks)
-    return setting, SimulatedClients(setting, *how)
+        return setting, DistributedClients(setting, *who, chunk, ranks, *through)
+    return setting, SimulatedClients(setting, *who, chunk, *through)
 
 
 def _check_finite(state: State, algorithm: Algorithm, round: int, directory: RunDirectory | None) -> None:

@@ -102,7 +102,8 @@ def sent(
         for r in range(rounds):
             clients.begin(r)
             state = algorithm.round(state, clients)
-    found = {f.name: getattr(clients.counts, f.name) - getattr(before, f.name) for f in dataclasses.fields(Counts)}
+    numbers = [f.name for f in dataclasses.fields(Counts) if f.name != "releases"]
+    found = {name: getattr(clients.counts, name) - getattr(before, name) for name in numbers}
     return before, Counts(**found), clients
 
 

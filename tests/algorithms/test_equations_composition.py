@@ -511,10 +511,10 @@ def test_worlds_are_what_they_claim(name: str) -> None:
         return drawn(world.data, client, (SEED, 5, 0, level, 0), 1, batch_size=3)
 
     problem, x = world.problem, world.problem.x0
-    if problem.prepare is not None:
+    if problem.asks is not None:
         clients = make_clients(make_setting(problem, world.data, seed=SEED, batch_size=3))
         clients.begin(-1)
-        problem = problem.prepare(problem, clients)
+        problem = problem.given(problem, problem.asks(problem, clients))
         first = [lambda level, k=k: drawn(world.data, k, (SEED, -1, 0, level, 0), 0, batch_size=3) for k in range(N)]
         assert world.prepare is not None
         world = world.prepare(first)

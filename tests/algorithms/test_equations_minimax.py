@@ -819,12 +819,12 @@ def test_worlds_are_what_they_claim(name: str) -> None:
     """Gradients, projections and the best y in NumPy are those of the library, at several points."""
     world, rng = SADDLES[name](), np.random.default_rng(6)
     problem = world.problem
-    if problem.prepare is not None:
+    if problem.asks is not None:
         assert world.prepare is not None
         for weighting in ("samples", "uniform"):
             clients = make_clients(make_setting(problem, world.data, seed=SEED), weighting=weighting)
             clients.begin(-1)
-            problem, world = world.problem.prepare(problem, clients), world.prepare(weighting)  # type: ignore[misc]
+            problem, world = problem.given(problem, problem.asks(problem, clients)), world.prepare(weighting)  # type: ignore[misc]
             compare(problem, world, rng)
             problem, world = SADDLES[name]().problem, SADDLES[name]()
         return

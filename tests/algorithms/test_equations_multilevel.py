@@ -379,11 +379,11 @@ def test_towers_are_what_they_claim(name: str) -> None:
     """Values, pullbacks, gradients and projections in NumPy are those of the library's functions."""
     tower, rng = TOWERS[name](), np.random.default_rng(6)
     problem = tower.problem
-    if problem.prepare is not None:
+    if problem.asks is not None:
         clients = make_clients(make_setting(problem, tower.data, seed=SEED), weighting="samples")
         clients.begin(-1)
         assert tower.prepare is not None
-        problem, tower = problem.prepare(problem, clients), tower.prepare("samples")
+        problem, tower = problem.given(problem, problem.asks(problem, clients)), tower.prepare("samples")
     for k in (0, 1):
         u = tower.x0 + 0.3 * rng.normal(size=len(tower.x0))
         for j, level in enumerate(problem.levels, 1):

@@ -584,9 +584,9 @@ def test_the_oracles_of_a_client_are_those_of_the_problem() -> None:
 
 def test_chunks_hold_clients_of_similar_size_and_nearly_equal_numbers() -> None:
     clients = make_clients(setting(), chunk=2)
-    chunks = [clients.cohort[places].tolist() for places in clients._chunks()]
+    chunks = [clients.cohort[places].tolist() for places in clients._chunks(np.arange(len(clients)))]
     assert chunks == [[0, 2], [1, 4], [3]]
-    assert [len(c) for c in make_clients(setting(), chunk=4)._chunks()] == [3, 2]
+    assert [len(c) for c in make_clients(setting(), chunk=4)._chunks(np.arange(5))] == [3, 2]
 
 
 @pytest.mark.parametrize(

@@ -36,6 +36,8 @@ from support import without_seconds
 
 USED = ("steps", "samples", "bytes_up", "bytes_down")
 
+NO_FAULTS = {"failed": 0, "releases": {}}
+
 
 @dataclass
 class Launch:
@@ -176,7 +178,13 @@ def test_what_is_gathered_stands_in_the_order_of_the_cohort(ranks: int, launch: 
     assert torch.equal(found.server["gathered.1.1.1"], who.double() + 0.25)
     assert found.server["gathered.1.2"].shape == (7, 0)
     assert torch.equal(found.server["gathered.2"], who.short())
-    assert found.counts == {"steps": 0, "samples": 0, "bytes_up": 7 * (4 + 6 * 8 + 1 + 8 + 2), "bytes_down": 0}
+    assert found.counts == {
+        "steps": 0,
+        "samples": 0,
+        "bytes_up": 7 * (4 + 6 * 8 + 1 + 8 + 2),
+        "bytes_down": 0,
+        **NO_FAULTS,
+    }
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
@@ -228,7 +236,7 @@ def test_counts_that_float32_cannot_hold_are_exact(ranks: int, launch: Launch) -
     for number in (BIG + 4, 3 * BIG + 6, 3 * 4 * WIDE):
         assert int(torch.tensor(number, dtype=torch.float32)) != number
     up = 3 * 4 * (1 + WIDE)
-    assert found.counts == {"steps": BIG + 4, "samples": 3 * BIG + 6, "bytes_up": up, "bytes_down": 0}
+    assert found.counts == {"steps": BIG + 4, "samples": 3 * BIG + 6, "bytes_up": up, "bytes_down": 0, **NO_FAULTS}
     assert found.counts == alone.counts and found.server["wide"].tolist() == pytest.approx([1, 1])
 
 
@@ -406,11 +414,13 @@ def torchrun(folder: Path, *options: str) -> subprocess.Popen[str]:
     )
 
 
-def ended(process: subprocess.Popen[str], seconds: float = 300) -> tuple[int, str, str]:
+def ended(process: subprocess.Popen[str], seconds: float = 120) -> tuple[int, str, str]:
     """Wait for a command's end; stop all its processes if it does not come."""
     try:
         out, err = process.communicate(timeout=seconds)
     except subprocess.TimeoutExpired:
+        for _, rank in processes_of(process.pid):  # ranks have sessions of their own
+            os.kill(rank, signal.SIGKILL)
         os.killpg(process.pid, signal.SIGKILL)
         out, err = process.communicate()
     return process.returncode, out, err

@@ -166,7 +166,7 @@ def test_the_shift_is_asked_for_on_a_minibatch() -> None:
 @pytest.mark.parametrize("options", [{"shift": 0.0}, {"shift": 1.5}, {"link": "square"}, {"link": torch.exp}])
 def test_a_shift_that_is_known_is_not_asked_for(options: dict[str, Any]) -> None:
     problem = fs.robust(model(), **options)
-    assert problem.prepare is None
+    assert problem.asks is None
     run = fs.train(problem, DATA, fs.LocalMOML(lr=0.01), rounds=1)
     first = run.history[0]
     assert (first["bytes_up"], first["bytes_down"], first["samples"]) == (0, 0, 0)

@@ -46,6 +46,7 @@ class AdaMFCGD(Algorithm):
     levels = range(1, 2)
     up = "2*d"
     full_participation = True
+    answers = {"first": "zero", "local": "x zero"}
 
     gamma: float = param(0.05, "step size, multiplied by eta", above=0, search=RATES)
     eta: Rate = param(1.0, "eta_t: 1 and constant weights, or the theorem's cube_root schedule", above=0)

@@ -32,6 +32,7 @@ class AFL(Algorithm):
     name = "afl"
     dual = True
     mixture = True
+    answers = {"gradient": "zero zero"}
     up, down = "d + 1", "d"
     full_participation = True
 

@@ -79,6 +79,9 @@ class Algorithm(ABC):
                          on a hyperparameter.
     full_participation:  whether every client must take part in every round.
     auxiliary:           whether the server needs samples of its own, some of every class.
+    answers:             what clients answer to each method that they are asked for: for every thing it returns the name
+                         of the argument that it is near, "zero" for a change, a gradient or a number, "point" for a
+                         point whose start is not among the arguments. Channels look at answers as changes.
     """
 
     name: ClassVar[str]
@@ -90,6 +93,7 @@ class Algorithm(ABC):
     down: ClassVar[Any]
     full_participation: ClassVar[bool] = False
     auxiliary: ClassVar[bool] = False
+    answers: ClassVar[Any] = {}
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)

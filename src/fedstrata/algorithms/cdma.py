@@ -38,6 +38,7 @@ class CDMA(Algorithm):
     name = "cdma"
     dual = True
     up = "2*(d + p)"
+    answers = {"collect": "zero zero", "change": "zero zero", "local": "x y"}
 
     lr: Rate = param(0.1, "learning rate of x", above=0, search=RATES)
     dual_lr: Rate = param(0.1, "learning rate of y", above=0, search=RATES)

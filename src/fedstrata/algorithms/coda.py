@@ -52,6 +52,11 @@ class CoDA(Algorithm):
     estimate_batches: int = param(10, "batches for the best y at the end of a stage", least=1)
     average: bool = param(True, "a stage ends in the mean of its iterates instead of the last one")
 
+    @property
+    def answers(self) -> dict[str, str]:
+        """What clients answer: the mean over a stage starts from nothing that is sent."""
+        return {"local": "x y", "best": "zero"} | ({"result": "point"} if self.average else {})
+
     def round(self, s: State, clients: Clients) -> State:
         """Average what the clients' steps led to; at the end of a stage, average over the stage and renew y."""
         stage, done, length = self.place(clients.clock.round)

@@ -42,6 +42,7 @@ class CODASCA(Algorithm):
     name = "codasca"
     dual = True
     full_participation = True
+    answers = {"local": "x y zero zero", "mean_of_stage": "point", "centre": "zero"}
 
     lr: Rate = param(0.1, "learning rate of x and y", above=0, search=RATES)
     steps: EqualSteps = param(10, "local steps per round, I, or an Interval")

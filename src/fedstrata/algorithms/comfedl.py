@@ -44,6 +44,7 @@ class ComFedL(Algorithm):
     name = "comfedl"
     levels = range(1, 100)
     up = down = "d"
+    answers = {"first_weight": "zero", "local": "x", "local_normalised": "x weight"}
 
     lr: Rate = param(0.1, "local learning rate, eta", above=0, search=RATES)
     steps: Steps = param(5, "local steps per round, tau, or Epochs(e), or an Interval")

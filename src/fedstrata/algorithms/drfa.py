@@ -34,6 +34,7 @@ class DRFA(Algorithm):
     name = "drfa"
     dual = True
     mixture = True
+    answers = {"local": "x x", "loss": "zero"}
     up, down = "2*d + 1", "2*d"
 
     lr: Rate = param(0.1, "local learning rate", above=0, search=RATES)

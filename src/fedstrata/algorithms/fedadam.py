@@ -36,6 +36,7 @@ class FedAdam(Algorithm):
 
     name = "fedadam"
     up = down = "d"
+    answers = {"local": "x"}
 
     lr: Rate = param(0.1, "local learning rate", above=0, search=RATES)
     server_lr: Rate = param(0.1, "server learning rate", above=0, search=RATES)

@@ -36,6 +36,7 @@ class FedAMS(Algorithm):
 
     name = "fedams"
     up = down = "d"
+    answers = {"local": "x"}
 
     lr: Rate = param(0.01, "local learning rate", above=0, search=RATES)
     server_lr: Rate = param(1.0, "server learning rate", above=0, search=RATES)

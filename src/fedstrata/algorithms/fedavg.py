@@ -30,6 +30,7 @@ class FedAvg(Algorithm):
 
     name = "fedavg"
     up = down = "d"
+    answers = {"local": "x"}
 
     lr: Rate = param(0.1, "local learning rate", above=0, search=RATES)
     steps: Steps = param(10, "local steps per round, or Epochs(e), or an Interval")

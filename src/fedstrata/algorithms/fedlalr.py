@@ -45,6 +45,7 @@ class FedLALR(Algorithm):
     """Local AMSGrad whose learning rates follow each client's own data; averaged with the model."""
 
     name = "fedlalr"
+    answers = {"local": "x vhat moments"}
 
     lr: Rate = param(2e-3, "base learning rate, alpha", above=0, search=(1e-4, 1e-1))
     steps: Steps = param(10, "local steps per round, or Epochs(e), or an Interval")

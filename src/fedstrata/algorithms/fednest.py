@@ -50,6 +50,18 @@ class FedNest(Algorithm):
     dual = True
     inner_mean = "global"
     full_participation = True
+    answers = {
+        "grad_y": "zero",
+        "climb": "y",
+        "grad_x": "zero",
+        "descend": "x",
+        "inner": "zero",
+        "residual": "zero",
+        "inner_steps": "u",
+        "outer": "zero",
+        "pull": "zero",
+        "outer_steps": "x",
+    }
 
     alpha: Rate = param(0.1, "outer step size", above=0, search=RATES)
     beta: Rate = param(0.5, "inner step size", above=0, search=(0.05, 1))

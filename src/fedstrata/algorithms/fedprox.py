@@ -30,6 +30,7 @@ class FedProx(Algorithm):
 
     name = "fedprox"
     up = down = "d"
+    answers = {"local": "x"}
 
     lr: Rate = param(0.1, "local learning rate", above=0, search=RATES)
     mu: float = param(0.01, "strength of the proximal pull", least=0, search=(1e-3, 1.0))

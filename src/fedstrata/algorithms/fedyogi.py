@@ -36,6 +36,7 @@ class FedYogi(Algorithm):
 
     name = "fedyogi"
     up = down = "d"
+    answers = {"local": "x"}
 
     lr: Rate = param(0.1, "local learning rate", above=0, search=RATES)
     server_lr: Rate = param(0.1, "server learning rate", above=0, search=RATES)

@@ -67,6 +67,13 @@ class FGDA(Algorithm):
     first_batches: int = param(0, "batches for the first estimates; 0 is as many as steps", least=0)
 
     @property
+    def answers(self) -> dict[str, str]:
+        """What clients answer: two phases start from points that only the clients keep."""
+        if self.synchronisation == "single":
+            return {"first": "zero zero", "renew_and_local": "x y zero zero"}
+        return {"first": "zero zero", "local": "point point w v", "renew": "zero zero"}
+
+    @property
     def up(self) -> str:
         """What a client sends in a round."""
         return "3*(d + p)" if self.synchronisation == "two_phase" else "2*(d + p)"

@@ -48,6 +48,7 @@ class LaFedOPT(Algorithm):
 
     name = "lafedopt"
     down = "d"
+    answers = {"local": "zero zero"}
 
     lr: Rate = param(1e-2, "local learning rate", above=0, search=(1e-4, 1e-1))
     steps: Steps = param(10, "local steps per round, or Epochs(e), or an Interval")

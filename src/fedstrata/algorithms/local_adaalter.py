@@ -37,6 +37,7 @@ class LocalAdaAlter(Algorithm):
 
     name = "local_adaalter"
     up = down = "2*d"
+    answers = {"local": "x b"}
 
     lr: Rate = param(0.5, "learning rate", above=0, search=RATES)
     steps: Steps = param(10, "local steps per round, H, or Epochs(e), or an Interval")

@@ -38,6 +38,7 @@ class LocalAMSGrad(Algorithm):
     """Local momentum steps, scaled by the second moment that the clients agreed on last."""
 
     name = "local_amsgrad"
+    answers = {"local": "x zero zero"}
     up, down = "3*d", "2*d"
 
     lr: Rate = param(1e-3, "learning rate", above=0, search=(1e-4, 1e-1))

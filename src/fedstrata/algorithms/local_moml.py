@@ -35,6 +35,7 @@ class LocalMOML(Algorithm):
     name = "local_moml"
     levels = range(1, 2)
     up = down = "d"
+    answers = {"local": "x"}
 
     lr: Rate = param(0.1, "local learning rate", above=0, search=RATES)
     steps: Steps = param(4, "local steps per round, H, or Epochs(e), or an Interval")

@@ -34,6 +34,7 @@ class LocalSCGD(Algorithm):
     name = "local_scgd"
     levels = range(1, 2)
     up = down = "d + r"
+    answers = {"local": "x u"}
 
     beta: Rate = param(0.1, "step size, multiplied by eta", above=0, search=RATES)
     eta: Rate = param(1.0, "eta_t, a common factor", above=0)

@@ -37,6 +37,7 @@ class LocalSCGDM(Algorithm):
     name = "local_scgdm"
     levels = range(1, 2)
     up = down = "2*d + r"
+    answers = {"local": "x u m"}
 
     beta: Rate = param(0.1, "step size, multiplied by eta", above=0, search=RATES)
     eta: Rate = param(1.0, "eta_t, a common factor", above=0)

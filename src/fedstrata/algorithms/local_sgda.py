@@ -32,6 +32,7 @@ class LocalSGDA(Algorithm):
     name = "local_sgda"
     dual = True
     up = down = "d + p"
+    answers = {"local": "x y"}
 
     lr: Rate = param(0.1, "learning rate of x", above=0, search=RATES)
     dual_lr: Rate = param(0.1, "learning rate of y", above=0, search=RATES)

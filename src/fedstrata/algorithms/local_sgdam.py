@@ -35,6 +35,7 @@ class LocalSGDAM(Algorithm):
 
     name = "local_sgdam"
     dual = True
+    answers = {"first": "zero zero", "local": "x y d", "local_own": "x y"}
 
     lr: Rate = param(0.1, "learning rate of x", above=0, search=RATES)
     dual_lr: Rate = param(0.1, "learning rate of y", above=0, search=RATES)

@@ -38,6 +38,7 @@ class LocalSGDAMPlus(Algorithm):
     dual = True
     up = down = "d + p"
     full_participation = True
+    answers = {"local": "x y"}
 
     lr: Rate = param(0.1, "learning rate of x", above=0, search=RATES)
     dual_lr: Rate = param(0.1, "learning rate of y", above=0, search=RATES)

@@ -36,6 +36,7 @@ class LocalSGDMRL(Algorithm):
     """Momentum SGD on clients, with class weights from what each class does to the last layer on the server."""
 
     name = "local_sgdm_rl"
+    answers = {"local": "x"}
     up, down = "d", "d + C"
     auxiliary = True
 

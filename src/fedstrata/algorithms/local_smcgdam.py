@@ -58,6 +58,7 @@ class LocalSMCGDAM(Algorithm):
     dual = None
     inner_mean = "global"
     up = down = "2*d + R + 2*p"
+    answers = {"local": "x y estimates"}
 
     eta: Rate = param(0.3, "eta, a common factor of steps and weights", above=0)
     gamma_x: Rate = param(0.33, "step size of x, multiplied by eta", above=0, search=RATES)

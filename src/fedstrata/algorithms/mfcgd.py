@@ -50,6 +50,7 @@ class MFCGD(Algorithm):
 
     name = "mfcgd"
     levels = range(1, 2)
+    answers = {"first": "zero", "local": "x zero"}
     up, down = "2*d", "d"
     full_participation = True
 

@@ -33,6 +33,7 @@ class QFedAvg(Algorithm):
     """Local SGD whose mean is weighted by powers of the clients' losses."""
 
     name = "qfedavg"
+    answers = {"local": "zero zero"}
     up, down = "d + 1", "d"
 
     lr: Rate = param(0.1, "local learning rate", above=0, search=RATES)

@@ -35,6 +35,7 @@ class SAGDA(Algorithm):
 
     name = "sagda"
     dual = True
+    answers = {"local": "zero zero zero zero"}
 
     lr: Rate = param(0.1, "learning rate of x on the clients", above=0, search=RATES)
     dual_lr: Rate = param(0.1, "learning rate of y on the clients", above=0, search=RATES)

@@ -34,6 +34,7 @@ class Scaffold(Algorithm):
 
     name = "scaffold"
     up = down = "2*d"
+    answers = {"local": "zero zero"}
 
     lr: Rate = param(0.1, "local learning rate", above=0, search=RATES)
     steps: Steps = param(10, "local steps per round, or Epochs(e), or an Interval")

@@ -5,18 +5,21 @@ from __future__ import annotations
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
 import torch
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from fedstrata import rng
+from fedstrata.channels import PLAIN, Changes, Channel, named, noise, robust, shortened, words_of
 from fedstrata.clients.client import Setting
+from fedstrata.clients.questions import QUESTIONS
 from fedstrata.clients.state import ClientState
 from fedstrata.errors import FedstrataError, InputError, invalid
+from fedstrata.faults import Fault, Faults, QuorumError, told
 from fedstrata.oracles import Oracles
 from fedstrata.problem import Problem
 from fedstrata.schedules import Clock, EqualSteps, Rate, rate_at, steps_at
@@ -27,22 +30,32 @@ Weighting = Literal["uniform", "samples"]
 
 @dataclass
 class Counts:
-    """What a run has used so far: local steps (of the busiest client), samples drawn, bytes sent up and down."""
+    """What a run has used so far: local steps (of the busiest client), samples drawn, bytes sent up and down.
+
+    failed:   how often a client was left out of an exchange.
+    releases: what noise has to cover, as :func:`fedstrata.privacy.epsilon` takes it.
+    """
 
     steps: int = 0
     samples: int = 0
     bytes_up: int = 0
     bytes_down: int = 0
+    failed: int = 0
+    releases: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What some clients of the cohort answered: ``value`` holds tensors [C, ...], a row for each of ``places``."""
+    """What some clients of the cohort answered: ``value`` holds tensors [C, ...], a row for each of ``places``.
+
+    sent: the bytes that were sent, where they are not those of the value.
+    """
 
     places: np.ndarray
     value: Any
     samples: int
     steps: int
+    sent: int | None = None
 
 
 class Clients(ABC):
@@ -52,8 +65,19 @@ class Clients(ABC):
     bytes. On the client side every tensor has a leading client axis.
     """
 
-    def __init__(self, setting: Setting, rounds: int, participation: int | float, weighting: Weighting) -> None:
+    def __init__(
+        self,
+        setting: Setting,
+        rounds: int,
+        participation: int | float,
+        weighting: Weighting,
+        channel: Channel = PLAIN,
+        faults: Faults | None = None,
+    ) -> None:
         self.counts = Counts()
+        self.channel = channel
+        self.faults: list[Fault] = []
+        self._policy = faults
         self._setting = setting
         self._rounds = rounds
         self._weighting = check_weighting(weighting)
@@ -62,6 +86,21 @@ class Clients(ABC):
         self._exchange = [0]
         self._choices = [0]
         self.cohort: np.ndarray = np.arange(setting.data.clients)
+        self._answered = np.ones(self.total, dtype=bool)
+        self._noisy = 0
+        self._drawn_by = "uniform"
+
+    chunk = 1
+    """How many clients advance together."""
+
+    learned: torch.Tensor | None = None
+    """What the problem asked the clients before the first round, if anything."""
+
+    mine: np.ndarray | None = None
+    """Which clients' state is kept in this process, as a mask; None for all."""
+
+    def saved(self, round: int) -> None:  # noqa: B027 (most engines do not care)
+        """Know that a checkpoint was written after so many rounds: nobody will go back behind it."""
 
     # --- who takes part -----------------------------------------------------------------------------------------
 
@@ -80,11 +119,15 @@ class Clients(ABC):
 
     @property
     def share(self) -> float:
-        """The cohort's share of all clients' weight: |S| / N when the weighting is uniform."""
+        """The cohort's share of all clients' weight: |S| / N when the weighting is uniform.
+
+        After an exchange those clients count that answered it.
+        """
+        there = self.cohort[self._answered]
         if self._weighting == "uniform":
-            return len(self.cohort) / self.total
+            return len(there) / self.total
         sizes = self._setting.data.sizes
-        return float(sizes[self.cohort].sum() / sizes.sum())
+        return float(sizes[there].sum() / sizes.sum())
 
     def begin(self, round: int) -> None:
         """Start a round: name its cohort, and count its exchanges from zero.
@@ -93,9 +136,11 @@ class Clients(ABC):
         """
         self._round, self._start = round, self.counts.steps
         self._exchange, self._choices = [0], [0]
+        self._noisy = 0
         self.cohort = np.arange(self.total)
         if self.sampled < self.total and round >= 0:
             self.cohort = rng.choose(rng.key_of(self._setting.seed, "cohort", round), self.total, self.sampled)
+        self._answered = np.ones(len(self.cohort), dtype=bool)
 
     def choose(self, number: int | None = None, probabilities: np.ndarray | torch.Tensor | None = None) -> Clients:
         """Return these clients with another cohort for this round.
@@ -110,6 +155,7 @@ class Clients(ABC):
         key = rng.key_of(self._setting.seed, "choice", self._round, self._choices[0])
         self._choices[0] += 1
         other = copy.copy(self)
+        other._noisy = 0
         if probabilities is None:
             other.cohort = rng.choose(key, self.total, number)
         else:
@@ -118,6 +164,8 @@ class Clients(ABC):
                 wants = f"{self.total} numbers of at least 0, not all 0"
                 raise invalid("probabilities", weights.tolist(), wants)
             other.cohort = rng.choose_weighted(key, weights, number)
+            other._drawn_by = "weights"
+        other._answered = np.ones(len(other.cohort), dtype=bool)
         return other
 
     def integer(self, low: int, high: int) -> int:
@@ -212,7 +260,25 @@ class Clients(ABC):
         return self._reduce(work, message, self.weights, tuple(how))
 
     def gather(self, work: Work, *message: Any) -> Any:
-        """Run ``work(client, *message)`` on every client; return what each returned, in cohort order: [cohort, ...]."""
+        """Run ``work(client, *message)`` on every client; return what each returned, in cohort order: [cohort, ...].
+
+        A client that was left out counts as an average one: its row is the mean of the others'.
+        """
+        if self.channel.noise:
+            raise InputError(
+                f"The noise of the channel cannot cover {named(work)}, which tells the server what each single client "
+                "answers. Choose an algorithm that only takes means, or give the problem what it would ask for."
+            )
+        leaves, shape = self._rows(work, message)
+        answered = torch.from_numpy(self._answered)
+        if not answered.all():
+            for leaf in leaves:
+                others = leaf[answered]
+                leaf[~answered] = (others if leaf.is_floating_point() else others.double()).mean(0).to(leaf)
+        return tree_unflatten(leaves, shape)
+
+    def _rows(self, work: Work, message: tuple[Any, ...]) -> tuple[list[torch.Tensor], TreeSpec]:
+        """Make one exchange; return every client's answers, zeros for those that were left out: [cohort, ...] each."""
         rows: list[torch.Tensor] | None = None
         shape = None
         for answer in self._send(work, message):
@@ -221,10 +287,14 @@ class Clients(ABC):
                 rows = [leaf.new_zeros(len(self.cohort), *leaf.shape[1:]) for leaf in leaves]
             for row, leaf in zip(rows, leaves, strict=True):
                 row[torch.from_numpy(answer.places)] = leaf
-        return self._together(work, ("mean",), rows, shape)
+        return tree_flatten(self._together(work, ("mean",), rows, shape))
 
     def _reduce(self, work: Work, message: tuple[Any, ...], weights: torch.Tensor, how: tuple[str, ...]) -> Any:
         """Make one exchange, and reduce each tensor of the answers as ``how`` says; one word says it for all."""
+        if self.channel.noise:
+            self._check_noise(work, how)
+        if self.channel.reduce != "mean":
+            return self._robust(work, message, how)
         total: list[torch.Tensor] | None = None
         shape = None
         for answer in self._send(work, message):
@@ -240,7 +310,65 @@ class Clients(ABC):
             else:
                 both = zip(kinds, total, part, strict=True)
                 total = [t.add_(p) if kind == "mean" else torch.maximum(t, p) for kind, t, p in both]
-        return self._together(work, how, total, shape)
+        found = self._together(work, how, total, shape)
+        if self._answered.all() and not self.channel.noise:
+            return found
+        leaves, shape = tree_flatten(found)
+        kinds = how * len(leaves) if len(how) == 1 else how
+        weights = weights[torch.from_numpy(self._answered)]
+        share = float(weights.sum())
+        pairs = zip(kinds, leaves, strict=True)
+        leaves = [leaf / share if kind == "mean" else leaf for kind, leaf in pairs]
+        if self.channel.noise:
+            self._release()
+            leaves = self._noised(leaves, float(weights.max()) / share)
+        return tree_unflatten(leaves, shape)
+
+    def _robust(self, work: Work, message: tuple[Any, ...], how: tuple[str, ...]) -> Any:
+        """Make one exchange, and reduce each tensor by a median or trimmed mean; a maximum stays one."""
+        leaves, shape = self._rows(work, message)
+        answered = torch.from_numpy(self._answered)
+        kinds = how * len(leaves) if len(how) == 1 else how
+        rows = [leaf[answered] if leaf.is_floating_point() else leaf[answered].double() for leaf in leaves]
+        pairs = zip(kinds, rows, strict=True)
+        return tree_unflatten(
+            [row.amax(0) if kind == "max" else robust(self.channel, row) for kind, row in pairs], shape
+        )
+
+    def _check_noise(self, work: Work, how: tuple[str, ...]) -> None:
+        if "max" in how:
+            raise InputError(
+                f"The noise of the channel cannot cover the elementwise maximum that {named(work)} goes into: only "
+                "means. Choose an algorithm, or an option of it, that takes means."
+            )
+        if self._drawn_by != "uniform":
+            raise InputError(
+                f"The noise of the channel cannot cover {named(work)}: its clients are drawn by weights, and may be "
+                "drawn twice. Choose an algorithm that draws them uniformly."
+            )
+
+    def _release(self) -> None:
+        """Count a noisy exchange of this cohort."""
+        size, releases = len(self.cohort), self.counts.releases
+        if self._noisy:
+            before = f"{self._noisy} of {size}"
+            releases[before] -= 1
+            if not releases[before]:
+                del releases[before]
+        self._noisy += 1
+        after = f"{self._noisy} of {size}"
+        releases[after] = releases.get(after, 0) + 1
+
+    def _noised(self, leaves: list[torch.Tensor], weight: float) -> list[torch.Tensor]:
+        """Return the means with noise on them."""
+        n = sum(leaf.numel() for leaf in leaves)
+        drawn = noise(self.channel, weight, n, self._noise_names(), leaves[0])
+        parts = torch.split(drawn, [leaf.numel() for leaf in leaves])
+        return [leaf + part.reshape(leaf.shape).to(leaf) for leaf, part in zip(leaves, parts, strict=True)]
+
+    def _noise_names(self) -> tuple[int, ...] | None:
+        """Return what the noise of this exchange is drawn by."""
+        return rng.key_of(self._setting.seed, "noise", self._round, self._exchange[0])
 
     def _together(
         self, work: Work, how: tuple[str, ...], leaves: list[torch.Tensor] | None, shape: TreeSpec | None
@@ -260,17 +388,92 @@ class Clients(ABC):
         exchange = self._exchange[0]
         self._exchange[0] += 1
         clock = Clock(self._round, self._rounds, 0, self.counts.steps)
-        self.counts.bytes_down += len(self.cohort) * sum(_bytes(leaf) for leaf in tree_leaves(message))
+        each = sum(_bytes(leaf) for leaf in tree_leaves(message))
+        if self._passes(work):
+            words_of(work)  # a clear error before anything is done
         used = Counts()
-        for answer in self._answers(work, message, clock, exchange):
-            leaves = tree_leaves(answer.value)
-            for leaf in leaves:
-                _check_answer(leaf, len(answer.places), work)
-            used.bytes_up += sum(_bytes(leaf) for leaf in leaves)
-            used.samples += answer.samples
-            used.steps = max(used.steps, answer.steps)
-            yield answer
+        self._answered = np.full(len(self.cohort), self._policy is None)
+        asked, attempt, before = np.arange(len(self.cohort)), 0, len(self.faults)
+        while True:
+            known = len(self.faults)
+            self.counts.bytes_down += len(asked) * each
+            for answer in self._answers(work, message, clock, exchange, asked, attempt):
+                leaves = tree_leaves(answer.value)
+                for leaf in leaves:
+                    _check_answer(leaf, len(answer.places), work)
+                used.bytes_up += sum(_bytes(leaf) for leaf in leaves) if answer.sent is None else answer.sent
+                used.samples += answer.samples
+                used.steps = max(used.steps, answer.steps)
+                if self._policy is not None:
+                    answer = self._sound(answer, exchange, attempt)
+                if len(answer.places):
+                    yield self._bounded(work, message, answer)
+            if self._policy is None:
+                break
+            self._agree(known)
+            asked = self._ask_again(work, attempt, self.faults[before:], self._policy)
+            if not len(asked):
+                break
+            attempt += 1
         self._count(used)
+
+    def _sound(self, answer: Answer, exchange: int, attempt: int) -> Answer:
+        """Return the answer without the clients whose numbers are not finite."""
+        good = torch.ones(len(answer.places), dtype=torch.bool)
+        for leaf in tree_leaves(answer.value):
+            if leaf.is_floating_point() and leaf.numel():
+                good &= torch.isfinite(leaf.reshape(len(leaf), -1)).all(1).cpu()
+        places = answer.places[good.numpy()]
+        self._answered[places] = True
+        if len(places) == len(answer.places):
+            return answer
+        for client in self.cohort[answer.places[~good.numpy()]].tolist():
+            self._fault(client, exchange, attempt, "nan", "answered with NaN or infinity")
+        kept, shape = tree_flatten(answer.value)
+        return replace(answer, places=places, value=tree_unflatten([leaf[good] for leaf in kept], shape))
+
+    def _fault(self, client: int, exchange: int, attempt: int, kind: str, detail: str) -> None:
+        """Write down that a client is left out of an attempt."""
+        self.faults.append(Fault(self._round, exchange, attempt, client, kind, detail))
+
+    def _ask_again(self, work: Work, attempt: int, faults: list[Fault], policy: Faults) -> np.ndarray:
+        """Return the places of the clients to ask again: none if enough have answered, an error if there is no hope.
+
+        Clients that answered with something that cannot be used are not asked again: they would again.
+        """
+        needed = policy.needed(len(self.cohort))
+        if self._answered.sum() < needed and attempt < policy.retries:
+            silent = ~self._answered & ~np.isin(self.cohort, [f.client for f in faults if f.kind in BAD])
+            if silent.any():
+                return np.flatnonzero(silent)
+        self.counts.failed += int((~self._answered).sum())
+        if self._answered.sum() >= needed:
+            return np.empty(0, dtype=np.int64)
+        last = {f.client: f for f in faults}
+        missing = [last[k] for k in np.unique(self.cohort[~self._answered]).tolist() if k in last]
+        hint = ""
+        if not self._answered.any() and all(f.kind == "nan" for f in missing):
+            hint = " All of them did: a smaller learning rate is the usual remedy."
+        again = f" after asking {attempt + 1} times" if attempt else ""
+        raise QuorumError(
+            f"Only {int(self._answered.sum())} of {len(self.cohort)} clients answered {named(work)} in round "
+            f"{self._round + 1}{again}, fewer than the quorum of {needed}. Left out: "
+            f"{told(missing, self._setting.data.client_names)}.{hint}"
+        )
+
+    def _agree(self, known: int) -> None:  # noqa: B027 (one process agrees with itself)
+        """Let all processes of the engine know who has answered, and the faults from number ``known`` on."""
+
+    def _passes(self, work: Work) -> bool:
+        """Whether the answers are changes to the channel; those to a problem's questions are not."""
+        return self.channel.of_changes and QUESTIONS.get(getattr(work, "__name__", "")) is not work
+
+    def _bounded(self, work: Work, message: tuple[Any, ...], answer: Answer) -> Answer:
+        """Return the answer with changes of at most the norm that the channel's bound says."""
+        if self.channel.bound is None or not self._passes(work):
+            return answer
+        changes = Changes(work, for_each(message, len(answer.places)), answer.value)
+        return replace(answer, value=changes.answers(shortened(changes.matrix, self.channel.bound)))
 
     def _count(self, used: Counts) -> None:
         """Add what the answers of an exchange took."""
@@ -279,8 +482,22 @@ class Clients(ABC):
         self.counts.steps += used.steps
 
     @abstractmethod
-    def _answers(self, work: Work, message: tuple[Any, ...], clock: Clock, exchange: int) -> Iterator[Answer]:
-        """Yield answers until every client of the cohort has answered."""
+    def _answers(
+        self, work: Work, message: tuple[Any, ...], clock: Clock, exchange: int, places: np.ndarray, attempt: int
+    ) -> Iterator[Answer]:
+        """Yield the answers of the cohort's clients at ``places``; write down those that do not answer as faults."""
+
+
+BAD = ("nan", "shape", "type", "size", "stale", "forged")
+"""Kinds of faults where a client answered, with something that cannot be used."""
+
+
+def for_each(message: tuple[Any, ...], clients: int) -> tuple[Any, ...]:
+    """Return the message with a leading client axis on its tensors: the same memory for everyone."""
+    out: tuple[Any, ...] = tree_map(
+        lambda t: t.expand(clients, *t.shape) if isinstance(t, torch.Tensor) else t, message
+    )
+    return out
 
 
 def _mean(leaf: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:

@@ -6,6 +6,7 @@ flat buffer: the weighted answers, and what they took. All ranks end up with the
 
 from __future__ import annotations
 
+import dataclasses
 import heapq
 import math
 from typing import Any
@@ -14,9 +15,11 @@ import numpy as np
 import torch
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
+from fedstrata.channels import PLAIN, Channel
 from fedstrata.clients.base import Counts, Weighting, Work
 from fedstrata.clients.client import Setting
 from fedstrata.clients.simulated import SimulatedClients
+from fedstrata.faults import Fault, Faults
 from fedstrata.ranks import Ranks, dtype_named
 
 DIGIT = 1 << 16
@@ -36,20 +39,23 @@ class DistributedClients(SimulatedClients):
         weighting: Weighting,
         chunk: int,
         ranks: Ranks,
+        channel: Channel = PLAIN,
+        faults: Faults | None = None,
     ) -> None:
-        super().__init__(setting, rounds, participation, weighting, chunk)
+        super().__init__(setting, rounds, participation, weighting, chunk, channel, faults)
         self.ranks = ranks
         self.rank_of = shared_out(setting.data.train.sizes, ranks.size)
         self.mine = self.rank_of == ranks.rank
         self._used = Counts()
 
-    def _chunks(self) -> list[np.ndarray]:
-        mine = np.flatnonzero(self.rank_of[self.cohort] == self.ranks.rank)
-        if not len(mine):
-            return []
-        sizes = self._setting.data.train.sizes[self.cohort[mine]]
-        order = mine[np.argsort(-sizes, kind="stable")]
-        return np.array_split(order, math.ceil(len(order) / self.chunk))
+    def _here(self, places: np.ndarray) -> np.ndarray:
+        here: np.ndarray = places[self.rank_of[self.cohort[places]] == self.ranks.rank]
+        return here
+
+    def _agree(self, known: int) -> None:
+        self._answered = self.ranks.sum(torch.from_numpy(self._answered.astype(np.int64))).numpy() > 0
+        told = self.ranks.all([dataclasses.asdict(fault) for fault in self.faults[known:]])
+        self.faults[known:] = [Fault(**fault) for rank in told for fault in rank]
 
     def _count(self, used: Counts) -> None:
         self._used = used  # the other ranks' is still to come
@@ -57,7 +63,7 @@ class DistributedClients(SimulatedClients):
     def _together(
         self, work: Work, how: tuple[str, ...], leaves: list[torch.Tensor] | None, shape: TreeSpec | None
     ) -> Any:
-        if len(np.unique(self.rank_of[self.cohort])) < self.ranks.size:
+        if len(np.unique(self.rank_of[self.cohort[self._answered]])) < self.ranks.size:
             like, shape = tree_flatten(self._form(leaves, shape))
             kinds = how * len(like) if len(how) == 1 else how
             empty = [_nothing(t, kind) for t, kind in zip(like, kinds, strict=True)]

@@ -94,12 +94,12 @@ def auc(
     loss = _Loss(flat, form, float(margin), ACTIVATIONS[score], scale_dual)
     if p is not None:
         return loss.given(problem, float(p))
-    return replace(problem, prepare=lambda problem, clients: loss.given(problem, positives(clients)))
+    return replace(problem, asks=positives, given=lambda problem, p: loss.given(problem, float(p)))
 
 
-def positives(clients: Clients) -> float:
-    """Ask all clients for their class counts; return the share of class 1 as the run weights clients."""
-    return float(class_shares(clients)[1])
+def positives(problem: Problem, clients: Clients) -> torch.Tensor:
+    """Ask all clients for their class counts; return the share of class 1 as the run weights clients: [1]."""
+    return class_shares(clients)[1:]
 
 
 class _Loss:
@@ -130,7 +130,7 @@ class _Loss:
             gap = weighted_mean((p + (1 - 2 * p) * positive) * (1 - 2 * positive) * s, weights)
             return scale * (self.margin + gap / (strength or 1.0)).reshape(1)
 
-        return replace(problem, outer=outer, best_y=best_y, prepare=None)
+        return replace(problem, outer=outer, best_y=best_y, asks=None, given=None)
 
     def scored(self, w: torch.Tensor, batch: Arrays) -> tuple[torch.Tensor, torch.Tensor, list[torch.Tensor]]:
         """Return scores, 1 for positives and 0 for negatives, and the samples' weights if there are any."""

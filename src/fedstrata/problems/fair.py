@@ -19,7 +19,7 @@ from fedstrata.problems.shares import class_shares
 from fedstrata.projections import simplex
 
 if TYPE_CHECKING:
-    from fedstrata.clients import Clients
+    pass
 
 
 def fair(
@@ -70,8 +70,8 @@ def _over_classes(
 ) -> Problem:
     base = erm(model, loss, rule)
 
-    def prepare(problem: Problem, clients: Clients) -> Problem:
-        shares = class_shares(clients).to(problem.x0)
+    def given(problem: Problem, shares: torch.Tensor) -> Problem:
+        shares = shares.to(problem.x0)
         # A class that nobody has weighs nothing.
         factor = torch.where(shares > 0, 1 / shares.clamp(min=torch.finfo(shares.dtype).tiny), 0)
 
@@ -82,7 +82,7 @@ def _over_classes(
             own = (y * factor).gather(0, targets)
             return weighted_mean(own * losses, weights) - 0.5 * regularise * (y @ y)
 
-        return replace(problem, outer=outer, prepare=None)
+        return replace(problem, outer=outer, asks=None, given=None)
 
     def check(data: FederatedData) -> None:
         if data.classes != classes:
@@ -91,7 +91,8 @@ def _over_classes(
             base.check(data)
 
     y0 = base.x0.new_full((classes,), 1.0 / classes)
-    return replace(base, outer=_unprepared, y0=y0, project_y=simplex, prepare=prepare, check=check)
+    built = replace(base, outer=_unprepared, y0=y0, project_y=simplex, check=check)
+    return replace(built, asks=lambda problem, clients: class_shares(clients), given=given)
 
 
 def _unprepared(x: torch.Tensor, y: torch.Tensor, batch: Arrays) -> torch.Tensor:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import nn
 
+from fedstrata.clients.questions import first_loss
 from fedstrata.errors import invalid, unknown
 from fedstrata.flat import BatchNormRule
 from fedstrata.problem import Arrays, Level, Outer, Problem
@@ -18,7 +19,7 @@ from fedstrata.problems.checks import check_positive, check_shift
 from fedstrata.problems.erm import Losses, erm
 
 if TYPE_CHECKING:
-    from fedstrata.clients import Client, Clients
+    from fedstrata.clients import Clients
 
 Link = Callable[[torch.Tensor], torch.Tensor]
 
@@ -93,19 +94,16 @@ def linked(problem: Problem, gamma: float, link: str | Link, shift: float | None
 
         return replace(problem, outer=outer)
 
-    def prepare(problem: Problem, clients: Clients) -> Problem:
-        losses = clients.gather(_first_loss, problem.x0).double()
-        constant = gamma * float(torch.logsumexp(losses / gamma, 0) - math.log(len(losses)))
-        return with_outer(problem, partial(exponential, cap=math.log(len(losses))), constant)
+    def asks_for(problem: Problem, clients: Clients) -> torch.Tensor:
+        losses = clients.gather(first_loss, problem.x0).double()
+        number = math.log(len(losses))
+        return torch.stack([gamma * (torch.logsumexp(losses / gamma, 0) - number), losses.new_tensor(number)])
+
+    def given(problem: Problem, learned: torch.Tensor) -> Problem:
+        constant, cap = learned.tolist()
+        return with_outer(problem, partial(exponential, cap=cap), constant)
 
     asks = shift is None and link == "exp"
     built = with_outer(problem, function, shift or 0.0)
-    return replace(built, outer_draws=False, weighs=True, prepare=prepare if asks else None)
-
-
-def _first_loss(client: Client, x: torch.Tensor) -> torch.Tensor:
-    """Return each client's loss at the starting point, on one batch for each level: [C]."""
-    u = x
-    for k in range(1, len(client.problem.levels) + 1):
-        u = client.g(k, u, client.draw(k))
-    return u.squeeze(1)
+    built = replace(built, outer_draws=False, weighs=True)
+    return replace(built, asks=asks_for, given=given) if asks else built

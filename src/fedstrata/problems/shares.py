@@ -6,15 +6,13 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from fedstrata.clients.questions import class_counts
+
 if TYPE_CHECKING:
-    from fedstrata.clients import Client, Clients
+    from fedstrata.clients import Clients
 
 
 def class_shares(clients: Clients) -> torch.Tensor:
     """Ask all clients for their class counts; return the share of each class as the run weights clients."""
-    counts: torch.Tensor = clients.gather(_class_counts).double()
+    counts: torch.Tensor = clients.gather(class_counts).double()
     return clients.weights.to(counts) @ (counts / counts.sum(1, keepdim=True))
-
-
-def _class_counts(client: Client) -> torch.Tensor:
-    return client.class_counts
