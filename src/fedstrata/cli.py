@@ -29,6 +29,7 @@ from fedstrata.config import Config, Experiment, build_data, parse, presets, rea
 from fedstrata.data.partition import PARTITIONS
 from fedstrata.data.sets import SETS
 from fedstrata.errors import FedstrataError, InputError, unknown
+from fedstrata.flower import cli as federate
 from fedstrata.models import MODELS
 from fedstrata.plots import plot as draw
 from fedstrata.plots import plot_partition
@@ -45,6 +46,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Federated learning for layered objectives. Start with: fedstrata demo",
 )
+app.add_typer(federate.app, name="federate")
 out_console = Console(width=None if sys.stdout.isatty() else 140)
 err_console = Console(stderr=True)
 
@@ -89,6 +91,11 @@ def _main(
         _import(path)
 
 
+federate.Hooks.say = staticmethod(lambda text: _say(text))
+federate.Hooks.progress = staticmethod(lambda quiet: _progress(quiet))
+federate.Hooks.printed = staticmethod(lambda *about: _print_run(*about))
+
+
 @app.command()
 def run(
     experiment: ConfigFile,
@@ -127,18 +134,30 @@ def run(
     if out is not None and config.plot != PlotTable():
         label = config.label or result.summary["algorithm"]
         draw({label: [result.history]}, out / "plot.png", **config.plot.model_dump())
+    _print_run(result.summary, result.history, out, as_json, config.plot.measures)
+
+
+def _print_run(
+    summary: Row, history: list[Row], out: Path | None, as_json: bool, measures: list[str] | None = None
+) -> None:
+    """Print what a run came to: a table of its last measures, and what a reader needs to understand them."""
     if as_json:
-        print(json.dumps(result.summary))
+        print(json.dumps(summary))
         return
-    title = f"{result.summary['algorithm']} on {result.summary['data']}"
-    out_console.print(as_table([one_run(result.history[-1], config.plot.measures)], title))
-    out_console.print(measured(result.summary), highlight=False)
-    if "pretrain" in result.summary:
-        before = result.summary["pretrain"]
+    out_console.print(as_table([one_run(history[-1], measures)], f"{summary['algorithm']} on {summary['data']}"))
+    out_console.print(measured(summary), highlight=False)
+    if "pretrain" in summary:
+        before = summary["pretrain"]
         told = (
             f"Pre-trained by {before['algorithm']} for {before['rounds']} rounds: samples, bytes and seconds count it."
         )
         out_console.print(told, highlight=False)
+    if "epsilon" in summary:
+        worth = f"({summary['epsilon']:.3g}, {summary['delta']:g})"
+        out_console.print(f"Differential privacy of clients: (epsilon, delta) = {worth}.", highlight=False)
+    if summary.get("left_out"):
+        who = ", ".join(f"{name} {times} times" for name, times in summary["left_out"].items())
+        out_console.print(f"Left out of exchanges: {who}.", highlight=False, soft_wrap=True)
     if out is not None:
         out_console.print(f"Written to {out} (picture: {out / 'plot.png'})", highlight=False, soft_wrap=True)
 

@@ -1,0 +1,161 @@
+"""The commands of a federation: ``fedstrata federate init | key | node | local``."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import tomllib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fedstrata.callbacks import Callback
+from fedstrata.config import read
+from fedstrata.errors import InputError, invalid, unknown
+from fedstrata.rundir import Row
+
+app = typer.Typer(no_args_is_help=True, help="A real federation on Flower: data stay on their nodes.")
+
+ConfigFile = Annotated[Path, typer.Argument(help="The experiment, a TOML file.", show_default=False)]
+Set = Annotated[list[str] | None, typer.Option("--set", help="Change a setting. May be repeated.")]
+Preset = Annotated[str | None, typer.Option("--preset", help="A preset of the file; by default its first one.")]
+
+
+class Hooks:
+    """What the main command line lends: how to say something, show progress, and print a run."""
+
+    say: Callable[[str], None]
+    progress: Callable[[bool], Sequence[Callback]]
+    printed: Callable[[Row, list[Row], Path | None, bool], None]
+
+
+def _needs_flower() -> None:
+    try:
+        import cryptography  # noqa: F401
+        import flwr  # noqa: F401
+    except ImportError:
+        raise InputError("Flower is not installed here: pip install 'fedstrata[flower]'.") from None
+
+
+@app.command()
+def local(
+    experiment: ConfigFile,
+    nodes: Annotated[int, typer.Option(min=1, help="How many nodes; each has one client.")] = 4,
+    out: Annotated[
+        Path | None, typer.Option(help="The run directory; must be new. Without it nothing is kept.")
+    ] = None,
+    preset: Preset = None,
+    set_: Set = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in the directory.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for a script.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Show no progress.")] = False,
+) -> None:
+    """Try a federation on this machine: certificates, keys, a SuperLink and SuperNodes on loopback, a run, an end.
+
+    EXPERIMENT is a TOML file. Its data are split over the nodes, each of which then sees only its own. With --out, what
+    the federation needed (keys, logs, data of the nodes) is in OUT.federation beside the run directory. Every process
+    that was started is ended, also on Ctrl-C.
+    """
+    _needs_flower()
+    from fedstrata.flower.local import remove, run_locally
+
+    config = read(experiment, set_, preset)
+    if resume and out is None:
+        raise InputError("--resume needs --out: the run directory to go on with.")
+    say = (lambda _: None) if quiet else Hooks.say
+    kept = out is not None
+    folder = Path(tempfile.mkdtemp(prefix="fedstrata-")) if out is None else out.with_name(out.name + ".federation")
+    where = folder / "run" if out is None else out
+    try:
+        summary = run_locally(config, nodes, folder, where, resume, Hooks.progress(quiet), say)
+        from fedstrata.rundir import RunDirectory
+
+        Hooks.printed(summary, RunDirectory(where).rows(), out, as_json)
+    finally:
+        if not kept:
+            remove(folder)
+
+
+@app.command()
+def init(
+    experiment: ConfigFile,
+    folder: Annotated[Path, typer.Argument(help="Where to write; must be new.", show_default=False)],
+    node: Annotated[
+        list[str] | None,
+        typer.Option(help="A node by name, or NAME=FILE.pub with its public key. Repeat it for every node."),
+    ] = None,
+    host: Annotated[
+        list[str] | None, typer.Option(help="The server's name or address, as nodes reach it. May be repeated.")
+    ] = None,
+    port: Annotated[int, typer.Option(min=1, max=65535, help="The server's port.")] = 9443,
+    preset: Preset = None,
+    set_: Set = None,
+) -> None:
+    """Write a ready Flower app, certificates, and a folder for each node: see docs/deploy.md.
+
+    EXPERIMENT is a TOML file; its [data] is left out but for holdout and support, because nodes name their own data.
+    """
+    _needs_flower()
+    from fedstrata.flower.deploy import write_federation
+
+    config = read(experiment, set_, preset)
+    found: dict[str, Path | None] = {}
+    for text in node or ["node0", "node1"]:
+        name, _, path = text.partition("=")
+        if name in found:
+            raise invalid("name of a node", name, "another one: it is there already")
+        if path and not Path(path).exists():
+            raise InputError(f"There is no file {path}, the public key of {name}.")
+        found[name] = Path(path) if path else None
+    write_federation(config, folder, found, host or ["127.0.0.1", "localhost"], port)
+    Hooks.say(f"Written to {folder}: app/, server/, and in nodes/ a folder for each of {', '.join(found)}.")
+    Hooks.say("What next: docs/deploy.md. To look at it all on this machine first: fedstrata federate local.")
+
+
+@app.command()
+def key(path: Annotated[Path, typer.Argument(help="Where to write the private key.", show_default=False)]) -> None:
+    """Make a node's key on the node itself: the private one stays there, PATH.pub goes to the server."""
+    _needs_flower()
+    from fedstrata.flower.keys import make_key
+
+    if path.exists():
+        raise InputError(f"The file {path} exists. Nothing was overwritten. Choose another.")
+    make_key(path)
+    Hooks.say(f"Written: {path} (private, stays here) and {path}.pub (for the server).")
+
+
+@app.command("node")
+def start_node(
+    settings: Annotated[Path, typer.Argument(help="The node's TOML file: data, key, state.", show_default=False)],
+    server: Annotated[str, typer.Option(help="The server, HOST:PORT.")],
+    ca: Annotated[Path, typer.Option(help="The certificate of the authority that the server's is from.")],
+    port: Annotated[int, typer.Option(min=1, max=65535, help="A port on loopback for the node's own use.")] = 9094,
+) -> None:
+    """Start a node: it connects to the server and waits for work; its data stay where they are."""
+    _needs_flower()
+    from fedstrata.flower.local import commands, node_command
+
+    table = _node_table(settings)
+    words = node_command(server, ca, table, port)
+    os.execv(commands() / words[0], words)
+
+
+def _node_table(path: Path) -> dict[str, str]:
+    """Read a node's settings, and refuse what would only fail at the first message."""
+    try:
+        table: dict[str, Any] = tomllib.loads(path.read_text())
+    except (OSError, tomllib.TOMLDecodeError) as error:
+        raise InputError(f"The file {path} cannot be read: {error}") from None
+    known = ("data", "key", "state", "import")
+    for name in table:
+        if name not in known:
+            raise unknown("setting of a node", name, known, str(path))
+    for name in ("data", "key", "state"):
+        if not isinstance(table.get(name), str):
+            raise InputError(f"The file {path} must have {name} = '/a/path'.")
+    for name in ("data", "key"):
+        if not Path(table[name]).exists():
+            raise InputError(f"There is no {table[name]}, which {path} names as {name}.")
+    return {k: str(v) for k, v in table.items()}

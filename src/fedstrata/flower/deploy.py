@@ -1,0 +1,191 @@
+"""Writing a federation down: a ready Flower app, certificates, keys, and a folder for each node."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import tomli_w
+
+from fedstrata.checkpoint import write_atomically
+from fedstrata.config import Config
+from fedstrata.data.federated import Arrays, FederatedData
+from fedstrata.errors import InputError, invalid
+from fedstrata.flower import keys
+from fedstrata.flower.server import check_config
+
+APP = '''\
+"""What Flower loads; the work is done by the installed package fedstrata."""
+
+from fedstrata.flower.app import client_app, server_app
+
+client = client_app
+server = server_app
+'''
+
+PROJECT = '''\
+# A Flower app that runs one experiment of fedstrata: flwr run {folder} CONNECTION
+[build-system]
+requires = ["hatchling"]
+build-backend = "hatchling.build"
+
+[project]
+name = "fedstrata-federation"
+version = "1.0.0"
+description = "One experiment of fedstrata, for Flower"
+dependencies = []  # fedstrata[flower] is installed on the server and on every node beforehand
+
+[tool.flwr.app]
+publisher = "fedstrata"
+
+[tool.flwr.app.components]
+serverapp = "federation.app:server"
+clientapp = "federation.app:client"
+
+[tool.flwr.app.config]
+# On the server: the run directory, whether to go on with the run in it, and a folder with test.npz (optional).
+out = {out}
+resume = true
+server-data = {server_data}
+# Who may take part, in the clients' order: names and public keys.
+nodes = {nodes}
+experiment = """
+{experiment}"""
+'''
+
+
+def check_name(name: str) -> str:
+    """Return a node's name, if it will do for a folder and a message."""
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", name):
+        raise invalid("name of a node", name, "letters, digits, '_', '-' and '.'")
+    return name
+
+
+def write_app(
+    config: Config, folder: Path, nodes: Mapping[str, str], out: Path, server_data: Path | None = None
+) -> None:
+    """Write the Flower app of an experiment for these nodes, names and public keys."""
+    check_config(config)
+    tables = config.to_toml("compare", "plot", "pretrain", "tune", "variants")
+    kept = {"holdout": config.data.holdout, "support": config.data.support, "seed": config.data.seed}
+    tables["data"] = {k: v for k, v in kept.items() if v}
+    if not tables["data"]:
+        del tables["data"]
+    experiment = tomli_w.dumps(tables)
+    if '"""' in experiment or "\\" in experiment:
+        raise InputError("The experiment must not hold backslashes or three quotes: Flower takes it as one text.")
+    public = json.dumps({check_name(name): keys.same_form(key) for name, key in nodes.items()})
+    text = PROJECT.format(
+        folder=folder,
+        out=json.dumps(str(out)),
+        server_data=json.dumps("" if server_data is None else str(server_data)),
+        nodes=f"'{public}'",
+        experiment=experiment,
+    )
+    (folder / "federation").mkdir(parents=True, exist_ok=True)
+    write_atomically(folder / "pyproject.toml", text.encode())
+    write_atomically(folder / "federation" / "__init__.py", b'"""A federation."""\n')
+    write_atomically(folder / "federation" / "app.py", APP.encode())
+
+
+def write_nodes_data(data: FederatedData, folder: Path, names: list[str]) -> None:
+    """Write what each client of simulated data has to a folder of its own, and the server's to ``server``."""
+    for client, name in enumerate(names):
+        own = folder / "nodes" / name / "data"
+        own.mkdir(parents=True, exist_ok=True)
+        for part, rows in (("train", data.train), ("support", data.support), ("test", data.client_test)):
+            if rows is not None and rows.sizes[client]:
+                _save(own / f"{part}.npz", rows.of_client(client))
+    server = folder / "server" / "data"
+    server.mkdir(parents=True, exist_ok=True)
+    if data.test is not None:
+        _save(server / "test.npz", data.test)
+    if data.auxiliary is not None:
+        _save(server / "auxiliary.npz", tuple(a[data.auxiliary.rows] for a in data.auxiliary.arrays))
+
+
+def _save(path: Path, arrays: Arrays) -> None:
+    inputs, targets = (a.cpu().numpy() for a in arrays)
+    np.savez(path, inputs=inputs, targets=targets)
+
+
+def write_federation(
+    config: Config, folder: Path, nodes: Mapping[str, Path | None], hosts: list[str], port: int
+) -> None:
+    """Write everything of a federation: app, certificates, and for each node a folder to hand over.
+
+    A node with a path brings its public key; for the others a key is made here.
+    """
+    if folder.exists() and any(folder.iterdir()):
+        raise InputError(f"The folder {folder} exists and is not empty. Nothing was overwritten. Choose another.")
+    check_config(config)
+    public: dict[str, str] = {}
+    read = {name: path.read_text().strip() if path is not None else None for name, path in nodes.items()}
+    keys.make_certificates(folder / "server", hosts)
+    for name, key in read.items():
+        own = folder / "nodes" / check_name(name)
+        own.mkdir(parents=True, exist_ok=True)
+        public[name] = keys.make_key(own / "node.key") if key is None else key
+        (own / "ca.crt").write_bytes((folder / "server" / "ca.crt").read_bytes())
+        (own / "node.toml").write_text(_node_file(name, key is None))
+        (own / "start").write_text(_start_file(hosts[0], port))
+        (own / "start").chmod(0o755)
+    (folder / "server" / "start").write_text(_server_file(port))
+    (folder / "server" / "start").chmod(0o755)
+    (folder / "server" / "keys").mkdir()
+    for name, key in public.items():
+        (folder / "server" / "keys" / f"{name}.pub").write_text(key + "\n")
+    (folder / "server" / "config.toml").write_text(_connection_file(hosts[0], port))
+    write_app(config, folder / "app", public, Path("run"))
+    (folder / ".gitignore").write_text("*\n")
+
+
+def _node_file(name: str, made: bool) -> str:
+    about = "node.key, made here: hand it over on a safe way" if made else "the key whose public half you sent"
+    return f"""\
+# What the node {name} has. Paths are on the node; change them to where things are.
+data = "/path/to/data.npz"            # inputs and targets; or a folder with train.npz and test.npz
+key = "/path/to/node.key"             # {about}
+state = "/var/lib/fedstrata/{name}"   # what the client keeps between messages
+"""
+
+
+def _start_file(host: str, port: int) -> str:
+    return f"""\
+#!/bin/sh
+# Starts this node: it connects to the server, and listens on loopback only. Run it again after a reboot.
+cd "$(dirname "$0")" || exit 1
+export FLWR_HOME="$PWD/flwr" FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1
+export FLWR_SUPEREXEC_TASK_POLL_INTERVAL=0.1
+exec fedstrata federate node node.toml --server {host}:{port} --ca ca.crt
+"""
+
+
+def _server_file(port: int) -> str:
+    return f"""\
+#!/bin/sh
+# Starts the server: nodes connect to port {port}; whoever can reach it can also submit runs, so see docs/deploy.md.
+# HOST=0.0.0.0 ./start listens on all addresses; without it only this machine gets in.
+cd "$(dirname "$0")" || exit 1
+export FLWR_HOME="$PWD/flwr" FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1
+export FLWR_SUPEREXEC_TASK_POLL_INTERVAL=0.1
+mkdir -p "$FLWR_HOME"
+exec flower-superlink --host "${{HOST:-127.0.0.1}}" --port {port} \\
+  --ssl-ca-certfile ca.crt --ssl-certfile server.pem --ssl-keyfile server.key --enable-supernode-auth \\
+  --database "$FLWR_HOME/state.db" --isolation subprocess --disable-runtime-dependency-installation
+"""
+
+
+def _connection_file(host: str, port: int) -> str:
+    return f'''\
+# For the command flwr: put it into the folder that FLWR_HOME names, with the full path of ca.crt.
+[superlink]
+default = "federation"
+
+[superlink.federation]
+address = "{host}:{port}"
+root-certificates = "/path/to/ca.crt"
+'''
