@@ -10,6 +10,16 @@ from fedstrata import cli
 torch.set_num_threads(1)
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what takes many minutes, unless it is asked for."""
+    if "flower" in (config.getoption("markexpr") or ""):
+        return
+    left_out = [item for item in items if item.get_closest_marker("flower")]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if not item.get_closest_marker("flower")]
+
+
 @pytest.fixture
 def fedstrata(capsys, monkeypatch):
     """Run a command; return (exit code, stdout, stderr)."""
