@@ -30,6 +30,7 @@ from safetensors.torch import save_file
 import fedstrata as fs
 from fedstrata import oracles
 from fedstrata.algorithms import ALGORITHMS
+from fedstrata.channels import PLAIN
 from fedstrata.clients import Client, Clients
 from fedstrata.clients.distributed import DistributedClients
 from fedstrata.clients.simulated import SimulatedClients
@@ -62,6 +63,8 @@ class Case:
     rounds: int = 3
     ranks: int = 2
     chunk: int = 7
+    channel: fs.Channel = PLAIN
+    faults: fs.Faults | None = None
 
     @property
     def algorithm(self) -> fs.Algorithm:
@@ -75,7 +78,9 @@ class Case:
         where = "" if self.problem == "example" else f" on {self.problem}"
         dtype = "" if self.dtype == torch.float64 else " float32"
         share = f"{self.clients if self.participation == 1.0 else self.participation} of {self.clients}"
-        return f"{self.name}{options}{where}{dtype}: {share}, {self.weighting}, {self.ranks} ranks"
+        through = "" if self.channel == PLAIN else f", {_said(self.channel)}"
+        through += "" if self.faults is None else f", {_said(self.faults.inject)}"
+        return f"{self.name}{options}{where}{dtype}: {share}, {self.weighting}, {self.ranks} ranks{through}"
 
     def build(self) -> tuple[fs.Problem, fs.FederatedData]:
         if self.problem in SADDLES:
@@ -112,6 +117,25 @@ def adapting() -> tuple[fs.Problem, fs.FederatedData]:
 
 
 OTHERS: dict[str, Callable[[], tuple[fs.Problem, fs.FederatedData]]] = {"robust": robust, "maml": adapting}
+
+CHANNELS = [
+    fs.Channel(clip=0.01),
+    fs.Channel(bound=0.01),
+    fs.Channel(compress="top_k", top=0.3),
+    fs.Channel(compress="quantise"),
+    fs.Channel(reduce="median"),
+    fs.Channel(clip=0.1, noise=0.5),
+]
+
+FAULTS = fs.Faults(quorum=1, retries=1, inject=fs.Inject(drop=0.3, nan=0.1, garbage=0.1, scale=0.1, factor=2.0, seed=3))
+
+
+def _said(value: Any) -> str:
+    """Return a setting in a few words: what is not as it usually is."""
+    usual = type(value)()
+    changed = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
+    return " ".join(f"{k}={v}" for k, v in changed.items() if v != getattr(usual, k))
+
 
 VARIANTS: list[tuple[str, dict[str, Any]]] = [
     *((name, {}) for name in sorted(ALGORITHMS)),
@@ -155,6 +179,12 @@ SPECIAL: list[Case] = [
     Case("drfa", {}, participation=2, ranks=3),
     Case("local_sgdm_rl", {}, participation=2, ranks=3),
     *(Case(name, {}, ranks=3) for name in ("afl", "fgda", "qfedavg")),
+    *(Case("scaffold", {}, weighting="samples", channel=channel) for channel in CHANNELS),
+    Case("fedlalr", {"aggregate": "max"}, channel=fs.Channel(compress="top_k", top=0.3, reduce="median")),
+    *(Case("fedavg", {}, participation=3, channel=fs.Channel(clip=0.1, noise=1.0), ranks=n) for n in (2, 3)),
+    *(Case(name, {}, faults=FAULTS) for name in ("scaffold", "fgda", "afl", "fednest")),
+    Case("scaffold", {}, participation=3, weighting="samples", ranks=3, faults=FAULTS),
+    Case("fedavg", {}, channel=fs.Channel(reduce="trimmed_mean", trim=0.3), faults=FAULTS, ranks=3),
 ]
 
 
@@ -212,19 +242,22 @@ def clients_of(
     participation: int | float = 1.0,
     weighting: Any = "uniform",
     chunk: int = 7,
+    channel: fs.Channel = PLAIN,
+    faults: fs.Faults | None = None,
 ) -> SimulatedClients:
     """Build the engine that these ranks want."""
     setting = make_setting(problem, data, batch_size=4, oracles=_ORACLES.setdefault(id(problem), Oracles(problem)))
     if ranks.size == 1:
-        return SimulatedClients(setting, rounds, participation, weighting, chunk)
-    return DistributedClients(setting, rounds, participation, weighting, chunk, ranks)
+        return SimulatedClients(setting, rounds, participation, weighting, chunk, channel, faults)
+    return DistributedClients(setting, rounds, participation, weighting, chunk, ranks, channel, faults)
 
 
 def play_case(case: Case, ranks: Ranks) -> Outcome:
     """Go through a case's rounds, as one rank of several or alone."""
     problem, data = case.build()
     assert data.clients == case.clients, case.id
-    clients = clients_of(problem, data, ranks, case.rounds, case.participation, case.weighting, case.chunk)
+    how = case.rounds, case.participation, case.weighting, case.chunk, case.channel, case.faults
+    clients = clients_of(problem, data, ranks, *how)
     with torch.no_grad(), untraced():
         state = started(case.algorithm, clients)
         digests = [digest(state)]
@@ -235,7 +268,8 @@ def play_case(case: Case, ranks: Ranks) -> Outcome:
             state = case.algorithm.round(state, clients)
             digests.append(digest(state))
     rows = {k: v for piece in clients._setting.state.take_all() for k, v in piece.items()}
-    return Outcome(dict(state), rows, dataclasses.asdict(clients.counts), digests)
+    faults = [f"{f.round} {f.exchange} {f.attempt} {f.client} {f.kind}" for f in clients.faults]
+    return Outcome(dict(state), rows, {**dataclasses.asdict(clients.counts), "faults": sorted(faults)}, digests)
 
 
 # --- the verbs -------------------------------------------------------------------------------------------------------

@@ -81,6 +81,8 @@ class Inject:
 
     def kinds(self, clients: np.ndarray, round: int, exchange: int, attempt: int) -> list[str | None]:
         """Return what goes wrong with each client in this attempt: a kind of fault, or None."""
+        if not len(clients):
+            return []
         key = rng.key_of(self.seed, "fault", round, exchange, attempt)
         chances = rng.uniforms(key, clients, np.zeros(1), 1)[:, 0]
         ends = np.cumsum([getattr(self, kind) for kind in KINDS])
