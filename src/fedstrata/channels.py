@@ -26,6 +26,7 @@ import torch
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
 
 from fedstrata.errors import InputError, invalid
+from fedstrata.questions import QUESTIONS
 
 COMPRESSIONS = ("none", "top_k", "quantise")
 REDUCTIONS = ("mean", "median", "trimmed_mean")
@@ -42,7 +43,7 @@ class Channel:
     clip:     the largest norm of a client's change; None for any.
     bound:    the same, seen to by the server.
     reduce:   "mean", "median" or "trimmed_mean" (without the share ``trim`` at either end of every coordinate).
-    trim:     the share that "trimmed_mean" leaves out at either end.
+    trim:     the share that "trimmed_mean" leaves out at either end; at least one client.
     noise:    the standard deviation of the noise on the sum of changes, in units of ``clip``.
     delta:    the delta of (epsilon, delta) privacy.
     """
@@ -165,6 +166,8 @@ def words_of(work: Callable[..., Any]) -> list[str]:
     """Return what a method's answers are near to, as its algorithm says it."""
     table = getattr(getattr(work, "__self__", None), "answers", {})
     name = getattr(work, "__name__", "")
+    if QUESTIONS.get(name) is work:
+        return ["zero"]
     if name not in table:
         raise InputError(
             f"A channel must know what {named(work)} answers with. Say it in the algorithm: answers = {{{name!r}: 'x'}}"
@@ -242,10 +245,12 @@ def send(channel: Channel, client: Any, work: Callable[..., Any], changes: torch
     if channel.compress == "none":
         return packed(channel, changes)
     name = f"unsent.{getattr(work, '__name__', 'work')}"
-    changes = changes + client.recall(name, torch.zeros_like(changes))
+    before = client.recall(name, torch.zeros_like(changes))
+    changes = changes + before
     whole = Channel(compress=channel.compress, top=channel.top)
-    sent = unpacked(whole, packed(whole, changes), changes.shape[1])
-    client.keep(**{name: changes - sent})
+    left = changes - unpacked(whole, packed(whole, changes), changes.shape[1])
+    sound = torch.isfinite(left).all(1, keepdim=True)  # an answer that diverged must not spoil those after it
+    client.keep(**{name: torch.where(sound, left, before)})
     return packed(channel, changes)
 
 
@@ -261,7 +266,11 @@ def shortened(changes: torch.Tensor, norm: float) -> torch.Tensor:
 def robust(channel: Channel, rows: torch.Tensor) -> torch.Tensor:
     """Return the median, or trimmed mean, of each coordinate of rows [clients, ...]: every client counts once."""
     ordered = rows.sort(dim=0).values
-    cut = math.floor(channel.trim * len(rows)) if channel.reduce == "trimmed_mean" else (len(rows) - 1) // 2
+    cut = (len(rows) - 1) // 2
+    if channel.reduce == "trimmed_mean":
+        cut = max(1, math.floor(round(channel.trim * len(rows), 9)))
+        if 2 * cut >= len(rows):
+            raise InputError(f"A trimmed mean leaves out {cut} clients at either end, and only {len(rows)} answered.")
     return ordered[cut : len(rows) - cut].mean(0)
 
 

@@ -38,7 +38,7 @@ class Checkpoint:
 
     round: int
     state: dict[str, torch.Tensor]
-    counts: dict[str, int]
+    counts: dict[str, Any]
     seconds: float
     rows: Iterable[dict[str, torch.Tensor]] = ()
 

@@ -128,7 +128,8 @@ def run(
     with joined() as ranks:
         loggers: list[Callback] = [] if tensorboard is None or not ranks.first else [TensorBoard(tensorboard)]
         progress = _progress(quiet) if ranks.first else []
-        result = run_config(config, out, resume or restarted(), [*progress, *loggers])
+        again = restarted() and out is not None and (not out.exists() or RunDirectory(out).is_ours())
+        result = run_config(config, out, resume or again, [*progress, *loggers])
     if not ranks.first:
         return
     if out is not None and config.plot != PlotTable():

@@ -28,7 +28,10 @@ class QuorumError(FedstrataError):
 
 @dataclass(frozen=True)
 class Fault:
-    """A client that was left out of an attempt: what was wrong with its answer, or why there was none."""
+    """A client that was left out of an attempt: what was wrong with its answer, or why there was none.
+
+    left_out: whether it was left out of the exchange; not when it answered a later attempt.
+    """
 
     round: int
     exchange: int
@@ -36,6 +39,7 @@ class Fault:
     client: int
     kind: str
     detail: str = ""
+    left_out: bool = True
 
     def row(self) -> dict[str, Any]:
         """Return it as a line of ``faults.jsonl``; rounds count from 1 there, 0 is what comes before the first."""
@@ -101,7 +105,7 @@ class Faults:
     quorum:    how many clients of the cohort must answer, as a share (float) or a number (int).
     retries:   how often the silent ones are asked again when fewer do; then the run stops.
     timeout:   seconds until a client that is elsewhere counts as silent.
-    max_bytes: the largest answer of a client; None is sixteen times the server's state and the message.
+    max_bytes: the largest answer of a client that is elsewhere; None is sixteen times the message and x, and 1 MiB.
     inject:    faults made on purpose, for tests.
     """
 

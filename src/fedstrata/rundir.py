@@ -35,6 +35,14 @@ FREE_TO_CHANGE = {
 _START = "digest.start"
 
 
+_STARTED = ".started-by"
+
+
+def started_by() -> str:
+    """Return what tells the processes of one ``torchrun`` from those of another; nothing without it."""
+    return os.environ.get("TORCHELASTIC_RUN_ID", "")
+
+
 class RunDirectory:
     """Reads and writes one run's files; nothing there is ever overwritten by another run."""
 
@@ -61,7 +69,14 @@ class RunDirectory:
             raise InputError(f"The run directory {self.path} exists and is not empty. Nothing was overwritten. {how}")
         self.path.mkdir(parents=True, exist_ok=True)
         self._lock()
+        if started_by():
+            write_atomically(self.path / _STARTED, started_by().encode())
         self.write_config(config)
+
+    def is_ours(self) -> bool:
+        """Whether this very ``torchrun`` started the run here: then a process that it starts again goes on with it."""
+        path = self.path / _STARTED
+        return path.exists() and path.read_text() == started_by() != ""
 
     def close(self) -> None:
         """Let other processes work here again."""
@@ -114,6 +129,21 @@ class RunDirectory:
         """Add lines to faults.jsonl: who was left out, when and why."""
         with (self.path / "faults.jsonl").open("a") as file:
             file.write("".join(_line(row) for row in rows))
+
+    def truncate_faults(self, rounds: int) -> list[Row]:
+        """Make faults.jsonl end with this round; return what is left."""
+        path = self.path / "faults.jsonl"
+        if not path.exists():
+            return []
+        rows: list[Row] = []
+        for line in path.read_text().splitlines():
+            try:
+                row = json.loads(line)
+            except json.JSONDecodeError:
+                break
+            rows += [row] if row["round"] <= rounds else []
+        write_atomically(path, "".join(_line(r) for r in rows).encode())
+        return rows
 
     def write_summary(self, summary: Row) -> None:
         """Write summary.json."""

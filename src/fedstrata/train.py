@@ -210,6 +210,8 @@ class _Training:
         self.state = State(**{k: v.to(self.problem.x0.device) for k, v in state.items()})
         for rows in self.ranks.stream(saved.rows if saved else ()):
             self.setting.state.load(rows, self.clients.mine)
+        learned = known["counts"].pop("learned", None)
+        self.clients.learned = None if learned is None else torch.tensor(learned, dtype=torch.float64)
         for name, value in known["counts"].items():
             setattr(self.clients.counts, name, value)
         self.clients.saved(known["round"])
@@ -239,6 +241,7 @@ class _Training:
         self.history = [r for r in directory.rows() if r["round"] <= saved.round]
         directory.write_config(config)
         directory.truncate(self.history)
+        self.count_left_out(directory.truncate_faults(saved.round))
         return saved
 
     def run(self) -> Run:
@@ -273,15 +276,14 @@ class _Training:
     def prepare(self) -> None:
         """Let the problem, and in a new run the algorithm, ask the clients for what they need before the first round.
 
-        What a problem learns is the same every time, so a resumed run asks again and counts nothing.
+        What the problem learned is in every checkpoint; a resumed run does not ask again.
         """
-        counted = dataclasses.replace(self.clients.counts)
         self.clients.begin(-1)
         if self.problem.asks is not None and self.problem.given is not None:
-            self.clients.learned = self.problem.asks(self.problem, self.clients)
+            if self.clients.learned is None:
+                self.clients.learned = self.problem.asks(self.problem, self.clients).double()
             self.adopt(self.problem.given(self.problem, self.clients.learned))
         if self.done:
-            self.clients.counts = counted
             self.move_on(self.done - 1)
         else:
             self.move_on(0)
@@ -321,12 +323,16 @@ class _Training:
         if not faults:
             return
         self.clients.faults.clear()
-        for fault in faults:
-            self.left_out[fault.client] = self.left_out.get(fault.client, 0) + 1
+        self.count_left_out([fault.row() for fault in faults])
         if self.directory is not None:
             self.directory.append_faults([fault.row() for fault in faults])
         for callback in self.callbacks:
             callback.on_faults(faults, self.data.client_names)
+
+    def count_left_out(self, rows: list[Row]) -> None:
+        """Count in how many exchanges each client was left out."""
+        for _, _, client in {(r["round"], r["exchange"], r["client"]) for r in rows if r["left_out"]}:
+            self.left_out[client] = self.left_out.get(client, 0) + 1
 
     def measure(self) -> None:
         """Evaluate, and write the row down."""
@@ -357,7 +363,9 @@ class _Training:
             for _ in rows:
                 pass
         else:
-            counts = dataclasses.asdict(self.clients.counts)
+            counts: dict[str, Any] = dataclasses.asdict(self.clients.counts)
+            if self.clients.learned is not None:
+                counts["learned"] = self.clients.learned.tolist()
             checkpoint = Checkpoint(self.done, dict(self.state), counts, self.seconds(), rows)
             self.directory.checkpoints.save(checkpoint, anew)
         self.clients.saved(self.done)

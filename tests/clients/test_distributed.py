@@ -264,7 +264,7 @@ def test_the_largest_clients_are_shared_out_first() -> None:
 
 
 def files(folder: Path) -> set[str]:
-    return {p.name for p in folder.iterdir()}
+    return {p.name for p in folder.iterdir() if not p.name.startswith(".")}
 
 
 def rows_of(folder: Path) -> list[dict[str, Any]]:

@@ -16,12 +16,12 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_map, t
 from fedstrata import rng
 from fedstrata.channels import PLAIN, Changes, Channel, named, noise, robust, shortened, words_of
 from fedstrata.clients.client import Setting
-from fedstrata.clients.questions import QUESTIONS
 from fedstrata.clients.state import ClientState
 from fedstrata.errors import FedstrataError, InputError, invalid
 from fedstrata.faults import Fault, Faults, QuorumError, told
 from fedstrata.oracles import Oracles
 from fedstrata.problem import Problem
+from fedstrata.questions import QUESTIONS
 from fedstrata.schedules import Clock, EqualSteps, Rate, rate_at, steps_at
 
 Work = Callable[..., Any]
@@ -158,6 +158,7 @@ class Clients(ABC):
         other._noisy = 0
         if probabilities is None:
             other.cohort = rng.choose(key, self.total, number)
+            other._drawn_by = "uniform"
         else:
             weights = np.asarray(probabilities, dtype=np.float64)
             if weights.shape != (self.total,) or not (np.isfinite(weights) & (weights >= 0)).all() or not weights.any():
@@ -243,8 +244,10 @@ class Clients(ABC):
 
         The mean is uniform or weighted by the clients' numbers of samples, as the run says; ``weighting`` overrides.
         """
-        weights = self._weights(self._weighting if weighting is None else check_weighting(weighting))
-        return self._reduce(work, message, weights, ("mean",))
+        weighting = self._weighting if weighting is None else check_weighting(weighting)
+        if self.channel.noise and weighting != "uniform":
+            raise invalid("weighting", weighting, "'uniform' where the channel has noise: sizes are private too")
+        return self._reduce(work, message, self._weights(weighting), ("mean",))
 
     def max(self, work: Work, *message: Any) -> Any:
         """Run ``work(client, *message)`` on every client of the cohort; return the elementwise maximum."""
@@ -264,6 +267,11 @@ class Clients(ABC):
 
         A client that was left out counts as an average one: its row is the mean of the others'.
         """
+        if self.channel.reduce != "mean" and QUESTIONS.get(getattr(work, "__name__", "")) is not work:
+            raise InputError(
+                f"A {self.channel.reduce} cannot protect {named(work)}, which tells the server what each single client "
+                "answers. Choose an algorithm that only takes means, or the channel's bound."
+            )
         if self.channel.noise:
             raise InputError(
                 f"The noise of the channel cannot cover {named(work)}, which tells the server what each single client "
@@ -319,21 +327,22 @@ class Clients(ABC):
         share = float(weights.sum())
         pairs = zip(kinds, leaves, strict=True)
         leaves = [leaf / share if kind == "mean" else leaf for kind, leaf in pairs]
-        if self.channel.noise:
+        if self.channel.noise and any(leaf.numel() for leaf in leaves):
             self._release()
             leaves = self._noised(leaves, float(weights.max()) / share)
         return tree_unflatten(leaves, shape)
 
     def _robust(self, work: Work, message: tuple[Any, ...], how: tuple[str, ...]) -> Any:
-        """Make one exchange, and reduce each tensor by a median or trimmed mean; a maximum stays one."""
+        """Make one exchange, and reduce each tensor by a median or trimmed mean."""
+        if "max" in how:
+            raise InputError(
+                f"A {self.channel.reduce} cannot protect the elementwise maximum that {named(work)} goes into. Choose "
+                "an algorithm, or an option of it, that takes means."
+            )
         leaves, shape = self._rows(work, message)
         answered = torch.from_numpy(self._answered)
-        kinds = how * len(leaves) if len(how) == 1 else how
         rows = [leaf[answered] if leaf.is_floating_point() else leaf[answered].double() for leaf in leaves]
-        pairs = zip(kinds, rows, strict=True)
-        return tree_unflatten(
-            [row.amax(0) if kind == "max" else robust(self.channel, row) for kind, row in pairs], shape
-        )
+        return tree_unflatten([robust(self.channel, row) for row in rows], shape)
 
     def _check_noise(self, work: Work, how: tuple[str, ...]) -> None:
         if "max" in how:
@@ -415,6 +424,10 @@ class Clients(ABC):
             if not len(asked):
                 break
             attempt += 1
+        if self._policy is not None and attempt:
+            there = set(self.cohort[self._answered].tolist())
+            late = (replace(f, left_out=False) if f.client in there else f for f in self.faults[before:])
+            self.faults[before:] = list(late)
         self._count(used)
 
     def _sound(self, answer: Answer, exchange: int, attempt: int) -> Answer:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from fedstrata.clients.questions import class_counts
+from fedstrata.questions import class_counts
 
 if TYPE_CHECKING:
     from fedstrata.clients import Clients
