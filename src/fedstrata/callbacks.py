@@ -24,7 +24,7 @@ Reports = Mapping[str, Callable[[], torch.Tensor]]
 """What a local step reports, by name: functions that return tensors [C, ...]."""
 
 
-_SHOWN = ("loss", "accuracy", "accuracy_worst", "auc", "auc_worst", "attacked_accuracy", "distance")
+_SHOWN = ("loss", "accuracy", "accuracy_worst", "auc", "auc_worst", "attacked_accuracy", "distance", "epsilon")
 """What a line of progress tells."""
 
 

@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
 
-from fedstrata.errors import InputError, invalid
+from fedstrata.errors import InputError, invalid, is_number
 from fedstrata.questions import QUESTIONS
 
 COMPRESSIONS = ("none", "top_k", "quantise")
@@ -63,16 +63,20 @@ class Channel:
                 raise invalid(f"{name} of the channel", getattr(self, name), " or ".join(map(repr, known)))
         for name in ("clip", "bound"):
             value = getattr(self, name)
-            if value is not None and not 0 < value < math.inf:
+            if value is not None and not (is_number(value) and 0 < value < math.inf):
                 raise invalid(f"{name} of the channel", value, "a number above 0")
-        for name, good, wants in (
-            ("top", 0 < self.top <= 1, "a share above 0 and at most 1"),
-            ("trim", 0 < self.trim < 0.5, "a share above 0 and below 0.5"),
-            ("delta", 0 < self.delta < 1, "a number above 0 and below 1"),
-            ("noise", 0 <= self.noise < math.inf, "a number of at least 0"),
+        for name, low, high, wants in (
+            ("top", 0.0, 1.0, "a share above 0 and at most 1"),
+            ("trim", 0.0, 0.5, "a share above 0 and below 0.5"),
+            ("delta", 0.0, 1.0, "a number above 0 and below 1"),
+            ("noise", -1.0, math.inf, "a number of at least 0"),
         ):
-            if not good:
-                raise invalid(f"{name} of the channel", getattr(self, name), wants)
+            value = getattr(self, name)
+            inside = is_number(value) and low < value < high
+            if not inside and not (name == "top" and value == 1.0 and is_number(value)):
+                raise invalid(f"{name} of the channel", value, wants)
+        if self.noise < 0:
+            raise invalid("noise of the channel", self.noise, "a number of at least 0")
         if self.noise and self.clip is None:
             raise InputError("The noise of the channel is in units of its clip: set clip too.")
         if self.noise and self.reduce != "mean":

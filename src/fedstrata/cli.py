@@ -87,6 +87,7 @@ def _main(
     ] = False,
 ) -> None:
     """Federated learning for layered objectives."""
+    federate.Hooks.modules = tuple(modules or ())
     for path in modules or ():
         _import(path)
 
@@ -154,7 +155,7 @@ def _print_run(
         )
         out_console.print(told, highlight=False)
     if "epsilon" in summary:
-        worth = f"({summary['epsilon']:.3g}, {summary['delta']:g})"
+        worth = f"({summary['epsilon']:.4g}, {summary['delta']:g})"
         out_console.print(f"Differential privacy of clients: (epsilon, delta) = {worth}.", highlight=False)
     if summary.get("left_out"):
         who = ", ".join(f"{name} {times} times" for name, times in summary["left_out"].items())

@@ -24,7 +24,7 @@ from fedstrata.merge import merge, slug
 from fedstrata.pretrain import Pretraining, start
 from fedstrata.rundir import Row
 from fedstrata.schema import DiagnosticsTable
-from fedstrata.train import Run, train
+from fedstrata.train import Run, check_pretraining, train
 
 Say = Callable[[str], None]
 
@@ -53,6 +53,7 @@ def run_config(
         tables = config.to_toml("compare", "plot", "pretrain", "tune", "variants")
         tables |= {"algorithm": describe(built.algorithm)}
         before = Pretraining.of(built)
+        check_pretraining(config.settings()["channel"], before is not None)
         if before is not None:
             tables |= {"pretrain": before.table}
         if before is not None and built.pretrained is None:

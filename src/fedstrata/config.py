@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import torch
 from pydantic import Field, ValidationError
@@ -378,7 +378,8 @@ def _explain(error: ValidationError, where: str) -> InputError:
     if first["type"] == "extra_forbidden":
         table: Any = Config
         for part in place[:-1]:
-            table = table.model_fields[part].annotation
+            kind = table.model_fields[part].annotation
+            table = next((k for k in get_args(kind) if hasattr(k, "model_fields")), kind)
         return unknown("key", key, (".".join([*place[:-1], n]) for n in table.model_fields), where)
     wants = first["msg"].removeprefix("Input should be ")
     return InputError(f"The key {key} must be {wants}. Got {first['input']!r}. ({where})")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from difflib import get_close_matches
+from typing import TypeGuard
 
 
 class FedstrataError(Exception):
@@ -34,6 +35,11 @@ def invalid(what: str, got: object, wants: str, where: str = "") -> InputError:
     """Build the one error template: ``The {what} must be {wants}. Got {got}.``"""
     place = f" ({where})" if where else ""
     return InputError(f"The {what} must be {wants}. Got {got!r}.{place}")
+
+
+def is_number(value: object) -> TypeGuard[int | float]:
+    """Whether something is a number, and not a truth value."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def unknown(kind: str, name: object, known: Iterable[str], where: str = "") -> InputError:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from fedstrata import rng
-from fedstrata.errors import FedstrataError, invalid
+from fedstrata.errors import FedstrataError, invalid, is_number
 
 SILENT = ("drop", "delay", "crash")
 """Kinds of injected faults after which there is no answer."""
@@ -73,15 +73,20 @@ class Inject:
     def __post_init__(self) -> None:
         shares = [getattr(self, kind) for kind in KINDS]
         for kind, share in zip(KINDS, shares, strict=True):
-            if not 0 <= share <= 1:
+            if not (is_number(share) and 0 <= share <= 1):
                 raise invalid(f"{kind} of the injected faults", share, "a probability, from 0 to 1")
         if sum(shares) > 1:
             raise invalid("sum of the injected faults' probabilities", sum(shares), "at most 1")
-        if not 0 <= self.seconds < math.inf:
+        if not (is_number(self.seconds) and 0 <= self.seconds < math.inf):
             raise invalid("seconds of the injected faults", self.seconds, "a number of at least 0")
-        if not math.isfinite(self.factor):
+        if not (is_number(self.factor) and math.isfinite(self.factor)):
             raise invalid("factor of the injected faults", self.factor, "a finite number")
-        object.__setattr__(self, "clients", tuple(self.clients))
+        clients = tuple(self.clients) if isinstance(self.clients, list | tuple) else (self.clients,)
+        if not isinstance(self.clients, list | tuple) or not all(type(k) is int and k >= 0 for k in clients):
+            raise invalid("clients of the injected faults", self.clients, "a list of clients' numbers, from 0 on")
+        object.__setattr__(self, "clients", clients)
+        if type(self.seed) is not int or self.seed < 0:
+            raise invalid("seed of the injected faults", self.seed, "a whole number of at least 0")
 
     def kinds(self, clients: np.ndarray, round: int, exchange: int, attempt: int) -> list[str | None]:
         """Return what goes wrong with each client in this attempt: a kind of fault, or None."""
@@ -121,10 +126,12 @@ class Faults:
             raise invalid("quorum", self.quorum, "a share in (0, 1] or a whole number of at least 1")
         if isinstance(self.retries, bool) or not isinstance(self.retries, int) or self.retries < 0:
             raise invalid("retries", self.retries, "a whole number of at least 0")
-        if not 0 < self.timeout < math.inf:
+        if not (is_number(self.timeout) and 0 < self.timeout < math.inf):
             raise invalid("timeout", self.timeout, "seconds, above 0")
-        if self.max_bytes is not None and self.max_bytes < 1:
+        if self.max_bytes is not None and (type(self.max_bytes) is not int or self.max_bytes < 1):
             raise invalid("max_bytes", self.max_bytes, "a whole number of at least 1")
+        if self.inject is not None and not isinstance(self.inject, Inject):
+            raise invalid("inject", self.inject, "an Inject, e.g. fs.Inject(drop=0.1), or left out")
 
     def needed(self, cohort: int) -> int:
         """Return how many of a cohort must answer."""

@@ -62,16 +62,20 @@ class RunDirectory:
         if settings.exists() and resume:
             _same_run(read_toml(settings), config, self.path)
             return
-        if self.path.exists() and any(p.suffix != ".tmp" for p in self.path.iterdir()):
-            how = "Choose another, or pass --resume (resume=True) to go on with the run there."
-            if not settings.exists():
-                how = "It holds no fedstrata run. Choose another."
-            raise InputError(f"The run directory {self.path} exists and is not empty. Nothing was overwritten. {how}")
+        self.refuse_if_used()
         self.path.mkdir(parents=True, exist_ok=True)
         self._lock()
         if started_by():
             write_atomically(self.path / _STARTED, started_by().encode())
         self.write_config(config)
+
+    def refuse_if_used(self) -> None:
+        """Refuse a folder that holds anything."""
+        if self.path.exists() and any(p.suffix != ".tmp" for p in self.path.iterdir()):
+            how = "Choose another, or pass --resume (resume=True) to go on with the run there."
+            if not (self.path / "config.toml").exists():
+                how = "It holds no fedstrata run. Choose another."
+            raise InputError(f"The run directory {self.path} exists and is not empty. Nothing was overwritten. {how}")
 
     def is_ours(self) -> bool:
         """Whether this very ``torchrun`` started the run here: then a process that it starts again goes on with it."""

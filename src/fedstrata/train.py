@@ -133,8 +133,7 @@ def train(
     ranks = ranks_here()
     if ranks.size > 1 and listeners:
         raise InputError("Diagnostics of local steps see one process only: run without torchrun, or without them.")
-    if channel.noise and pretrain is not None:
-        raise InputError("The noise of a channel does not cover a pre-training: leave out one of the two.")
+    check_pretraining(channel, pretrain is not None)
     setting, clients = _clients(problem, data, settings, out, listeners, ranks, engine)
     training = _Training(
         problem=setting.oracles.problem,
@@ -160,6 +159,12 @@ def train(
     finally:
         if training.directory is not None:
             training.directory.close()
+
+
+def check_pretraining(channel: Channel, pretrains: bool) -> None:
+    """Refuse noise for a run that starts from another one, which it does not cover."""
+    if channel.noise and pretrains:
+        raise InputError("The noise of a channel does not cover a pre-training: leave out one of the two.")
 
 
 def check_run(
@@ -210,8 +215,7 @@ class _Training:
         self.state = State(**{k: v.to(self.problem.x0.device) for k, v in state.items()})
         for rows in self.ranks.stream(saved.rows if saved else ()):
             self.setting.state.load(rows, self.clients.mine)
-        learned = known["counts"].pop("learned", None)
-        self.clients.learned = None if learned is None else torch.tensor(learned, dtype=torch.float64)
+        self.clients.restore(known["counts"].pop("extra", {}))
         for name, value in known["counts"].items():
             setattr(self.clients.counts, name, value)
         self.clients.saved(known["round"])
@@ -364,8 +368,7 @@ class _Training:
                 pass
         else:
             counts: dict[str, Any] = dataclasses.asdict(self.clients.counts)
-            if self.clients.learned is not None:
-                counts["learned"] = self.clients.learned.tolist()
+            counts["extra"] = self.clients.extra()
             checkpoint = Checkpoint(self.done, dict(self.state), counts, self.seconds(), rows)
             self.directory.checkpoints.save(checkpoint, anew)
         self.clients.saved(self.done)
@@ -459,20 +462,24 @@ def _check_settings(problem: Problem, data: FederatedData, algorithm: Algorithm,
         why = f"the dual of the problem {problem.name} has an entry for each client, and means would weigh them twice"
         raise invalid("weighting", "samples", f"'uniform': {why}")
     algorithm.check(problem, settings["participation"], data.clients)
-    _check_channel(settings.get("channel", PLAIN), settings.get("faults"), algorithm)
+    _check_channel(settings.get("channel", PLAIN), settings.get("faults"), algorithm, data.clients)
     if algorithm.auxiliary:
         _check_auxiliary(algorithm, data)
     if problem.flat is None and problem.asks is None:
         _try_out(problem, data)
 
 
-def _check_channel(channel: Channel, faults: Faults | None, algorithm: Algorithm) -> None:
+def _check_channel(channel: Channel, faults: Faults | None, algorithm: Algorithm, clients: int) -> None:
     if not isinstance(channel, Channel):
         raise invalid("channel", repr(channel), "a Channel, e.g. fs.Channel(clip=1.0)")
     if faults is not None and not isinstance(faults, Faults):
         raise invalid("faults", repr(faults), "Faults, e.g. fs.Faults(quorum=0.5), or left out")
     check_channel(channel, algorithm)
     check_privacy(channel)
+    if faults is not None and faults.inject is not None:
+        for client in faults.inject.clients:
+            if client >= clients:
+                raise invalid("clients of the injected faults", client, f"from 0 to {clients - 1}")
 
 
 def _check_auxiliary(algorithm: Algorithm, data: FederatedData) -> None:

@@ -78,7 +78,7 @@ class Clients(ABC):
         self.channel = channel
         self.faults: list[Fault] = []
         self._policy = faults
-        self._setting = setting
+        self._setting = replace(setting, deferred=faults is not None or channel.compress != "none")
         self._rounds = rounds
         self._weighting = check_weighting(weighting)
         self.sampled = cohort_size(participation, setting.data.clients)
@@ -417,6 +417,7 @@ class Clients(ABC):
                     answer = self._sound(answer, exchange, attempt)
                 if len(answer.places):
                     yield self._bounded(work, message, answer)
+            self._commit()
             if self._policy is None:
                 break
             self._agree(known)
@@ -476,6 +477,18 @@ class Clients(ABC):
 
     def _agree(self, known: int) -> None:  # noqa: B027 (one process agrees with itself)
         """Let all processes of the engine know who has answered, and the faults from number ``known`` on."""
+
+    def _commit(self) -> None:  # noqa: B027 (an engine whose clients are elsewhere has nothing here)
+        """Make the clients' own what they kept in this attempt, if their answers were taken."""
+
+    def extra(self) -> dict[str, Any]:
+        """Return what a checkpoint must hold for the clients besides counts and rows: plain numbers."""
+        return {} if self.learned is None else {"learned": self.learned.tolist()}
+
+    def restore(self, extra: dict[str, Any]) -> None:
+        """Go on with what :meth:`extra` returned."""
+        if "learned" in extra:
+            self.learned = torch.tensor(extra["learned"], dtype=torch.float64)
 
     def _passes(self, work: Work) -> bool:
         """Whether the answers are changes to the channel; those to a problem's questions are not."""

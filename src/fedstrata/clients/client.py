@@ -27,7 +27,8 @@ Listener = Callable[[Clock, np.ndarray, dict[str, Callable[[], torch.Tensor]]], 
 class Setting:
     """What the clients' side of a run knows: the problem, the data that are here, and how batches are drawn.
 
-    ``listeners`` are called after every local step with the time, the clients, and what the step reported.
+    ``listeners`` are called after every local step with the time, the clients, and what the step reported. With
+    ``deferred`` what clients keep is theirs only once the server has taken their answers: see :meth:`Client.commit`.
     """
 
     oracles: Oracles
@@ -37,6 +38,7 @@ class Setting:
     seed: int
     state: ClientState
     listeners: tuple[Listener, ...] = ()
+    deferred: bool = False
 
 
 class Client:
@@ -57,6 +59,7 @@ class Client:
         self._samplers: dict[tuple[int, int, int], Sampling] = {}
         self._everything: dict[int, Batch] = {}
         self._reports: dict[str, Callable[[], torch.Tensor]] = {}
+        self._kept: list[tuple[int, dict[str, torch.Tensor]]] = []
 
     def __len__(self) -> int:
         return self._active
@@ -205,11 +208,32 @@ class Client:
 
     def keep(self, **values: torch.Tensor) -> None:
         """Keep rows [C, ...] on the clients until the next call or round."""
-        self._setting.state.keep(self.ids[: self._active], values)
+        if self._setting.deferred:
+            self._kept.append((self._active, values))
+        else:
+            self._setting.state.keep(self.ids[: self._active], values)
 
     def recall(self, name: str, default: torch.Tensor) -> torch.Tensor:
         """Return what each client kept under ``name``; ``default`` [C, ...] for clients that kept nothing yet."""
-        return self._setting.state.recall(self.ids[: self._active], name, default)
+        found = self._setting.state.recall(self.ids[: self._active], name, default)
+        for active, values in self._kept:
+            if name in values:
+                rows = min(active, self._active)
+                found = torch.cat([values[name][:rows], found[rows:]])
+        return found
+
+    def commit(self, taken: np.ndarray) -> None:
+        """Make theirs what those clients kept whose answers the server has taken: a mask [C].
+
+        Otherwise a client that was left out would go on from something that the server knows nothing of.
+        """
+        for active, values in self._kept:
+            rows = np.flatnonzero(taken[:active])
+            if len(rows):
+                index = torch.from_numpy(rows)
+                kept = {name: value[index.to(value.device)] for name, value in values.items()}
+                self._setting.state.keep(self.ids[rows], kept)
+        self._kept = []
 
     def steps_now(self, steps: EqualSteps) -> int:
         """Return the local steps of this round: a number, or what an interval has grown to."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 from fedstrata.channels import PLAIN, Changes, Channel, bytes_of, send, unpacked
 from fedstrata.clients.base import Answer, Clients, Weighting, Work, for_each
@@ -32,11 +32,13 @@ class SimulatedClients(Clients):
     ) -> None:
         super().__init__(setting, rounds, participation, weighting, channel, faults)
         self.chunk = chunk
+        self._pending: list[tuple[np.ndarray, Client]] = []
 
     def _answers(
         self, work: Work, message: tuple[Any, ...], clock: Clock, exchange: int, places: np.ndarray, attempt: int
     ) -> Iterator[Answer]:
         places = self._here(places)
+        self._pending = []
         kinds: dict[int, str] = {}
         if self._policy is not None and self._policy.inject is not None:
             places, kinds = self._injected(places, exchange, attempt, self._policy.inject, self._policy.timeout)
@@ -50,7 +52,14 @@ class SimulatedClients(Clients):
                 parcel = send(self.channel, client, work, changes.matrix)
                 arrived = changes.answers(unpacked(self.channel, parcel, changes.matrix.shape[1]))
                 answer = Answer(chunk, arrived, client.samples, client.steps, bytes_of(parcel))
+            if self._setting.deferred:
+                self._pending.append((chunk, client))
             yield self._spoilt(work, there, answer, kinds, exchange, attempt) if kinds else answer
+
+    def _commit(self) -> None:
+        for places, client in self._pending:
+            client.commit(self._answered[places])
+        self._pending = []
 
     def _here(self, places: np.ndarray) -> np.ndarray:
         """Return which of these places of the cohort are worked on in this process."""
@@ -77,7 +86,7 @@ class SimulatedClients(Clients):
             if kind in SILENT:
                 silent[i] = True
                 why = f"answered after {inject.seconds:g} s" if kind == "delay" else "did not answer"
-                self._fault(int(self.cohort[place]), exchange, attempt, "late" if kind == "delay" else "silent", why)
+                self._fault(int(self.cohort[place]), exchange, attempt, "silent", why)
             else:
                 spoilt[place] = kind
         return places[~silent], spoilt
@@ -88,6 +97,8 @@ class SimulatedClients(Clients):
         """Return the answer as faults made on purpose leave it."""
         here = [kinds.get(place) for place in answer.places.tolist()]
         value = answer.value
+        if not any(leaf.is_floating_point() for leaf in tree_leaves(value)):  # whole numbers have no NaN
+            here = ["garbage" if kind == "nan" else kind for kind in here]
         assert self._policy is not None and self._policy.inject is not None
         if "scale" in here:
             rows = torch.tensor([kind == "scale" for kind in here])
@@ -100,12 +111,17 @@ class SimulatedClients(Clients):
             kept = torch.tensor([kind != "garbage" for kind in here])
             for place in answer.places[~kept.numpy()].tolist():
                 self._fault(int(self.cohort[place]), exchange, attempt, "shape", "answered with the wrong shape")
+            whole = sum(leaf.numel() * leaf.element_size() for leaf in tree_leaves(value))
             value = tree_map(lambda leaf: leaf[kept], value)
-            return Answer(answer.places[kept.numpy()], value, answer.samples, answer.steps, answer.sent)
+            sent = whole if answer.sent is None else answer.sent  # it was sent, whatever it was
+            return Answer(answer.places[kept.numpy()], value, answer.samples, answer.steps, sent)
         return Answer(answer.places, value, answer.samples, answer.steps, answer.sent)
 
 
 def _with_nan(leaf: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    leaf = leaf.clone() if leaf.is_floating_point() else leaf.double()
+    """Return a tensor with NaN in some rows; whole numbers have none, and stay as they are."""
+    if not leaf.is_floating_point():
+        return leaf
+    leaf = leaf.clone()
     leaf[rows.to(leaf.device)] = math.nan
     return leaf

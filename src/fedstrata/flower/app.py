@@ -6,7 +6,9 @@ import importlib.util
 import json
 import sys
 import tomllib
+import traceback
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -20,31 +22,33 @@ from fedstrata.callbacks import ShowProgress
 from fedstrata.checkpoint import write_atomically
 from fedstrata.config import parse
 from fedstrata.errors import FedstrataError
+from fedstrata.faults import Faults
 from fedstrata.flower import keys, node
 from fedstrata.flower.server import SERVER, Nodes, Reply, serve
 
 server_app = ServerApp()
 client_app = ClientApp()
 
-TTL = 7 * 24 * 3600.0
-"""Seconds that Flower keeps a message for a node that is not there."""
-
 
 class FlowerPost:
     """Flower's messages as the server wants them."""
 
-    def __init__(self, grid: Grid) -> None:
-        self.grid = grid
+    def __init__(self, grid: Grid, patience: float) -> None:
+        self.grid, self.patience = grid, patience
 
     def nodes(self) -> Mapping[str, int]:
         """Return the number under which each connected node can be reached, by its public key."""
         online = set(self.grid.get_node_ids())
-        infos = self.grid.get_nodes()
-        return {keys.same_form(i.public_key): i.node_id for i in infos if i.public_key and i.node_id in online}
+        found: dict[str, int] = {}
+        for info in self.grid.get_nodes():
+            if info.public_key and info.node_id in online:
+                with suppress(FedstrataError):  # a key of another kind is none of ours
+                    found[keys.same_form(info.public_key)] = info.node_id
+        return found
 
     def send(self, node: int, text: str, arrays: Sequence[np.ndarray]) -> str:
         """Send a message to a node; return what to ask for its reply with, nothing when it cannot be sent."""
-        message = Message(_records(text, b"", arrays), dst_node_id=node, message_type="query", ttl=TTL)
+        message = Message(_records(text, b"", arrays), dst_node_id=node, message_type="query", ttl=self.patience)
         return str(next(iter(self.grid.push_messages([message])), "") or "")
 
     def fetch(self, ticket: str, node: int) -> Reply | None:
@@ -60,7 +64,7 @@ class FlowerPost:
                 return Reply(error="forged: the reply claims to be from another node, or to another message")
             try:
                 return _reply(message.content)
-            except (KeyError, TypeError, ValueError) as error:
+            except Exception as error:  # whatever a node sends
                 return Reply(error=f"sent something that is not an answer ({type(error).__name__})")
         return None
 
@@ -82,7 +86,10 @@ def _opened(content: RecordDict) -> tuple[str, bytes, list[np.ndarray]]:
     text, signature = header["text"], header["signature"]
     if not isinstance(text, str) or not isinstance(signature, bytes):
         raise TypeError("a header holds a text and a signature")
-    return text, signature, [records[name].numpy() for name in sorted(records)]
+    arrays = [records[name].numpy() for name in sorted(records)]
+    if any(type(array) is not np.ndarray for array in arrays):
+        raise TypeError("a record holds plain arrays")
+    return text, signature, arrays
 
 
 @client_app.query()
@@ -95,7 +102,12 @@ def query(message: Message, context: Context) -> Message:
     here = context.node_config
     for module in filter(None, str(here.get("import", "")).split(":")):
         _import(Path(module))
-    header, out = node.answer(call, table.get("form"), arrays, str(context.run_config["experiment"]), here)
+    try:
+        header, out = node.answer(call, table.get("form"), arrays, str(context.run_config["experiment"]), here)
+    except Exception as error:
+        traceback.print_exc()  # all of it to the node's log; to the server only words of our own, or the error's kind
+        told = str(error) if isinstance(error, FedstrataError) else type(error).__name__
+        header, out = {"error": told}, []
     header |= {"nonce": call.nonce}
     said, signature = node.signed_reply(header, out, here)
     return Message(_records(said, signature, out), reply_to=message)
@@ -116,7 +128,7 @@ def main(grid: Grid, context: Context) -> None:
         run = serve(
             config,
             Nodes.read(str(settings["nodes"])),
-            FlowerPost(grid),
+            FlowerPost(grid, (config.settings()["faults"] or Faults()).timeout + 60.0),
             out,
             bool(settings.get("resume", False)),
             server_data,

@@ -27,6 +27,7 @@ class Hooks:
     """What the main command line lends: how to say something, show progress, and print a run."""
 
     say: Callable[[str], None]
+    modules: Sequence[Path] = ()
     progress: Callable[[bool], Sequence[Callback]]
     printed: Callable[[Row, list[Row], Path | None, bool], None]
 
@@ -69,7 +70,7 @@ def local(
     folder = Path(tempfile.mkdtemp(prefix="fedstrata-")) if out is None else out.with_name(out.name + ".federation")
     where = folder / "run" if out is None else out
     try:
-        summary = run_locally(config, nodes, folder, where, resume, Hooks.progress(quiet), say)
+        summary = run_locally(config, nodes, folder, where, resume, Hooks.progress(quiet), say, Hooks.modules)
         from fedstrata.rundir import RunDirectory
 
         Hooks.printed(summary, RunDirectory(where).rows(), out, as_json)
@@ -155,6 +156,7 @@ def _node_table(path: Path) -> dict[str, str]:
     for name in ("data", "key", "state"):
         if not isinstance(table.get(name), str):
             raise InputError(f"The file {path} must have {name} = '/a/path'.")
+        table[name] = str(Path(table[name]).expanduser())
     for name in ("data", "key"):
         if not Path(table[name]).exists():
             raise InputError(f"There is no {table[name]}, which {path} names as {name}.")

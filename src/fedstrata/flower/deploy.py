@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -16,15 +16,6 @@ from fedstrata.data.federated import Arrays, FederatedData
 from fedstrata.errors import InputError, invalid
 from fedstrata.flower import keys
 from fedstrata.flower.server import check_config
-
-APP = '''\
-"""What Flower loads; the work is done by the installed package fedstrata."""
-
-from fedstrata.flower.app import client_app, server_app
-
-client = client_app
-server = server_app
-'''
 
 PROJECT = '''\
 # A Flower app that runs one experiment of fedstrata: flwr run {folder} CONNECTION
@@ -42,14 +33,16 @@ dependencies = []  # fedstrata[flower] is installed on the server and on every n
 publisher = "fedstrata"
 
 [tool.flwr.app.components]
-serverapp = "federation.app:server"
-clientapp = "federation.app:client"
+serverapp = "fedstrata.flower.app:server_app"
+clientapp = "fedstrata.flower.app:client_app"
 
 [tool.flwr.app.config]
 # On the server: the run directory, whether to go on with the run in it, and a folder with test.npz (optional).
 out = {out}
 resume = true
 server-data = {server_data}
+# A Python file on the server with an algorithm of your own, if any; nodes name theirs in node.toml.
+import = {modules}
 # Who may take part, in the clients' order: names and public keys.
 nodes = {nodes}
 experiment = """
@@ -64,31 +57,41 @@ def check_name(name: str) -> str:
     return name
 
 
-def write_app(
-    config: Config, folder: Path, nodes: Mapping[str, str], out: Path, server_data: Path | None = None
-) -> None:
-    """Write the Flower app of an experiment for these nodes, names and public keys."""
+def _experiment(config: Config) -> str:
+    """Return what the app holds of an experiment, as TOML: of the data only how nodes split theirs."""
     check_config(config)
     tables = config.to_toml("compare", "plot", "pretrain", "tune", "variants")
     kept = {"holdout": config.data.holdout, "support": config.data.support, "seed": config.data.seed}
-    tables["data"] = {k: v for k, v in kept.items() if v}
+    tables["data"] = {k: v for k, v in kept.items() if v or (k == "seed" and v is not None)}
     if not tables["data"]:
         del tables["data"]
     experiment = tomli_w.dumps(tables)
     if '"""' in experiment or "\\" in experiment:
         raise InputError("The experiment must not hold backslashes or three quotes: Flower takes it as one text.")
+    return experiment
+
+
+def write_app(
+    config: Config,
+    folder: Path,
+    nodes: Mapping[str, str],
+    out: Path,
+    server_data: Path | None = None,
+    modules: Sequence[Path] = (),
+) -> None:
+    """Write the Flower app of an experiment for these nodes, names and public keys: no code, only settings."""
+    experiment = _experiment(config)
     public = json.dumps({check_name(name): keys.same_form(key) for name, key in nodes.items()})
     text = PROJECT.format(
         folder=folder,
         out=json.dumps(str(out)),
         server_data=json.dumps("" if server_data is None else str(server_data)),
+        modules=json.dumps(":".join(str(path.resolve()) for path in modules)),
         nodes=f"'{public}'",
         experiment=experiment,
     )
-    (folder / "federation").mkdir(parents=True, exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     write_atomically(folder / "pyproject.toml", text.encode())
-    write_atomically(folder / "federation" / "__init__.py", b'"""A federation."""\n')
-    write_atomically(folder / "federation" / "app.py", APP.encode())
 
 
 def write_nodes_data(data: FederatedData, folder: Path, names: list[str]) -> None:
@@ -121,12 +124,15 @@ def write_federation(
     """
     if folder.exists() and any(folder.iterdir()):
         raise InputError(f"The folder {folder} exists and is not empty. Nothing was overwritten. Choose another.")
-    check_config(config)
+    _experiment(config)
     public: dict[str, str] = {}
-    read = {name: path.read_text().strip() if path is not None else None for name, path in nodes.items()}
+    read = {check_name(name): None if path is None else _public_in(path) for name, path in nodes.items()}
+    known = [key for key in read.values() if key is not None]
+    if len(set(known)) < len(known):
+        raise InputError("Two nodes of the federation have the same public key. Each needs its own.")
     keys.make_certificates(folder / "server", hosts)
     for name, key in read.items():
-        own = folder / "nodes" / check_name(name)
+        own = folder / "nodes" / name
         own.mkdir(parents=True, exist_ok=True)
         public[name] = keys.make_key(own / "node.key") if key is None else key
         (own / "ca.crt").write_bytes((folder / "server" / "ca.crt").read_bytes())
@@ -141,6 +147,13 @@ def write_federation(
     (folder / "server" / "config.toml").write_text(_connection_file(hosts[0], port))
     write_app(config, folder / "app", public, Path("run"))
     (folder / ".gitignore").write_text("*\n")
+
+
+def _public_in(path: Path) -> str:
+    try:
+        return keys.same_form(path.read_text())
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"The public key {path} cannot be read: {error}") from None
 
 
 def _node_file(name: str, made: bool) -> str:
@@ -160,7 +173,7 @@ def _start_file(host: str, port: int) -> str:
 cd "$(dirname "$0")" || exit 1
 export FLWR_HOME="$PWD/flwr" FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1
 export FLWR_SUPEREXEC_TASK_POLL_INTERVAL=0.1
-exec fedstrata federate node node.toml --server {host}:{port} --ca ca.crt
+exec fedstrata federate node node.toml --server {host}:{port} --ca ca.crt "$@"
 """
 
 

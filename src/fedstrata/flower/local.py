@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -181,14 +181,21 @@ class Federation:
 
     def end(self) -> None:
         """End every process that was started, nodes first."""
-        order = sorted(self.processes.items(), key=lambda item: item[0] == "server")
-        for sign, patience in ((signal.SIGTERM, 10.0), (signal.SIGKILL, 5.0)):
-            for _, process in order:
-                _signal_group(process.pid, sign)
-            end = time.monotonic() + patience
-            while any(_alive(p) for _, p in order) and time.monotonic() < end:
-                time.sleep(0.05)
-        self.processes.clear()
+        with _undisturbed():
+            order = [p.pid for _, p in sorted(self.processes.items(), key=lambda item: item[0] == "server")]
+            others = _descendants(order)  # Flower starts some in sessions of their own
+            for sign, patience in ((signal.SIGTERM, 10.0), (signal.SIGKILL, 5.0)):
+                for group in order:
+                    _signal_group(group, sign)
+                if sign is signal.SIGKILL:
+                    for process in others:
+                        _signal(process, sign)
+                end = time.monotonic() + patience
+                while time.monotonic() < end and (
+                    any(_alive(p) for p in self.processes.values()) or any(map(_runs, others))
+                ):
+                    time.sleep(0.05)
+            self.processes.clear()
 
 
 def node_command(address: str, ca: Path, config: Mapping[str, str], port: int) -> list[str]:
@@ -209,16 +216,18 @@ def run_locally(
     resume: bool,
     callbacks: Sequence[Callback],
     say: Say,
+    modules: Sequence[Path] = (),
     hook: Callable[[Federation], None] | None = None,
 ) -> Row:
     """Run an experiment as a federation on this machine; return the run's summary.
 
-    ``hook`` is called while the run is under way, again and again: for tests.
+    ``modules`` are Python files with algorithms of the user's own. ``hook`` is called while the run is under way, again
+    and again: for tests.
     """
     commands()
     check_config(config)
-    if not resume and out.exists() and any(out.iterdir()):
-        RunDirectory(out).open({}, False)  # refuses, in the words of any run
+    if not resume:
+        RunDirectory(out).refuse_if_used()
     data = Experiment(_with_clients(config, nodes)).data
     if data.clients != nodes:
         raise invalid("number of nodes", nodes, f"{data.clients}, as many as the data have clients")
@@ -233,14 +242,15 @@ def run_locally(
     with _stopped_by_signals(), Federation(folder, names, say) as federation:
         public = federation.make_keys()
         server_data = (folder / "server" / "data").resolve()
-        write_app(ready, folder / "app", public, out.resolve(), server_data)
+        write_app(ready, folder / "app", public, out.resolve(), server_data, modules)
         say(f"Starting a SuperLink on {federation.address} (TLS, node authentication)")
         federation.start_server()
         for name in names:
             federation.register(folder / "nodes" / name / "node.key.pub")
         say(f"Starting {nodes} SuperNodes")
+        more = {"import": ":".join(str(path.resolve()) for path in modules)} if modules else {}
         for name in names:
-            federation.start_node(name)
+            federation.start_node(name, **more)
         run = federation.submit(folder / "app")
         say(f"Run {run} is under way: a round takes some 6 s and more, whatever its work")
         _follow(federation, run, config, out, error, callbacks, hook)
@@ -295,20 +305,34 @@ def _follow(
 
 @contextmanager
 def _stopped_by_signals() -> Iterator[None]:
-    """Turn SIGTERM into the exception that Ctrl-C makes, so that everything started is ended."""
+    """Turn SIGTERM and SIGHUP into the exception that Ctrl-C makes, so that everything started is ended."""
 
     def stop(*_: object) -> None:
         raise KeyboardInterrupt
 
+    with _handled(stop, signal.SIGTERM, signal.SIGHUP):
+        yield
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Let no signal come between; a second Ctrl-C must not leave processes behind."""
+    with _handled(signal.SIG_IGN, signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        yield
+
+
+@contextmanager
+def _handled(handler: Any, *signs: signal.Signals) -> Iterator[None]:
     try:
-        before = signal.signal(signal.SIGTERM, stop)
+        before = {sign: signal.signal(sign, handler) for sign in signs}
     except ValueError:  # not in the main thread
         yield
         return
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for sign, was in before.items():
+            signal.signal(sign, was)
 
 
 def free_ports(number: int) -> list[int]:
@@ -327,6 +351,37 @@ def _listens(port: int) -> bool:
     with socket.socket() as s:
         s.settimeout(0.5)
         return s.connect_ex((LOOPBACK, port)) == 0
+
+
+def _descendants(roots: Sequence[int]) -> list[int]:
+    """Return the processes that these started, and those that these did, where /proc tells."""
+    children: dict[int, list[int]] = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError, ValueError, IndexError):
+            children.setdefault(int(path.read_text().rpartition(")")[2].split()[1]), []).append(int(path.parent.name))
+    found: list[int] = []
+    todo = list(roots)
+    while todo:
+        born = children.get(todo.pop(), [])
+        found += born
+        todo += born
+    return found
+
+
+def _signal(process: int, sign: int) -> bool:
+    try:
+        os.kill(process, sign)
+    except (ProcessLookupError, PermissionError):
+        return False
+    return True
+
+
+def _runs(process: int) -> bool:
+    """Whether a process is there, and not only waiting to be forgotten."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (OSError, IndexError):
+        return False
 
 
 def _signal_group(group: int, sign: signal.Signals) -> None:

@@ -28,7 +28,6 @@ from safetensors.torch import load_file, save
 from fedstrata.channels import Changes, send
 from fedstrata.checkpoint import write_atomically
 from fedstrata.clients.client import Client, Setting
-from fedstrata.clients.questions import QUESTIONS
 from fedstrata.clients.state import ClientState
 from fedstrata.config import Config, Experiment, parse
 from fedstrata.data import intake
@@ -39,10 +38,18 @@ from fedstrata.flower import keys, wire
 from fedstrata.machine import prepared
 from fedstrata.metrics import Evaluation
 from fedstrata.oracles import Oracles
+from fedstrata.questions import QUESTIONS
 from fedstrata.schedules import Clock
 
 RUNS_KEPT = 3
-"""How many runs' state stays on a node's disk."""
+"""How many runs' state stays on a node's disk, at least; older ones go after ``OLD`` seconds."""
+
+OLD = 30 * 24 * 3600.0
+_RUN = r"[0-9a-f]{32}"
+
+
+class NoAnswer(Exception):
+    """A fault made on purpose: the client does not answer."""
 
 
 @dataclass(frozen=True)
@@ -60,9 +67,9 @@ class Call:
     attempt: int = 0
     iteration: int = 0
     saved: int = 0
+    heard: list[int] | None = None
     work: str = ""
     learned: list[float] | None = None
-    names: list[str] | None = None
 
 
 Reply = tuple[dict[str, Any], list[np.ndarray]]
@@ -160,28 +167,22 @@ def _placed(own: _Own, call: Call, config: Config) -> FederatedData:
     data = FederatedData(train, part(own.support), own.test, part(own.test), call.classes, "federation")
     seed = config.train.seed if config.data.seed is None else config.data.seed
     if config.data.holdout and own.test is None:
-        data = _held_out(data, call.client, config.data.holdout, seed)
+        data = _held_out(data, call, config.data.holdout, seed)
     if config.data.support and own.support is None:
-        alone = _alone(data, call.client).with_support(config.data.support, seed)
+        alone = _alone(data).with_support(config.data.support, seed)
         assert alone.support is not None
         data = replace(data, train=_among(alone.train, call), support=_among(alone.support, call))
     return data
 
 
-def _held_out(data: FederatedData, client: int, share: float, seed: int) -> FederatedData:
-    alone = _alone(data, client).with_holdout(share, seed)
+def _held_out(data: FederatedData, call: Call, share: float, seed: int) -> FederatedData:
+    alone = _alone(data).with_holdout(share, seed)
     assert alone.client_test is not None
-    clients = data.clients
-
-    def among(part: Part) -> Part:
-        offsets = np.where(np.arange(clients + 1) > client, len(part.rows), 0)
-        return replace(part, offsets=offsets)
-
     test = alone.client_test.of_client(0)
-    return replace(data, train=among(alone.train), client_test=among(alone.client_test), test=test)
+    return replace(data, train=_among(alone.train, call), client_test=_among(alone.client_test, call), test=test)
 
 
-def _alone(data: FederatedData, client: int) -> FederatedData:
+def _alone(data: FederatedData) -> FederatedData:
     part = data.train
     return FederatedData(replace(part, offsets=np.array([0, len(part.rows)])), classes=data.classes, name=data.name)
 
@@ -202,7 +203,7 @@ def _work(config: Config, data: FederatedData, call: Call, message: Any, node: M
     if inject is not None:
         fault = inject.kinds(clients, call.round, call.exchange, call.attempt)[0]
     if fault == "drop":
-        raise RuntimeError("no answer, on purpose")
+        raise NoAnswer("no answer, on purpose")
     experiment = Experiment(config, data)
     device = torch.device(settings["device"])
     problem = experiment.problem.to(device)
@@ -217,7 +218,10 @@ def _work(config: Config, data: FederatedData, call: Call, message: Any, node: M
         raise invalid("work", call.work, f"one of {', '.join(algorithm.answers)}")
     work = getattr(algorithm, call.work) if question is None else question
     folder = _folder(node, call.run)
-    state, memory = _recalled(folder, call)
+    if question is None:
+        state, memory = _recalled(folder, call)
+    else:  # asked again whenever a run is resumed: nothing is kept, and nothing forgotten
+        state, memory = ClientState(call.clients, 4 << 30), ""
     setting = Setting(
         oracles=Oracles(problem),
         data=data.to(device, problem.x0.dtype),
@@ -227,22 +231,24 @@ def _work(config: Config, data: FederatedData, call: Call, message: Any, node: M
         state=state,
     )
     client = Client(setting, clients, Clock(call.round, settings["rounds"], 0, call.iteration), call.exchange)
-    there = tuple(t.to(device).unsqueeze(0) if isinstance(t, torch.Tensor) else _with_axis(t, device) for t in message)
+    there = _with_axis(message, device)
     with torch.no_grad(), prepared(settings["threads"]):
         value = work(client, *there)
         channel = settings["channel"]
         header: dict[str, Any] = {"samples": client.samples, "steps": client.steps, "packed": False}
-        value = _spoilt(fault, inject, work, there, value)
         if channel.on_clients and question is None:
             changes = Changes(work, there, value)
             parcel = send(channel, client, work, changes.matrix)
             header |= {"packed": True, "like": wire.taken_apart(value)[0], "names": list(parcel)}
-            value = tuple(parcel.values())
+            value = _spoilt_parcel(fault, inject, parcel)
+        else:
+            value = _spoilt(fault, inject, work, there, value)
     if fault == "delay" and inject is not None:
         time.sleep(inject.seconds)
     if fault == "crash":
         os._exit(1)
-    _kept(folder, call, state, memory)
+    if question is None:
+        _kept(folder, call, state, memory)
     form, arrays = wire.taken_apart(value)
     return {**header, "form": form}, arrays
 
@@ -263,6 +269,15 @@ def _spoilt(fault: str | None, inject: Any, work: Any, there: tuple[Any, ...], v
     if fault == "garbage":
         return _mapped(value, lambda t: torch.zeros(1, 3, dtype=t.dtype))
     return value
+
+
+def _spoilt_parcel(fault: str | None, inject: Any, parcel: dict[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    """Return what a parcel holds as a fault made on purpose leaves it: the change that arrives is the spoilt one."""
+    if fault in ("scale", "nan"):
+        of = "scale" if "scale" in parcel else "values"
+        parcel = {**parcel, of: parcel[of] * (inject.factor if fault == "scale" else math.nan)}
+    value = tuple(parcel.values())
+    return _mapped(value, lambda t: torch.zeros(1, 3, dtype=t.dtype)) if fault == "garbage" else value
 
 
 def _mapped(tree: Any, function: Any) -> Any:
@@ -292,14 +307,15 @@ _VERSION = re.compile(r"state-(\d{8})-(\d{4})\.safetensors")
 def _folder(node: Mapping[str, Any], run: str) -> Path:
     if "state" not in node:
         raise InputError("The node configuration must name a folder for what the node keeps: state = '/path'.")
-    if not re.fullmatch(r"[0-9a-f]{8,64}", run):
-        raise invalid("name of the run", run, "letters a to f and digits")
+    if not re.fullmatch(_RUN, run):
+        raise invalid("name of the run", run, "32 letters a to f and digits")
     base = Path(str(node["state"])).expanduser()
     folder = base / run
     if not folder.exists():
-        folder.mkdir(parents=True)
-        others = sorted((p for p in base.iterdir() if p.is_dir() and p != folder), key=lambda p: p.stat().st_mtime)
-        for old in others[: max(0, len(others) - RUNS_KEPT + 1)]:
+        folder.mkdir(parents=True, mode=0o700)
+        runs = [p for p in base.iterdir() if p.is_dir() and p != folder and re.fullmatch(_RUN, p.name)]
+        runs = sorted((p for p in runs if time.time() - p.stat().st_mtime > OLD), key=lambda p: p.stat().st_mtime)
+        for old in runs[: max(0, len(runs) - RUNS_KEPT + 1)]:
             shutil.rmtree(old, ignore_errors=True)
     return folder
 
@@ -315,8 +331,8 @@ def _recalled(folder: Path, call: Call) -> tuple[ClientState, str]:
     state = ClientState(call.clients, 4 << 30)
     earlier = []
     for when, path in _versions(folder):
-        if when >= now:
-            path.unlink()
+        if when >= now or (call.heard is not None and when > tuple(call.heard)):
+            path.unlink(missing_ok=True)  # to be done again, or never taken by the server
         else:
             earlier.append(path)
     if earlier:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeGuard
 
 import numpy as np
 import torch
@@ -18,22 +18,23 @@ from torch.utils._pytree import tree_leaves
 
 from fedstrata.callbacks import Callback
 from fedstrata.channels import Changes, Channel, entries, unpacked
-from fedstrata.checkpoint import write_atomically
+from fedstrata.checkpoint import DURABLE_SECONDS, write_atomically
 from fedstrata.clients.base import Answer, Clients, Weighting, Work, for_each
 from fedstrata.clients.client import Setting
-from fedstrata.clients.questions import QUESTIONS
 from fedstrata.config import Config, Experiment
 from fedstrata.data import intake
 from fedstrata.data.federated import FederatedData, Part
 from fedstrata.errors import FedstrataError, InputError, invalid
 from fedstrata.faults import Faults, QuorumError
 from fedstrata.flower import keys, wire
-from fedstrata.flower.node import Call
+from fedstrata.flower.node import Call, NoAnswer
 from fedstrata.flower.wire import Refused
 from fedstrata.identity import describe
-from fedstrata.metrics import Evaluation, Measures
+from fedstrata.metrics import MEASURES, Evaluation, Measures
 from fedstrata.problem import Problem
+from fedstrata.questions import QUESTIONS
 from fedstrata.schedules import Clock
+from fedstrata.schema import EvaluateTable
 from fedstrata.train import Run, train
 
 POLL = 0.2
@@ -88,6 +89,39 @@ class Nodes:
         return Nodes(tuple(table), public)
 
 
+@dataclass
+class Notes:
+    """What the server must remember of a run besides its checkpoints, in a file beside the run directory.
+
+    run:      the name under which nodes keep what belongs to the run.
+    hello:    what the nodes said of their data at the start.
+    releases: what noise has to cover, rounds that were done twice included.
+    """
+
+    path: Path
+    run: str
+    hello: list[dict[str, Any]] | None = None
+    releases: dict[str, int] = dataclasses.field(default_factory=dict)
+
+    @staticmethod
+    def of(out: Path) -> Notes:
+        """Return the notes of the run in ``out``, if there is one, else new ones."""
+        path = out.with_name(out.name + ".federation.json")
+        if path.exists() and out.is_dir() and any(out.iterdir()):
+            return Notes(path, **json.loads(path.read_text()))
+        notes = Notes(path, secrets.token_hex(16))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        notes.write()
+        return notes
+
+    def write(self, **changes: Any) -> None:
+        """Change something, and write all of it down."""
+        for name, value in changes.items():
+            setattr(self, name, value)
+        table = {"run": self.run, "hello": self.hello, "releases": self.releases}
+        write_atomically(self.path, json.dumps(table).encode())
+
+
 class FlowerClients(Clients):
     """Asks nodes, one client on each; what cannot be used of their replies is left out and named."""
 
@@ -102,15 +136,27 @@ class FlowerClients(Clients):
         *,
         post: Post,
         nodes: Nodes,
-        run: str,
+        notes: Notes,
     ) -> None:
         super().__init__(setting, rounds, participation, weighting, channel, faults or Faults())
-        self._desk = Desk(post, nodes, run, self._policy or Faults())
+        self._desk = Desk(post, nodes, notes.run, self._policy or Faults())
+        self._notes = notes
         self._saved = -1
+        self._forms: dict[str, str] = {}
+        self._heard: dict[int, list[int]] = {}
+        self._checkpoints: list[tuple[float, int]] = []
 
     def saved(self, round: int) -> None:
-        """Tell the nodes, with the next message, that nobody will go back behind this round."""
-        self._saved = round
+        """Tell the nodes, with the next message, the oldest round that the run may go back to.
+
+        That is the checkpoint before this one, or the last that is surely on the disk (see ``fedstrata.checkpoint``).
+        """
+        if self._notes.releases:  # rounds that are done again have been released before
+            self.counts.releases = dict(self._notes.releases)
+        now = time.monotonic()
+        old = [i for i, (when, _) in enumerate(self._checkpoints) if now - when >= DURABLE_SECONDS]
+        self._checkpoints = [*self._checkpoints[old[-1] if old else 0 :], (now, round)]
+        self._saved = self._checkpoints[0][1] if old else self._saved
 
     def _answers(
         self, work: Work, message: tuple[Any, ...], clock: Clock, exchange: int, places: np.ndarray, attempt: int
@@ -133,51 +179,83 @@ class FlowerClients(Clients):
         )
         asked = {int(self.cohort[place]): int(place) for place in places.tolist()}  # a client drawn twice is asked once
         form, arrays = wire.taken_apart(message)
-        size = sum(a.nbytes for a in arrays) + self.problem.x0.nbytes
-        limit = 16 * size + (1 << 20) if self._desk.faults.max_bytes is None else self._desk.faults.max_bytes
-        replies, refused = self._desk.ask(base, form, arrays, sorted(asked), limit)
+        usual = 16 * (sum(a.nbytes for a in arrays) + self.problem.x0.nbytes) + (1 << 20)
+        limit = usual if self._desk.faults.max_bytes is None else self._desk.faults.max_bytes
+        replies, refused = self._desk.ask(base, form, arrays, sorted(asked), limit, self._heard)
         for client, (kind, detail) in refused.items():
             self._fault(client, exchange, attempt, kind, detail)
         found: dict[int, Answer] = {}
         forms: dict[int, str] = {}
-        for client, (header, received) in replies.items():
+        for client in sorted(replies):  # not as they came: sums go in one order
+            header, received = replies[client]
             try:
-                value, sent, form_of = self._opened(work, message, header, received)
+                value, sent, form_of = self._opened(work, message, header, received, usual)
+                samples, steps = _counted(header)
             except Refused as error:
                 self._fault(client, exchange, attempt, error.kind, error.detail)
                 continue
             where = np.flatnonzero(self.cohort == client)
-            found[client] = Answer(where, _repeated(value, len(where)), *_counted(header), sent * len(where))
+            times = len(where)
+            found[client] = Answer(where, _repeated(value, times), samples * times, steps, sent * times)
             forms[client] = form_of
-        usual = max(sorted(set(forms.values())), key=list(forms.values()).count, default="")
+        most = max(sorted(set(forms.values())), key=list(forms.values()).count, default="")
+        most = self._forms.get(base.work, most)  # what all answered before, if there was such an exchange
+        if set(forms.values()) == {most}:
+            self._forms[base.work] = most
         for client, answer in found.items():
-            if forms[client] != usual:
+            if forms[client] != most:
                 self._fault(client, exchange, attempt, "shape", "answered with another shape than most")
             else:
                 yield answer
 
     def _opened(
-        self, work: Work, message: tuple[Any, ...], header: dict[str, Any], arrays: Sequence[np.ndarray]
+        self, work: Work, message: tuple[Any, ...], header: dict[str, Any], arrays: Sequence[np.ndarray], largest: int
     ) -> tuple[Any, int, str]:
         """Return a client's answer [1, ...], the bytes that were sent, and its form."""
         value = wire.put_together(header.get("form"), arrays)
         sent = sum(a.nbytes for a in arrays)
         form = header.get("form")
+        if wire.used(form) != list(range(len(arrays))):
+            raise Refused("type", "sent arrays that belong nowhere, or in two places")
         device = self.problem.x0.device
         if self.channel.on_clients and self._passes(work):
             if not header.get("packed"):
                 raise Refused("type", "answered around the channel")
             form = header.get("like")
-            like = _zeros(form)
-            changes = Changes(work, for_each(message, 1), like)
+            like = _zeros(form, largest)
+            if sum(leaf.nbytes for leaf in tree_leaves(like)) > largest:
+                raise Refused("size", "announced an answer that is too large")
+            changes = _changes(work, message, like)
             n = changes.matrix.shape[1]
             value = changes.answers(_unpacked(self.channel, header.get("names"), value, n, changes.matrix.dtype))
         leaves = tree_leaves(value)
+        if not leaves:
+            raise Refused("shape", "answered with nothing")
         for leaf in leaves:
             if not isinstance(leaf, torch.Tensor) or leaf.dim() == 0 or len(leaf) != 1:
                 raise Refused("shape", "answered with something that is not one client's")
         value = _to(value, device)
+        if QUESTIONS.get(getattr(work, "__name__", "")) is not work:
+            _changes(work, message, value)
         return value, sent, json.dumps(wire.forms_only(form), sort_keys=True)
+
+    def _commit(self) -> None:
+        exchange = self._exchange[0] - 1
+        for client in self.cohort[self._answered].tolist():
+            self._heard[client] = [self._round + 1, exchange]
+
+    def extra(self) -> dict[str, Any]:
+        """Return what a checkpoint must hold: also which exchange of each client was the last that was taken."""
+        return {**super().extra(), "heard": {str(k): v for k, v in self._heard.items()}}
+
+    def restore(self, extra: dict[str, Any]) -> None:
+        """Go on with what :meth:`extra` returned."""
+        super().restore(extra)
+        self._heard = {int(k): v for k, v in extra.get("heard", {}).items()}
+
+    def _release(self) -> None:
+        super()._release()
+        self._notes.write(releases=dict(self.counts.releases))
 
     def _noise_names(self) -> tuple[int, ...] | None:
         return None  # nobody may foretell the noise of a real federation
@@ -190,7 +268,13 @@ class Desk:
         self.post, self.nodes, self.run, self.faults = post, nodes, run, faults
 
     def ask(
-        self, base: Call, form: Any, arrays: Sequence[np.ndarray], clients: Sequence[int], limit: int
+        self,
+        base: Call,
+        form: Any,
+        arrays: Sequence[np.ndarray],
+        clients: Sequence[int],
+        limit: int,
+        heard: Mapping[int, list[int]] | None = None,
     ) -> tuple[dict[int, tuple[dict[str, Any], tuple[np.ndarray, ...]]], dict[int, tuple[str, str]]]:
         """Ask these clients; return their replies, and of the others what was wrong: (kind, detail)."""
         connected = self.post.nodes()
@@ -198,7 +282,8 @@ class Desk:
         refused: dict[int, tuple[str, str]] = {}
         for client in clients:
             number = connected.get(self.nodes.public[client])
-            call = replace(base, client=client, nonce=secrets.token_hex(32))
+            last = None if heard is None else heard.get(client, [-1, 0])
+            call = replace(base, client=client, heard=last, nonce=secrets.token_hex(32))
             text = json.dumps({**dataclasses.asdict(call), "form": form})
             ticket = "" if number is None else self.post.send(number, text, arrays)
             if number is None or not ticket:
@@ -240,12 +325,16 @@ class Desk:
             raise Refused("forged", "answered without its signature")
         try:
             header = json.loads(reply.text)
-        except json.JSONDecodeError:
+        except (ValueError, RecursionError):
             raise Refused("type", "answered with a header that is not JSON") from None
         if not isinstance(header, dict):
             raise Refused("type", "answered with a header that is not a table")
         if header.get("nonce") != call.nonce:
             raise Refused("stale", "answered something that was asked before")
+        if header.get("error") == NoAnswer.__name__:
+            raise Refused("silent", "did not answer")
+        if "error" in header:
+            raise Refused("error", f"failed: {header['error']} (more in the node's log)")
         return header, reply.arrays
 
 
@@ -266,13 +355,14 @@ def serve(
     check_config(config)
     settings = config.settings()
     faults = settings["faults"] or Faults()
-    run = _run_name(out, resume)
+    notes = Notes.of(out)
+    run = notes.run
     desk = Desk(post, nodes, run, faults)
-    data = _met(desk, config, server_data, say)
+    data = _met(desk, config, notes, server_data, say)
     experiment = Experiment(config, data)
     tables = config.to_toml("compare", "data", "plot", "pretrain", "tune", "variants")
     tables |= {"algorithm": describe(experiment.algorithm), "federation": {"nodes": list(nodes.names)}}
-    evaluation = NodesEvaluation(desk, config, data) if data.test is None else PooledEvaluation(config)
+    evaluation = NodesEvaluation(desk, data, say) if data.test is None else PooledEvaluation(config)
 
     def engine(
         setting: Setting,
@@ -283,7 +373,7 @@ def serve(
         faults: Faults | None,
     ) -> Clients:
         how = setting, rounds, participation, weighting, channel, faults
-        return FlowerClients(*how, post=post, nodes=nodes, run=run)
+        return FlowerClients(*how, post=post, nodes=nodes, notes=notes)
 
     return train(
         experiment.problem,
@@ -305,40 +395,57 @@ def check_config(config: Config) -> None:
         raise InputError(f"The problem {config.problem.name} brings its own data: a federation has the nodes'.")
     if config.pretrain.rounds:
         raise InputError("A federation does not pre-train: leave out [pretrain].")
+    usual = EvaluateTable()
+    for name in ("adapt_steps", "adapt_lr", "adapt_rows", "stationarity"):
+        if getattr(config.evaluate, name) != getattr(usual, name):
+            raise InputError(f"A federation does not measure what evaluate.{name} asks for: leave it out.")
 
 
-def _run_name(out: Path, resume: bool) -> str:
-    """Return the name under which nodes keep what belongs to this run; a resumed run has the same."""
-    path = out.with_name(out.name + ".federation.json")
-    if resume and path.exists():
-        return str(json.loads(path.read_text())["run"])
-    run = secrets.token_hex(16)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, json.dumps({"run": run}).encode())
-    return run
-
-
-def _met(desk: Desk, config: Config, server_data: Path | None, say: Callable[[str], None]) -> FederatedData:
-    """Wait for the nodes, ask what their data look like, and return data of that look for the server to build from."""
+def _wait(desk: Desk, needed: int, say: Callable[[str], None]) -> None:
+    """Wait until so many nodes are connected."""
     names = desk.nodes.names
     end = time.monotonic() + desk.faults.timeout
     said: set[str] = set()
-    while missing := [n for n, key in zip(names, desk.nodes.public, strict=True) if key not in desk.post.nodes()]:
+    while True:
+        there = desk.post.nodes()
+        missing = [n for n, key in zip(names, desk.nodes.public, strict=True) if key not in there]
+        if len(names) - len(missing) >= needed:
+            return
         if set(missing) != said:
             say(f"Waiting for {', '.join(missing)}")
             said = set(missing)
         if time.monotonic() > end:
+            wanted = "Every node must be there at the start" if needed == len(names) else f"{needed} must be there"
             raise QuorumError(
-                f"Not connected within {desk.faults.timeout:g} s: {', '.join(missing)}. Every node must be there at "
-                "the start: see whether it runs, with the key that was registered."
+                f"Not connected within {desk.faults.timeout:g} s: {', '.join(missing)}. {wanted}: see whether it runs, "
+                "with the key that was registered."
             )
         time.sleep(1.0)
+
+
+def _told(desk: Desk, notes: Notes, say: Callable[[str], None]) -> list[dict[str, Any]]:
+    """Return what every node says of its data; a run that goes on knows it from its start."""
+    names = desk.nodes.names
+    if notes.hello is not None and len(notes.hello) == len(names):
+        _wait(desk, desk.faults.needed(len(names)), say)
+        return notes.hello
+    _wait(desk, len(names), say)
     base = Call(kind="hello", run=desk.run, nonce="", clients=len(names))
     replies, refused = desk.ask(base, [], [], range(len(names)), 1 << 20)
     if refused:
         why = "; ".join(f"{names[k]}: {detail}" for k, (_, detail) in sorted(refused.items()))
         raise FedstrataError(f"Not every node could say what its data look like. {why}")
-    told = [replies[k][0] for k in range(len(names))]
+    found = [_hello(replies[k][0], name) for k, name in enumerate(names)]
+    notes.write(hello=found)
+    return found
+
+
+def _met(
+    desk: Desk, config: Config, notes: Notes, server_data: Path | None, say: Callable[[str], None]
+) -> FederatedData:
+    """Ask what the nodes' data look like, and return data of that look for the server to build from."""
+    names = desk.nodes.names
+    told = _told(desk, notes, say)
     for name, other in zip(names, told, strict=True):
         if (other["shapes"], other["dtypes"]) != (told[0]["shapes"], told[0]["dtypes"]):
             got = f"{other['shapes']} of {other['dtypes']}"
@@ -349,7 +456,7 @@ def _met(desk: Desk, config: Config, server_data: Path | None, say: Callable[[st
     row: Any = tuple(torch.zeros(1, *shape, dtype=wire.DTYPES[dtype]) for shape, dtype in pairs)
     sizes = [max(1, int(other["rows"])) for other in told]
     offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
-    rows = torch.zeros(int(offsets[-1]), dtype=torch.int64)  # of one row that stands for all, so sizes cost nothing
+    rows = torch.zeros(1, dtype=torch.int64).expand(int(offsets[-1]))  # one row stands for all
     test = None if server_data is None else _pair_in(server_data / "test.npz", row)
     classes = max(int(other["classes"]) for other in told)
     if test is not None and classes:
@@ -384,21 +491,23 @@ class NodesEvaluation:
 
     measured_on = {"pooled": "test data of the nodes, each on its own", "clients": "test data"}  # noqa: RUF012
 
-    def __init__(self, desk: Desk, config: Config, data: FederatedData) -> None:
-        self._desk, self._config, self._data = desk, config, data
+    def __init__(self, desk: Desk, data: FederatedData, say: Callable[[str], None]) -> None:
+        self._desk, self._data, self._say = desk, data, say
 
     def __call__(self, problem: Problem, data: FederatedData, x: torch.Tensor, y: torch.Tensor | None) -> Measures:
         """Return the mean and the worst of the nodes' measures at x (and y)."""
         clients = range(len(self._desk.nodes.names))
         base = Call("measure", self._desk.run, "", clients=len(clients), classes=self._data.classes)
         form, arrays = wire.taken_apart((x, y))
-        replies, _ = self._desk.ask(base, form, arrays, clients, 1 << 20)
-        found = [(h.get("rows", 0), h.get("measures", {})) for h, _ in replies.values()]
-        found = [(rows, each) for rows, each in found if rows]
+        replies, refused = self._desk.ask(base, form, arrays, clients, 1 << 20)
+        if refused:
+            who = (f"{self._desk.nodes.names[k]} ({detail})" for k, (_, detail) in sorted(refused.items()))
+            self._say(f"Left out of an evaluation: {', '.join(who)}")
+        found = [_measured(replies[k][0]) for k in sorted(replies)]
         names = sorted({name for _, each in found for name in each})
         measures: Measures = {}
         for name in names:
-            pairs = [(rows, float(each[name])) for rows, each in found if name in each]
+            pairs = [(rows, each[name]) for rows, each in found if name in each]
             values = [value for _, value in pairs]
             measures[name] = sum(rows * value for rows, value in pairs) / sum(rows for rows, _ in pairs)
             if name in ("loss", "accuracy", "auc"):
@@ -407,10 +516,52 @@ class NodesEvaluation:
 
 
 def _counted(header: dict[str, Any]) -> tuple[int, int]:
-    counts = header.get("samples"), header.get("steps")
-    if any(isinstance(n, bool) or not isinstance(n, int) or n < 0 for n in counts):
-        return 0, 0
-    return counts  # type: ignore[return-value]
+    samples, steps = header.get("samples"), header.get("steps")
+    if not _whole(samples) or not _whole(steps):
+        raise Refused("type", "did not say how many samples and steps it took")
+    return samples, steps
+
+
+def _hello(header: dict[str, Any], name: str) -> dict[str, Any]:
+    """Return what a node said of its data, looked at; its name is for the error."""
+    shapes: Any = header.get("shapes")
+    dtypes: Any = header.get("dtypes")
+    good = isinstance(shapes, list) and isinstance(dtypes, list) and len(shapes) == len(dtypes) == 2
+    good = good and all(isinstance(shape, list) and all(map(_whole, shape)) for shape in shapes)
+    good = good and all(isinstance(dtype, str) and dtype in wire.DTYPES for dtype in dtypes)
+    counts = header.get("classes"), header.get("rows")
+    good = good and all(_whole(n) and n <= most for n, most in zip(counts, (MOST_CLASSES, MOST_ROWS), strict=True))
+    if not good:
+        raise InputError(f"{name} did not say what its data look like. Got {str(header)[:300]}.")
+    return header
+
+
+def _measured(header: dict[str, Any]) -> tuple[int, dict[str, float]]:
+    """Return on how many rows a node measured, and what, without anything that is not a measure."""
+    rows, measures = header.get("rows"), header.get("measures")
+    if not _whole(rows) or not rows or not isinstance(measures, dict):
+        return 0, {}
+    numbers = {k: v for k, v in measures.items() if isinstance(v, int | float) and not isinstance(v, bool)}
+    return rows, {k: float(v) for k, v in numbers.items() if k in MEASURES and abs(v) <= LARGEST}
+
+
+MOST_CLASSES, MOST_ROWS = 1 << 16, 10**8
+"""A node that says it has more than that is not believed."""
+
+LARGEST = 1e30
+"""Above this a node's measure is left out."""
+
+
+def _whole(value: Any) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 31
+
+
+def _changes(work: Work, message: tuple[Any, ...], value: Any) -> Changes:
+    """Return a client's answer as a change; refuse one whose shapes are not those of what it is a change of."""
+    try:
+        return Changes(work, for_each(message, 1), value)
+    except (InputError, ValueError, IndexError) as error:
+        raise Refused("shape", f"answered with the wrong shape: {error}") from None
 
 
 def _repeated(value: Any, times: int) -> Any:
@@ -424,17 +575,17 @@ def _to(tree: Any, device: torch.device) -> Any:
     return tree.to(device) if isinstance(tree, torch.Tensor) else tuple(_to(child, device) for child in tree)
 
 
-def _zeros(form: Any) -> Any:
-    """Return zeros of a form that a client announced."""
-    if isinstance(form, list):
-        return tuple(_zeros(child) for child in form)
+def _zeros(form: Any, largest: int, depth: int = 0) -> Any:
+    """Return zeros of a form that a client announced, each of at most so many entries; they take no memory."""
+    if isinstance(form, list) and depth <= 8 and len(form) <= 4096:
+        return tuple(_zeros(child, largest, depth + 1) for child in form)
     good = isinstance(form, dict) and set(form) == {"array", "shape", "dtype"} and form["dtype"] in DTYPES_OF_ANSWERS
     shape = form["shape"] if good else None
-    if not isinstance(shape, list) or not all(isinstance(n, int) and 0 <= n < 1 << 31 for n in shape) or not shape:
+    if not isinstance(shape, list) or not all(map(_whole, shape)) or shape[:1] != [1]:
         raise Refused("type", "announced an answer that is not one")
-    if math.prod(shape) > 1 << 31:
+    if math.prod(shape) > largest:
         raise Refused("size", "announced an answer that is too large")
-    return torch.zeros(shape, dtype=wire.DTYPES[form["dtype"]])
+    return torch.zeros((), dtype=wire.DTYPES[form["dtype"]]).expand(shape)
 
 
 DTYPES_OF_ANSWERS = ("float32", "float64", "int64")

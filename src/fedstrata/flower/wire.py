@@ -18,17 +18,30 @@ from fedstrata.errors import FedstrataError
 
 DTYPES: dict[str, torch.dtype] = {
     str(kind).removeprefix("torch."): kind
-    for kind in (torch.float64, torch.float32, torch.int64, torch.int32, torch.int8, torch.uint8, torch.bool)
+    for kind in (
+        torch.float64,
+        torch.float32,
+        torch.int64,
+        torch.int32,
+        torch.int16,
+        torch.int8,
+        torch.uint8,
+        torch.bool,
+    )
 }
 """The kinds of numbers that may cross."""
+
+LONGEST = 500
+"""How many characters of what is wrong with a reply are told."""
 
 
 class Refused(FedstrataError):
     """Something arrived that cannot be used; ``kind`` says in a word what is wrong with it."""
 
     def __init__(self, kind: str, detail: str) -> None:
-        super().__init__(detail)
-        self.kind, self.detail = kind, detail
+        plain = "".join(c if c.isprintable() else " " for c in detail[:LONGEST])  # a node may have written it
+        super().__init__(plain)
+        self.kind, self.detail = kind, plain
 
 
 def taken_apart(tree: Any) -> tuple[Any, list[np.ndarray]]:
@@ -67,12 +80,19 @@ def put_together(form: Any, arrays: Sequence[np.ndarray], depth: int = 0) -> Any
         if not isinstance(index, int) or isinstance(index, bool) or not 0 <= index < len(arrays):
             raise Refused("type", f"there is no array number {index!r}")
         array = arrays[index]
-        if dtype not in DTYPES or str(array.dtype) != dtype:
+        if not isinstance(dtype, str) or dtype not in DTYPES or str(array.dtype) != dtype:
             raise Refused("type", f"an array is of {array.dtype}, and was announced as {dtype!r}")
         if list(array.shape) != shape:
             raise Refused("shape", f"an array has the shape {list(array.shape)}, and was announced with {shape!r}")
         return torch.from_numpy(np.array(array))
     raise Refused("type", "the form of the message is not one")
+
+
+def used(form: Any) -> list[int]:
+    """Return the numbers of the arrays that a form holds, in their order; each as often as it is there."""
+    if isinstance(form, list):
+        return sorted(index for child in form for index in used(child))
+    return [form["array"]] if "array" in form else []
 
 
 def forms_only(form: Any) -> Any:
