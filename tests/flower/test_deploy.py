@@ -219,7 +219,10 @@ def test_a_federation_has_a_folder_for_everybody(tmp_path: Path) -> None:
     found = {str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file()}
     assert found == {
         *(".gitignore", "app/pyproject.toml"),
-        *(f"server/{n}" for n in ("ca.crt", "ca.key", "server.pem", "server.key", "start", "config.toml")),
+        *(
+            f"server/{n}"
+            for n in ("ca.crt", "ca.key", "server.pem", "server.key", "start", "nginx.conf", "cli/config.toml")
+        ),
         *("server/keys/north.pub", "server/keys/south.pub"),
         *(f"nodes/north/{n}" for n in ("node.key", "node.key.pub", "ca.crt", "node.toml", "start")),
         *(f"nodes/south/{n}" for n in ("ca.crt", "node.toml", "start")),
@@ -227,8 +230,10 @@ def test_a_federation_has_a_folder_for_everybody(tmp_path: Path) -> None:
     private = list(folder.rglob("*.key"))
     assert len(private) == 3 and {mode(p) for p in private} == {0o600}
     assert (folder / ".gitignore").read_text() == "*\n"
-    for start in (folder / "server" / "start", folder / "nodes" / "north" / "start"):
-        assert os.access(start, os.X_OK) and "9555" in start.read_text()
+    for start, port in ((folder / "server" / "start", "9556"), (folder / "nodes" / "north" / "start", "9555")):
+        assert os.access(start, os.X_OK) and port in start.read_text()
+    gate = (folder / "server" / "nginx.conf").read_text()
+    assert "listen 9555 ssl;" in gate and "https://127.0.0.1:9556;" in gate and gate.count("location") == 2
     assert "127.0.0.1" in (folder / "server" / "start").read_text()
     assert "--enable-supernode-auth" in (folder / "server" / "start").read_text()
     assert "fl.example.org:9555" in (folder / "nodes" / "south" / "start").read_text()
@@ -239,7 +244,9 @@ def test_a_federation_has_a_folder_for_everybody(tmp_path: Path) -> None:
     names = Nodes.read(app_of(folder)["config"]["nodes"])
     assert names.names == ("north", "south") and names.public[1] == public
     assert names.public[0] == (folder / "nodes" / "north" / "node.key.pub").read_text().strip()
-    assert tomllib.loads((folder / "server" / "config.toml").read_text())["superlink"]["default"] == "federation"
+    assert (
+        tomllib.loads((folder / "server" / "cli" / "config.toml").read_text())["superlink"]["default"] == "federation"
+    )
 
 
 REFUSALS: dict[str, tuple[Callable[[Path], dict[str, Path | None]], Tables, str]] = {
@@ -288,7 +295,7 @@ def test_init_writes_a_federation_and_says_what_next(fedstrata, experiment: Path
     assert held.faults is not None and held.faults.inject is not None and held.faults.inject.clients == [1]
     certificate = x509.load_pem_x509_certificate((folder / "server" / "server.pem").read_bytes())
     names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    assert names.get_values_for_type(x509.DNSName) == ["fl.example.org"]
+    assert names.get_values_for_type(x509.DNSName) == ["fl.example.org", "localhost"]
     code, _, said = fedstrata("federate", "init", experiment, folder)
     assert code == 2 and "not empty" in said
 

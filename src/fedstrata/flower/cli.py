@@ -90,7 +90,9 @@ def init(
     host: Annotated[
         list[str] | None, typer.Option(help="The server's name or address, as nodes reach it. May be repeated.")
     ] = None,
-    port: Annotated[int, typer.Option(min=1, max=65535, help="The server's port.")] = 9443,
+    port: Annotated[
+        int, typer.Option(min=1, max=65534, help="The server's port for nodes; the next one is for its own use.")
+    ] = 9443,
     preset: Preset = None,
     set_: Set = None,
 ) -> None:

@@ -130,7 +130,8 @@ def write_federation(
     known = [key for key in read.values() if key is not None]
     if len(set(known)) < len(known):
         raise InputError("Two nodes of the federation have the same public key. Each needs its own.")
-    keys.make_certificates(folder / "server", hosts)
+    local = [host for host in ("localhost", "127.0.0.1") if host not in hosts]
+    keys.make_certificates(folder / "server", [*hosts, *local])
     for name, key in read.items():
         own = folder / "nodes" / name
         own.mkdir(parents=True, exist_ok=True)
@@ -139,12 +140,15 @@ def write_federation(
         (own / "node.toml").write_text(_node_file(name, key is None))
         (own / "start").write_text(_start_file(hosts[0], port))
         (own / "start").chmod(0o755)
-    (folder / "server" / "start").write_text(_server_file(port))
+    (folder / "server" / "start").write_text(_server_file(port + 1))
     (folder / "server" / "start").chmod(0o755)
     (folder / "server" / "keys").mkdir()
     for name, key in public.items():
         (folder / "server" / "keys" / f"{name}.pub").write_text(key + "\n")
-    (folder / "server" / "config.toml").write_text(_connection_file(hosts[0], port))
+    (folder / "server" / "nginx.conf").write_text(gate_file(str(port), port + 1))
+    (folder / "server" / "cli").mkdir()
+    told = connection_file(f"127.0.0.1:{port + 1}", folder / "server" / "ca.crt", "federation")
+    (folder / "server" / "cli" / "config.toml").write_text(told)
     write_app(config, folder / "app", public, Path("run"))
     (folder / ".gitignore").write_text("*\n")
 
@@ -180,25 +184,60 @@ exec fedstrata federate node node.toml --server {host}:{port} --ca ca.crt "$@"
 def _server_file(port: int) -> str:
     return f"""\
 #!/bin/sh
-# Starts the server: nodes connect to port {port}; whoever can reach it can also submit runs, so see docs/deploy.md.
-# HOST=0.0.0.0 ./start listens on all addresses; without it only this machine gets in.
+# Starts the SuperLink on loopback. Nodes come in through the gate (nginx.conf); runs are submitted on this machine.
 cd "$(dirname "$0")" || exit 1
 export FLWR_HOME="$PWD/flwr" FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1
 export FLWR_SUPEREXEC_TASK_POLL_INTERVAL=0.1
 mkdir -p "$FLWR_HOME"
-exec flower-superlink --host "${{HOST:-127.0.0.1}}" --port {port} \\
+exec flower-superlink --host 127.0.0.1 --port {port} \\
   --ssl-ca-certfile ca.crt --ssl-certfile server.pem --ssl-keyfile server.key --enable-supernode-auth \\
   --database "$FLWR_HOME/state.db" --isolation subprocess --disable-runtime-dependency-installation
 """
 
 
-def _connection_file(host: str, port: int) -> str:
-    return f'''\
-# For the command flwr: put it into the folder that FLWR_HOME names, with the full path of ca.crt.
-[superlink]
-default = "federation"
+def gate_file(listen: str, superlink: int) -> str:
+    """Return an nginx configuration that lets through what nodes need, and nothing else: not the submitting of runs."""
+    return f"""\
+# The gate for nodes: nginx -p $PWD -c nginx.conf
+worker_processes 1;
+pid nginx.pid;
+error_log gate.log;
+events {{ worker_connections 1024; }}
+http {{
+  access_log access.log;
+  client_body_temp_path temp-body;
+  proxy_temp_path temp-proxy;
+  fastcgi_temp_path temp-fastcgi;
+  uwsgi_temp_path temp-uwsgi;
+  scgi_temp_path temp-scgi;
+  server {{
+    listen {listen} ssl;
+    ssl_certificate server.pem;
+    ssl_certificate_key server.key;
+    client_max_body_size 2g;
+    location /v1/fleet/ {{
+      proxy_pass https://127.0.0.1:{superlink};
+      proxy_ssl_trusted_certificate ca.crt;
+      proxy_ssl_verify on;
+      proxy_ssl_name localhost;
+      proxy_http_version 1.1;
+      proxy_request_buffering off;
+      proxy_read_timeout 300s;
+    }}
+    location / {{ return 403; }}
+  }}
+}}
+"""
 
-[superlink.federation]
-address = "{host}:{port}"
-root-certificates = "/path/to/ca.crt"
-'''
+
+def connection_file(address: str, ca: Path, name: str) -> str:
+    """Return the configuration of the command flwr that calls the SuperLink at ``address`` by ``name``."""
+    return f"""\
+# For the command flwr, with FLWR_HOME naming this folder.
+[superlink]
+default = "{name}"
+
+[superlink.{name}]
+address = "{address}"
+root-certificates = "{ca.resolve()}"
+"""

@@ -20,7 +20,7 @@ from fedstrata.callbacks import Callback
 from fedstrata.config import Config, Experiment
 from fedstrata.errors import FedstrataError, InputError, invalid
 from fedstrata.flower import keys
-from fedstrata.flower.deploy import write_app, write_nodes_data
+from fedstrata.flower.deploy import connection_file, write_app, write_nodes_data
 from fedstrata.flower.server import check_config
 from fedstrata.rundir import Row, RunDirectory
 
@@ -102,10 +102,7 @@ class Federation:
         self._wait(lambda: _listens(self.ports[0]), process, "server", 90)
         home = self.folder / "cli"
         home.mkdir(exist_ok=True)
-        lines = [f'address = "{self.address}"', f'root-certificates = "{(server / "ca.crt").resolve()}"']
-        (home / "config.toml").write_text(
-            '[superlink]\ndefault = "local"\n\n[superlink.local]\n' + "\n".join(lines) + "\n"
-        )
+        (home / "config.toml").write_text(connection_file(self.address, server / "ca.crt", "local"))
 
     def register(self, public: Path) -> str:
         """Let the SuperLink know a node's public key; return the node's number."""
