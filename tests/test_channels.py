@@ -383,7 +383,7 @@ def test_a_clip_of_next_to_nothing_holds_the_server_where_it_is(name: str) -> No
             assert float((held[vector] - start).abs().max()) < 1e-4 < 1e-3 < float((free[vector] - start).abs().max())
 
 
-@pytest.mark.parametrize("name", [name for name in MOVING if CASES[name].name != "lafedopt"])  # divides by what is sent
+@pytest.mark.parametrize("name", MOVING)
 def test_what_is_left_out_does_not_depend_on_the_chunk(name: str) -> None:
     channel = fs.Channel(compress="top_k", top=0.05)
     few, many = (play(CASES[name], channel, chunk)[0] for chunk in (2, 7))

@@ -77,7 +77,9 @@ class LaFedOPT(Algorithm):
     def round(self, s: State, clients: Clients) -> State:
         """Correct the clients' mean change, and take the server's step along it."""
         answer = clients.mean(self.local, s.x)
-        delta = answer[0] / answer[1] if self.correction == "joint" else answer[0]
+        delta = answer[0]
+        if self.correction == "joint":  # a channel may leave out an entry of all clients
+            delta = torch.where(answer[1] > 0, delta / answer[1], 0)
         lr = clients.rate(self.server_lr)
         if self.server == "sgd":
             return s.replace(x=s.x + lr * delta)

@@ -52,9 +52,13 @@ class SimulatedClients(Clients):
                 parcel = send(self.channel, client, work, changes.matrix)
                 arrived = changes.answers(unpacked(self.channel, parcel, changes.matrix.shape[1]))
                 answer = Answer(chunk, arrived, client.samples, client.steps, bytes_of(parcel))
-            if self._setting.deferred:
-                self._pending.append((chunk, client))
             yield self._spoilt(work, there, answer, kinds, exchange, attempt) if kinds else answer
+            if not self._setting.deferred:
+                continue
+            if len(np.unique(self.cohort)) < len(self.cohort):  # a client that comes again must not see it yet
+                self._pending.append((chunk, client))
+            else:
+                client.commit(self._answered[chunk])
 
     def _commit(self) -> None:
         for places, client in self._pending:
