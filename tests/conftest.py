@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fedstrata import cli
+from fedstrata import cli, oracles
 
 torch.set_num_threads(1)
 
@@ -18,6 +18,28 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if not item.get_closest_marker("flower")]
+
+
+UNTRACED = {
+    *(
+        "test_channels",
+        "test_diagnostics",
+        "test_faults",
+        "test_nodes",
+        "test_parity",
+        "test_pretrain",
+        "test_reproduce",
+    ),
+    *("test_train", "test_variants"),
+}
+"""Files whose runs are so short that tracing a graph takes longer than it saves; the others see to graphs."""
+
+
+@pytest.fixture(autouse=True)
+def _short_runs(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    marked = request.node.get_closest_marker("untraced") is not None
+    if (request.path.stem in UNTRACED or marked) and request.node.get_closest_marker("traced") is None:
+        monkeypatch.setattr(oracles, "trace", lambda *_: None)
 
 
 @pytest.fixture

@@ -304,12 +304,11 @@ def test_steps_before_the_first_round_are_not_counted() -> None:
     """A problem may have its clients take steps to prepare itself, in round 0 of the watcher's."""
     problem, data = smooth_example()
 
-    def prepare(problem: fs.Problem, clients: Any) -> fs.Problem:
-        clients.mean(lambda client, x: client.repeat(5, lambda client, x: 2 * x, x), problem.x0)
-        return problem
+    def asks(problem: fs.Problem, clients: Any) -> torch.Tensor:
+        return clients.mean(lambda client, x: client.repeat(5, lambda client, x: 2 * x, x), problem.x0)
 
     diagnostics = fs.Diagnostics(norms=["vhat"], clients=[1], rates=True)
-    example = replace(problem, prepare=prepare), data
+    example = replace(problem, asks=asks, given=lambda problem, _: problem), data
     _, watcher = watched(fs.FedLALR(steps=3, **LALR), diagnostics, example=example, rounds=2)
     assert {t for r, t, _ in watcher.seen if r == 0} == {1, 2, 3, 4, 5}
     assert [r["local_steps"] for r in of_rounds(diagnostics.rows)] == [3, 3]

@@ -84,8 +84,8 @@ def write_app(
     public = json.dumps({check_name(name): keys.same_form(key) for name, key in nodes.items()})
     text = PROJECT.format(
         folder=folder,
-        out=json.dumps(str(out)),
-        server_data=json.dumps("" if server_data is None else str(server_data)),
+        out=json.dumps(str(out), ensure_ascii=False),
+        server_data=json.dumps("" if server_data is None else str(server_data), ensure_ascii=False),
         modules=json.dumps(":".join(str(path.resolve()) for path in modules)),
         nodes=f"'{public}'",
         experiment=experiment,

@@ -330,6 +330,8 @@ def _recalled(folder: Path, call: Call) -> tuple[ClientState, str]:
     now = (call.round + 1, call.exchange)
     state = ClientState(call.clients, 4 << 30)
     earlier = []
+    for left in folder.glob(".*.tmp"):  # a kill came between
+        left.unlink(missing_ok=True)
     for when, path in _versions(folder):
         if when >= now or (call.heard is not None and when > tuple(call.heard)):
             path.unlink(missing_ok=True)  # to be done again, or never taken by the server
