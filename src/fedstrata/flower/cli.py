@@ -98,7 +98,7 @@ def init(
 ) -> None:
     """Write a ready Flower app, certificates, and a folder for each node: see docs/deploy.md.
 
-    EXPERIMENT is a TOML file; its [data] is left out but for holdout and support, because nodes name their own data.
+    EXPERIMENT is a TOML file. Of its data only holdout, support and seed are kept, because nodes name their own data.
     """
     _needs_flower()
     from fedstrata.flower.deploy import write_federation
