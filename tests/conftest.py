@@ -43,6 +43,12 @@ def _short_runs(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.fixture
+def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Draw nothing: a picture costs more than the run it is of."""
+    monkeypatch.setattr("fedstrata.plots.plot", lambda *_, **__: None)
+
+
+@pytest.fixture
 def fedstrata(capsys, monkeypatch):
     """Run a command; return (exit code, stdout, stderr)."""
 

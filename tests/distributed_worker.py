@@ -31,7 +31,7 @@ import fedstrata as fs
 from fedstrata import oracles
 from fedstrata.algorithms import ALGORITHMS
 from fedstrata.channels import PLAIN
-from fedstrata.clients import Client, Clients
+from fedstrata.clients import Client, Clients, Terms
 from fedstrata.clients.distributed import DistributedClients
 from fedstrata.clients.simulated import SimulatedClients
 from fedstrata.compare import run_config
@@ -247,9 +247,10 @@ def clients_of(
 ) -> SimulatedClients:
     """Build the engine that these ranks want."""
     setting = make_setting(problem, data, batch_size=4, oracles=_ORACLES.setdefault(id(problem), Oracles(problem)))
+    terms = Terms(rounds, participation, weighting, channel, faults)
     if ranks.size == 1:
-        return SimulatedClients(setting, rounds, participation, weighting, chunk, channel, faults)
-    return DistributedClients(setting, rounds, participation, weighting, chunk, ranks, channel, faults)
+        return SimulatedClients(setting, terms, chunk)
+    return DistributedClients(setting, terms, chunk, ranks)
 
 
 def play_case(case: Case, ranks: Ranks) -> Outcome:

@@ -11,7 +11,7 @@ from torch import nn
 
 import fedstrata as fs
 from fedstrata.algorithms import Algorithm
-from fedstrata.clients import Counts
+from fedstrata.clients import Counts, Terms
 from fedstrata.clients.client import Client, Setting
 from fedstrata.clients.simulated import SimulatedClients
 from fedstrata.clients.state import ClientState
@@ -51,7 +51,7 @@ def make_clients(
     chunk: int = 100,
 ) -> SimulatedClients:
     """Build simulated clients that stand at the start of round 0."""
-    clients = SimulatedClients(setting, rounds, participation, weighting, chunk)  # type: ignore[arg-type]
+    clients = SimulatedClients(setting, Terms(rounds, participation, weighting), chunk)  # type: ignore[arg-type]
     clients.begin(0)
     return clients
 

@@ -16,10 +16,10 @@ import pytest
 import torch
 
 import fedstrata as fs
-from distributed_worker import VARIANTS, Case, untraced
+from distributed_worker import VARIANTS, Case
 from fedstrata import rng
 from fedstrata.algorithms import ALGORITHMS
-from fedstrata.clients.base import Answer
+from fedstrata.clients.base import Answer, Terms
 from fedstrata.clients.simulated import SimulatedClients
 from fedstrata.privacy import epsilon
 from fedstrata.questions import QUESTIONS
@@ -30,12 +30,7 @@ SIZES = [5, 8, 4, 11, 6, 9]
 FEDAVG = fs.FedAvg(lr=LR, steps=STEPS, server_lr=0.8)
 
 
-@pytest.fixture(autouse=True)
-def _quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Drawing a curve, or tracing a graph, costs more than these runs."""
-    monkeypatch.setattr("fedstrata.plots.plot", lambda *_, **__: None)
-    with untraced():
-        yield
+pytestmark = pytest.mark.usefixtures("no_pictures")
 
 
 # --- one algorithm in NumPy ------------------------------------------------------------------------------------------
@@ -234,7 +229,7 @@ def engine(problem: fs.Problem, data: fs.FederatedData, channel: fs.Channel, **o
     how = {"rounds": 10, "participation": 1.0, "weighting": "uniform", "chunk": 7, "batch_size": None, "seed": 0}
     rounds, participation, weighting, chunk, batch_size, seed = (options.pop(k, v) for k, v in how.items())
     setting = make_setting(problem, data, batch_size=batch_size, seed=seed, oracles=shared_oracles(problem))
-    clients = Recording(setting, rounds, participation, weighting, chunk, channel, **options)
+    clients = Recording(setting, Terms(rounds, participation, weighting, channel, **options), chunk)
     clients.begin(0)
     return clients
 

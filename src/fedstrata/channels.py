@@ -23,10 +23,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from fedstrata.errors import InputError, invalid, is_number
-from fedstrata.questions import QUESTIONS
+from fedstrata.questions import is_question
 
 COMPRESSIONS = ("none", "top_k", "quantise")
 REDUCTIONS = ("mean", "median", "trimmed_mean")
@@ -65,18 +65,16 @@ class Channel:
             value = getattr(self, name)
             if value is not None and not (is_number(value) and 0 < value < math.inf):
                 raise invalid(f"{name} of the channel", value, "a number above 0")
-        for name, low, high, wants in (
-            ("top", 0.0, 1.0, "a share above 0 and at most 1"),
-            ("trim", 0.0, 0.5, "a share above 0 and below 0.5"),
-            ("delta", 0.0, 1.0, "a number above 0 and below 1"),
-            ("noise", -1.0, math.inf, "a number of at least 0"),
+        numbers = {name: getattr(self, name) for name in ("top", "trim", "delta", "noise")}
+        sound = {name: value if is_number(value) else math.nan for name, value in numbers.items()}
+        for name, good, wants in (
+            ("top", 0 < sound["top"] <= 1, "a share above 0 and at most 1"),
+            ("trim", 0 < sound["trim"] < 0.5, "a share above 0 and below 0.5"),
+            ("delta", 0 < sound["delta"] < 1, "a number above 0 and below 1"),
+            ("noise", 0 <= sound["noise"] < math.inf, "a number of at least 0"),
         ):
-            value = getattr(self, name)
-            inside = is_number(value) and low < value < high
-            if not inside and not (name == "top" and value == 1.0 and is_number(value)):
-                raise invalid(f"{name} of the channel", value, wants)
-        if self.noise < 0:
-            raise invalid("noise of the channel", self.noise, "a number of at least 0")
+            if not good:
+                raise invalid(f"{name} of the channel", numbers[name], wants)
         if self.noise and self.clip is None:
             raise InputError("The noise of the channel is in units of its clip: set clip too.")
         if self.noise and self.reduce != "mean":
@@ -105,30 +103,24 @@ class Changes:
     def __init__(self, work: Callable[..., Any], message: tuple[Any, ...], value: Any) -> None:
         leaves, self._shape = tree_flatten(value)
         self._forms = [(leaf.shape[1:], leaf.dtype) for leaf in leaves]
-        self._sizes = [leaf[0].numel() for leaf in leaves]
         clients = len(leaves[0])
         kinds = {leaf.dtype for leaf in leaves}
         self._dtype = kinds.pop() if len(kinds) == 1 else torch.float64
         self._base = [
-            torch.zeros(1, size, dtype=self._dtype, device=leaf.device)
+            torch.zeros(1, leaf[0].numel(), dtype=self._dtype, device=leaf.device)
             if base is None
             else base.reshape(len(base), -1).to(self._dtype)
-            for base, size, leaf in zip(_bases(work, message, value), self._sizes, leaves, strict=True)
+            for base, leaf in zip(_bases(work, message, value), leaves, strict=True)
         ]
         parts = zip(leaves, self._base, strict=True)
         self.matrix = torch.cat([leaf.reshape(clients, -1).to(self._dtype) - base for leaf, base in parts], 1)
 
     def answers(self, matrix: torch.Tensor) -> Any:
         """Return the answers that make these changes."""
-        return answers_of(matrix, self._base, self._forms, self._shape)
-
-
-def answers_of(matrix: torch.Tensor, bases: list[torch.Tensor], forms: list[Any], shape: TreeSpec) -> Any:
-    """Return answers [C, ...] from a matrix of changes, what they are changes of, and their form."""
-    parts = torch.split(matrix, [math.prod(size) for size, _ in forms], 1)
-    triples = zip(parts, bases, forms, strict=True)
-    leaves = [(part + base).reshape(len(matrix), *size).to(dtype) for part, base, (size, dtype) in triples]
-    return tree_unflatten(leaves, shape)
+        parts = torch.split(matrix, [math.prod(size) for size, _ in self._forms], 1)
+        triples = zip(parts, self._base, self._forms, strict=True)
+        leaves = [(part + base).reshape(len(matrix), *size).to(dtype) for part, base, (size, dtype) in triples]
+        return tree_unflatten(leaves, self._shape)
 
 
 def _bases(work: Callable[..., Any], message: tuple[Any, ...], value: Any) -> list[torch.Tensor | None]:
@@ -170,7 +162,7 @@ def words_of(work: Callable[..., Any]) -> list[str]:
     """Return what a method's answers are near to, as its algorithm says it."""
     table = getattr(getattr(work, "__self__", None), "answers", {})
     name = getattr(work, "__name__", "")
-    if QUESTIONS.get(name) is work:
+    if is_question(work):
         return ["zero"]
     if name not in table:
         raise InputError(
@@ -190,7 +182,8 @@ def check_channel(channel: Channel, algorithm: Any) -> None:
             raise InputError(
                 f"A channel of changes (clip, bound, compress, noise) cannot go through {method} of {algorithm.name}: "
                 "the clients answer with points there, whose start the server does not send along. Channels that only "
-                "reduce (median, trimmed_mean) can."
+                "reduce (median, trimmed_mean) can; an option of the algorithm may change what is sent: see "
+                "[channel] in docs/configuration.md."
             )
 
 
@@ -204,27 +197,32 @@ def named(work: Callable[..., Any]) -> str:
 # --- on the client ----------------------------------------------------------------------------------------------------
 
 
-def packed(channel: Channel, changes: torch.Tensor) -> Parcel:
+def compressed(channel: Channel, changes: torch.Tensor) -> Parcel:
     """Return what is sent of changes [C, n]: every tensor has a row for each client."""
     n = changes.shape[1]
     if channel.compress == "top_k" and n:
         places = changes.abs().topk(entries(channel, n), dim=1).indices
-        parcel = {"values": changes.gather(1, places), "places": places.to(torch.int32)}
-    elif channel.compress == "quantise" and n:
+        return {"values": changes.gather(1, places), "places": places.to(torch.int32)}
+    if channel.compress == "quantise" and n:
         scale = changes.abs().amax(1, keepdim=True) / 127
         levels = torch.where(scale > 0, (changes / scale).round(), torch.zeros_like(changes))
-        parcel = {"levels": levels.to(torch.int8), "scale": scale}
-    else:
-        parcel = {"values": changes}
-    if channel.clip is not None:
-        lengths = unpacked(channel, parcel, n).norm(dim=1, keepdim=True)
-        shorter = channel.clip / lengths.clamp(min=channel.clip)
-        of = "scale" if "scale" in parcel else "values"
-        parcel[of] = parcel[of] * shorter
-    return parcel
+        return {"levels": levels.to(torch.int8), "scale": scale}
+    return {"values": changes}
 
 
-def unpacked(channel: Channel, parcel: Parcel, n: int) -> torch.Tensor:
+def clipped(parcel: Parcel, arrives: torch.Tensor, norm: float) -> Parcel:
+    """Return a parcel of which ``arrives`` [C, n] would arrive, shortened to a norm."""
+    of = "scale" if "scale" in parcel else "values"
+    return {**parcel, of: parcel[of] * factors(arrives, norm)}
+
+
+def factors(changes: torch.Tensor, norm: float) -> torch.Tensor:
+    """Return by what each of the changes [C, n] must be multiplied to be of at most this norm: [C, 1]."""
+    found: torch.Tensor = norm / changes.norm(dim=1, keepdim=True).clamp(min=norm)
+    return found
+
+
+def unpacked(parcel: Parcel, n: int) -> torch.Tensor:
     """Return the changes [C, n] that a parcel holds."""
     if "places" in parcel:
         values = parcel["values"]
@@ -246,25 +244,19 @@ def bytes_of(parcel: Parcel) -> int:
 
 def send(channel: Channel, client: Any, work: Callable[..., Any], changes: torch.Tensor) -> Parcel:
     """Return what clients send of their changes [C, n]; what compression leaves out they keep for the next time."""
-    if channel.compress == "none":
-        return packed(channel, changes)
     name = f"unsent.{getattr(work, '__name__', 'work')}"
-    before = client.recall(name, torch.zeros_like(changes))
-    changes = changes + before
-    whole = Channel(compress=channel.compress, top=channel.top)
-    left = changes - unpacked(whole, packed(whole, changes), changes.shape[1])
-    sound = torch.isfinite(left).all(1, keepdim=True)  # an answer that diverged must not spoil those after it
-    client.keep(**{name: torch.where(sound, left, before)})
-    return packed(channel, changes)
+    before = client.recall(name, torch.zeros_like(changes)) if channel.compress != "none" else None
+    changes = changes if before is None else changes + before
+    parcel = compressed(channel, changes)
+    arrives = unpacked(parcel, changes.shape[1])
+    if before is not None:
+        left = changes - arrives
+        sound = torch.isfinite(left).all(1, keepdim=True)  # an answer that diverged must not spoil those after it
+        client.keep(**{name: torch.where(sound, left, before)})
+    return parcel if channel.clip is None else clipped(parcel, arrives, channel.clip)
 
 
 # --- on the server ----------------------------------------------------------------------------------------------------
-
-
-def shortened(changes: torch.Tensor, norm: float) -> torch.Tensor:
-    """Return changes [C, n], each of at most this norm."""
-    factors: torch.Tensor = norm / changes.norm(dim=1, keepdim=True).clamp(min=norm)
-    return changes * factors
 
 
 def robust(channel: Channel, rows: torch.Tensor) -> torch.Tensor:

@@ -78,6 +78,7 @@ def _version(show: bool) -> None:
 
 @app.callback()
 def _main(
+    context: typer.Context,
     modules: Annotated[
         list[Path] | None,
         typer.Option("--import", help="A Python file with an algorithm of your own. May be repeated."),
@@ -87,14 +88,9 @@ def _main(
     ] = False,
 ) -> None:
     """Federated learning for layered objectives."""
-    federate.Hooks.modules = tuple(modules or ())
+    context.obj = tuple(modules or ())
     for path in modules or ():
         _import(path)
-
-
-federate.Hooks.say = staticmethod(lambda text: _say(text))
-federate.Hooks.progress = staticmethod(lambda quiet: _progress(quiet))
-federate.Hooks.printed = staticmethod(lambda *about: _print_run(*about))
 
 
 @app.command()
@@ -123,23 +119,23 @@ def run(
     if resume and out is None:
         raise InputError("--resume needs --out: the run directory to go on with.")
     if resume and out is not None and not out.exists():
-        _say(f"There is no run in {out} yet: starting a new one.")
+        say(f"There is no run in {out} yet: starting a new one.")
     if out is None and config.diagnostics != DiagnosticsTable():
-        _say("Without --out there is nowhere to write what [diagnostics] asks for: it is left out.")
+        say("Without --out there is nowhere to write what [diagnostics] asks for: it is left out.")
     with joined() as ranks:
         loggers: list[Callback] = [] if tensorboard is None or not ranks.first else [TensorBoard(tensorboard)]
-        progress = _progress(quiet) if ranks.first else []
+        bars = progress(quiet) if ranks.first else []
         again = restarted() and out is not None and (not out.exists() or RunDirectory(out).is_ours())
-        result = run_config(config, out, resume or again, [*progress, *loggers])
+        result = run_config(config, out, resume or again, [*bars, *loggers])
     if not ranks.first:
         return
     if out is not None and config.plot != PlotTable():
         label = config.label or result.summary["algorithm"]
         draw({label: [result.history]}, out / "plot.png", **config.plot.model_dump())
-    _print_run(result.summary, result.history, out, as_json, config.plot.measures)
+    print_run(result.summary, result.history, out, as_json, config.plot.measures)
 
 
-def _print_run(
+def print_run(
     summary: Row, history: list[Row], out: Path | None, as_json: bool, measures: list[str] | None = None
 ) -> None:
     """Print what a run came to: a table of its last measures, and what a reader needs to understand them."""
@@ -216,7 +212,7 @@ def reproduce(
     if len(found) > 1 and preset is None:
         large = [f for f in found if next(iter(presets(f.path)), None) == "paper"]
         for experiment in large:
-            _say(f"{experiment.name} has no smaller preset than paper: left out. Name it to run it.")
+            say(f"{experiment.name} has no smaller preset than paper: left out. Name it to run it.")
         found = [f for f in found if f not in large]
     configs = [read(f.path, set_, preset) for f in found]
     for config, experiment in zip(configs, found, strict=True):
@@ -228,7 +224,7 @@ def reproduce(
             folder = out if len(found) == 1 else out / experiment.path.stem
         _new_directory(folder, resume=True)
         if not quiet:
-            _say(f"Experiment {number} of {len(found)}: {experiment.name}, preset {chosen or '(none)'}, in {folder}")
+            say(f"Experiment {number} of {len(found)}: {experiment.name}, preset {chosen or '(none)'}, in {folder}")
         _compare(config, None, seeds or config.compare.seeds or 3, folder, False, quiet)
 
 
@@ -261,10 +257,12 @@ def tune(
         config = config.model_copy(update={"tune": config.tune.model_copy(update={"trials": trials})})
     names = _names(algorithms, config, experiment)
     _new_directory(out, resume)
-    say = (lambda _: None) if quiet else _say
-    bars = _progress(quiet) if err_console.is_terminal else []
+    tell = (lambda _: None) if quiet else say
+    bars = progress(quiet) if err_console.is_terminal else []
     folder = None if out is None else out / "trials"
-    results = tune_variants(config, folder, bars, say) if names is None else tune_runs(config, names, folder, bars, say)
+    results = (
+        tune_variants(config, folder, bars, tell) if names is None else tune_runs(config, names, folder, bars, tell)
+    )
     best, chosen = _tuned(config, names, results)
     tables = tomli_w.dumps({"variants": {label: {"algorithm": options} for label, options in best.items()}})
     if out is not None and names is None:
@@ -467,11 +465,11 @@ def _compare(
     picture: Path | None = None,
 ) -> list[Row]:
     """Run the algorithms of these names, or the variants of the file, and show how they compare."""
-    numbers, bars = range(config.train.seed, config.train.seed + seeds), _progress(quiet, brief=True)
+    numbers, bars = range(config.train.seed, config.train.seed + seeds), progress(quiet, brief=True)
     if names is None:
-        runs = compare_variants(config, numbers, out, bars, _say)
+        runs = compare_variants(config, numbers, out, bars, say)
     else:
-        runs = compare_runs(config, names, numbers, out, bars, _say)
+        runs = compare_runs(config, names, numbers, out, bars, say)
     rows = table(runs, "variant" if names is None else "algorithm")
     histories = {n: [r.history for r in group if r is not None] for n, group in runs.items()}
     histories = {n: h for n, h in histories.items() if h}
@@ -554,17 +552,19 @@ def _label(path: Path) -> str:
     return str(raw.get("label") or (raw["algorithm"]["name"] if by_name else path.name))
 
 
-def _progress(quiet: bool, brief: bool = False) -> list[Callback]:
+def progress(quiet: bool, brief: bool = False) -> list[Callback]:
+    """Return who shows the progress of a run: nobody, when it is to be quiet."""
     return [] if quiet else [ShowProgress(err_console, brief)]
 
 
-def _say(text: str) -> None:
+def say(text: str) -> None:
+    """Tell a person something, beside the output."""
     err_console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
 def main() -> None:
     """Run the command line; exit 0 when all went well, 2 for bad input, 1 for failure, 130 when interrupted."""
-    warnings.showwarning = lambda message, *_, **__: _say(f"Warning: {message}")
+    warnings.showwarning = lambda message, *_, **__: say(f"Warning: {message}")
     sys.exit(_exit_code(lambda: app(standalone_mode=False)))
 
 
@@ -572,7 +572,7 @@ def _exit_code(command: Callable[[], Any]) -> int:
     try:
         returned = command()
     except FedstrataError as error:
-        _say(f"Error: {error}")
+        say(f"Error: {error}")
         return error.exit_code
     except click.ClickException as error:
         error.show()
@@ -580,8 +580,8 @@ def _exit_code(command: Callable[[], Any]) -> int:
     except (click.Abort, KeyboardInterrupt):
         returned = 130
     except OSError as error:
-        _say(f"Error: {error}")
+        say(f"Error: {error}")
         return 1
     if returned == 130:
-        _say("Interrupted. A run with --out goes on from its last checkpoint with --resume.")
+        say("Interrupted. A run with --out goes on from its last checkpoint with --resume.")
     return returned if isinstance(returned, int) else 0

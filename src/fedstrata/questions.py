@@ -24,4 +24,9 @@ def first_loss(client: Client, x: torch.Tensor) -> torch.Tensor:
     return u.squeeze(1)
 
 
+def is_question(work: Callable[..., Any]) -> bool:
+    """Whether this is one of the questions, not a method of an algorithm."""
+    return QUESTIONS.get(getattr(work, "__name__", "")) is work
+
+
 QUESTIONS: dict[str, Callable[..., Any]] = {f.__name__: f for f in (class_counts, first_loss)}

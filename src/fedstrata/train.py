@@ -19,7 +19,7 @@ from fedstrata.algorithms.base import Algorithm, State
 from fedstrata.callbacks import Callback
 from fedstrata.channels import PLAIN, Channel, check_channel
 from fedstrata.checkpoint import Checkpoint
-from fedstrata.clients.base import Clients, Weighting
+from fedstrata.clients.base import Clients, Terms, Weighting
 from fedstrata.clients.chunk import choose_chunk
 from fedstrata.clients.client import Listener, Setting
 from fedstrata.clients.distributed import DistributedClients
@@ -41,8 +41,8 @@ from fedstrata.rundir import Row, RunDirectory
 from fedstrata.schedules import Clock
 
 Evaluate = Callable[[Problem, FederatedData, torch.Tensor, torch.Tensor | None], Measures]
-Engine = Callable[[Setting, int, int | float, Weighting, Channel, Faults | None], Clients]
-"""Makes the clients of a run: ``engine(setting, rounds, participation, weighting, channel, faults)``."""
+Engine = Callable[[Setting, Terms], Clients]
+"""Makes the clients of a run."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -270,8 +270,7 @@ class _Training:
                 _finish(self.directory, result, self.state)
         except QuorumError as error:
             self.tell_faults()
-            kept = "" if self.directory is None else f" The last good checkpoint is kept in {self.directory.path}."
-            raise QuorumError(f"{error}{kept}") from None
+            raise QuorumError(f"{error}{_kept(self.directory)}") from None
         finally:
             for callback in self.callbacks:
                 callback.on_end(result)
@@ -327,11 +326,13 @@ class _Training:
         if not faults:
             return
         self.clients.faults.clear()
-        self.count_left_out([fault.row() for fault in faults])
+        names = self.data.client_names
+        rows = [fault.row() | ({"name": names[fault.client]} if names else {}) for fault in faults]
+        self.count_left_out(rows)
         if self.directory is not None:
-            self.directory.append_faults([fault.row() for fault in faults])
+            self.directory.append_faults(rows)
         for callback in self.callbacks:
-            callback.on_faults(faults, self.data.client_names)
+            callback.on_faults(faults, names)
 
     def count_left_out(self, rows: list[Row]) -> None:
         """Count in how many exchanges each client was left out."""
@@ -573,14 +574,13 @@ def _clients(
         state=ClientState(data.clients, settings["state_memory"], None if out is None else Path(out)),
         listeners=listeners,
     )
-    who = settings["rounds"], settings["participation"], settings["weighting"]
-    through = settings.get("channel", PLAIN), settings.get("faults")
+    terms = Terms(**{f.name: settings[f.name] for f in dataclasses.fields(Terms) if f.name in settings})
     if engine is not None:
-        return setting, engine(setting, *who, *through)
+        return setting, engine(setting, terms)
     chunk = choose_chunk(settings["chunk"], problem, data, setting.batch_size, device)
     if ranks.size > 1:
-        return setting, DistributedClients(setting, *who, chunk, ranks, *through)
-    return setting, SimulatedClients(setting, *who, chunk, *through)
+        return setting, DistributedClients(setting, terms, chunk, ranks)
+    return setting, SimulatedClients(setting, terms, chunk)
 
 
 def _check_finite(state: State, algorithm: Algorithm, round: int, directory: RunDirectory | None) -> None:
@@ -592,8 +592,15 @@ def _check_finite(state: State, algorithm: Algorithm, round: int, directory: Run
 
 
 def _diverged(algorithm: Algorithm, round: int, what: str, directory: RunDirectory | None) -> str:
-    kept = "" if directory is None else f" The last good checkpoint is kept in {directory.checkpoints.folder}."
-    return f"{algorithm.name} diverged in round {round}: {what}. A smaller learning rate is the usual remedy.{kept}"
+    told = f"{algorithm.name} diverged in round {round}: {what}. A smaller learning rate is the usual remedy."
+    return told + _kept(directory)
+
+
+def _kept(directory: RunDirectory | None) -> str:
+    """Say where the last good checkpoint is, if there is one."""
+    if directory is None or not any(directory.checkpoints.folder.glob("round-*.json")):
+        return ""
+    return f" The last good checkpoint is kept in {directory.path}."
 
 
 def _finish(directory: RunDirectory, run: Run, state: State) -> None:

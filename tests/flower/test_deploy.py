@@ -296,7 +296,7 @@ def test_init_writes_a_federation_and_says_what_next(fedstrata, experiment: Path
     certificate = x509.load_pem_x509_certificate((folder / "server" / "server.pem").read_bytes())
     names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     assert names.get_values_for_type(x509.DNSName) == ["fl.example.org", "localhost"]
-    code, _, said = fedstrata("federate", "init", experiment, folder)
+    code, _, said = fedstrata("federate", "init", experiment, folder, "--node", "a")
     assert code == 2 and "not empty" in said
 
 
@@ -307,7 +307,9 @@ def test_init_writes_a_federation_and_says_what_next(fedstrata, experiment: Path
         (["--node", "a=nothing.pub"], "There is no file nothing.pub"),
         (["--node", "a b"], "name of a node"),
         (["--node", "=x"], "There is no file x"),
-        (["--set", "problem={name='tower'}"], "brings its own data"),
+        ([], "A federation needs nodes"),
+        (["--node", "a", "--host", "https://fl.example.org"], "without https://"),
+        (["--node", "a", "--set", "problem={name='tower'}"], "brings its own data"),
         (["--set", "train.round=9"], "train.rounds"),
         (["--port", "0"], "port"),
     ],

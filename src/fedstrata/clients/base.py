@@ -14,14 +14,14 @@ import torch
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from fedstrata import rng
-from fedstrata.channels import PLAIN, Changes, Channel, named, noise, robust, shortened, words_of
+from fedstrata.channels import PLAIN, Changes, Channel, factors, named, noise, robust, words_of
 from fedstrata.clients.client import Setting
 from fedstrata.clients.state import ClientState
 from fedstrata.errors import FedstrataError, InputError, invalid
 from fedstrata.faults import Fault, Faults, QuorumError, told
 from fedstrata.oracles import Oracles
 from fedstrata.problem import Problem
-from fedstrata.questions import QUESTIONS
+from fedstrata.questions import is_question
 from fedstrata.schedules import Clock, EqualSteps, Rate, rate_at, steps_at
 
 Work = Callable[..., Any]
@@ -45,6 +45,24 @@ class Counts:
 
 
 @dataclass(frozen=True)
+class Terms:
+    """On what terms clients take part in a run; the same for every engine.
+
+    rounds:        how many there are.
+    participation: the share (float) or number (int) of clients that take part in a round.
+    weighting:     how the mean over clients weighs them.
+    channel:       what answers go through.
+    faults:        how to deal with clients that fail; None looks for none.
+    """
+
+    rounds: int
+    participation: int | float = 1.0
+    weighting: Weighting = "uniform"
+    channel: Channel = PLAIN
+    faults: Faults | None = None
+
+
+@dataclass(frozen=True)
 class Answer:
     """What some clients of the cohort answered: ``value`` holds tensors [C, ...], a row for each of ``places``.
 
@@ -65,23 +83,15 @@ class Clients(ABC):
     bytes. On the client side every tensor has a leading client axis.
     """
 
-    def __init__(
-        self,
-        setting: Setting,
-        rounds: int,
-        participation: int | float,
-        weighting: Weighting,
-        channel: Channel = PLAIN,
-        faults: Faults | None = None,
-    ) -> None:
+    def __init__(self, setting: Setting, terms: Terms) -> None:
         self.counts = Counts()
-        self.channel = channel
+        self.channel = terms.channel
         self.faults: list[Fault] = []
-        self._policy = faults
-        self._setting = replace(setting, deferred=faults is not None or channel.compress != "none")
-        self._rounds = rounds
-        self._weighting = check_weighting(weighting)
-        self.sampled = cohort_size(participation, setting.data.clients)
+        self._policy = terms.faults
+        self._setting = replace(setting, deferred=terms.faults is not None or terms.channel.compress != "none")
+        self._rounds = terms.rounds
+        self._weighting = check_weighting(terms.weighting)
+        self.sampled = cohort_size(terms.participation, setting.data.clients)
         self._round = self._start = 0
         self._exchange = [0]
         self._choices = [0]
@@ -207,7 +217,7 @@ class Clients(ABC):
         state = ClientState(there.clients, 0, None)
         chunk = choose_chunk("auto", problem, there, self._setting.batch_size, problem.x0.device)
         setting = replace(self._setting, data=there, state=state, listeners=())
-        server = SimulatedClients(setting, self._rounds, 1.0, "uniform", chunk)
+        server = SimulatedClients(setting, Terms(self._rounds), chunk)
         server._round, server._start, server._exchange = self._round, self._start, self._exchange
         server.counts.steps = self.counts.steps
         answer = server.gather(work, *message)
@@ -267,7 +277,7 @@ class Clients(ABC):
 
         A client that was left out counts as an average one: its row is the mean of the others'.
         """
-        if self.channel.reduce != "mean" and QUESTIONS.get(getattr(work, "__name__", "")) is not work:
+        if self.channel.reduce != "mean" and not is_question(work):
             raise InputError(
                 f"A {self.channel.reduce} cannot protect {named(work)}, which tells the server what each single client "
                 "answers. Choose an algorithm that only takes means, or the channel's bound."
@@ -492,14 +502,15 @@ class Clients(ABC):
 
     def _passes(self, work: Work) -> bool:
         """Whether the answers are changes to the channel; those to a problem's questions are not."""
-        return self.channel.of_changes and QUESTIONS.get(getattr(work, "__name__", "")) is not work
+        return self.channel.of_changes and not is_question(work)
 
     def _bounded(self, work: Work, message: tuple[Any, ...], answer: Answer) -> Answer:
         """Return the answer with changes of at most the norm that the channel's bound says."""
         if self.channel.bound is None or not self._passes(work):
             return answer
         changes = Changes(work, for_each(message, len(answer.places)), answer.value)
-        return replace(answer, value=changes.answers(shortened(changes.matrix, self.channel.bound)))
+        bounded = changes.matrix * factors(changes.matrix, self.channel.bound)
+        return replace(answer, value=changes.answers(bounded))
 
     def _count(self, used: Counts) -> None:
         """Add what the answers of an exchange took."""

@@ -15,11 +15,10 @@ import numpy as np
 import torch
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
-from fedstrata.channels import PLAIN, Channel
-from fedstrata.clients.base import Counts, Weighting, Work
+from fedstrata.clients.base import Counts, Terms, Work
 from fedstrata.clients.client import Setting
 from fedstrata.clients.simulated import SimulatedClients
-from fedstrata.faults import Fault, Faults
+from fedstrata.faults import Fault
 from fedstrata.ranks import Ranks, dtype_named
 
 DIGIT = 1 << 16
@@ -31,18 +30,8 @@ DIGITS = 4
 class DistributedClients(SimulatedClients):
     """Runs this rank's clients of the cohort in chunks, and reduces with the other ranks."""
 
-    def __init__(
-        self,
-        setting: Setting,
-        rounds: int,
-        participation: int | float,
-        weighting: Weighting,
-        chunk: int,
-        ranks: Ranks,
-        channel: Channel = PLAIN,
-        faults: Faults | None = None,
-    ) -> None:
-        super().__init__(setting, rounds, participation, weighting, chunk, channel, faults)
+    def __init__(self, setting: Setting, terms: Terms, chunk: int, ranks: Ranks) -> None:
+        super().__init__(setting, terms, chunk)
         self.ranks = ranks
         self.rank_of = shared_out(setting.data.train.sizes, ranks.size)
         self.mine = self.rank_of == ranks.rank

@@ -10,27 +10,18 @@ import numpy as np
 import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
-from fedstrata.channels import PLAIN, Changes, Channel, bytes_of, send, unpacked
-from fedstrata.clients.base import Answer, Clients, Weighting, Work, for_each
+from fedstrata.channels import Changes, bytes_of, send, unpacked
+from fedstrata.clients.base import Answer, Clients, Terms, Work, for_each
 from fedstrata.clients.client import Client, Setting
-from fedstrata.faults import SILENT, Faults, Inject
+from fedstrata.faults import SILENT, Inject
 from fedstrata.schedules import Clock
 
 
 class SimulatedClients(Clients):
     """Runs the cohort in chunks of at most ``chunk`` clients, clients of similar size together."""
 
-    def __init__(
-        self,
-        setting: Setting,
-        rounds: int,
-        participation: int | float,
-        weighting: Weighting,
-        chunk: int,
-        channel: Channel = PLAIN,
-        faults: Faults | None = None,
-    ) -> None:
-        super().__init__(setting, rounds, participation, weighting, channel, faults)
+    def __init__(self, setting: Setting, terms: Terms, chunk: int) -> None:
+        super().__init__(setting, terms)
         self.chunk = chunk
         self._pending: list[tuple[np.ndarray, Client]] = []
 
@@ -50,7 +41,7 @@ class SimulatedClients(Clients):
             if self.channel.on_clients and self._passes(work):
                 changes = Changes(work, there, value)
                 parcel = send(self.channel, client, work, changes.matrix)
-                arrived = changes.answers(unpacked(self.channel, parcel, changes.matrix.shape[1]))
+                arrived = changes.answers(unpacked(parcel, changes.matrix.shape[1]))
                 answer = Answer(chunk, arrived, client.samples, client.steps, bytes_of(parcel))
             yield self._spoilt(work, there, answer, kinds, exchange, attempt) if kinds else answer
             if not self._setting.deferred:

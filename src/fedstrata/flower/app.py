@@ -118,6 +118,8 @@ def main(grid: Grid, context: Context) -> None:
     """Run the experiment of the run configuration."""
     settings = context.run_config
     out = Path(str(settings["out"])).expanduser()
+    if not out.is_absolute():
+        raise FedstrataError(f"The run directory must be a full path, --run-config 'out=\"/...\"'. Got {str(out)!r}.")
     failed = out.with_name(out.name + ".error.txt")
     failed.unlink(missing_ok=True)
     for module in filter(None, str(settings.get("import", "")).split(":")):

@@ -3,33 +3,23 @@
 from __future__ import annotations
 
 import os
+import shutil
 import tempfile
 import tomllib
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from fedstrata.callbacks import Callback
 from fedstrata.config import read
 from fedstrata.errors import InputError, invalid, unknown
-from fedstrata.rundir import Row
+from fedstrata.rundir import RunDirectory
 
 app = typer.Typer(no_args_is_help=True, help="A real federation on Flower: data stay on their nodes.")
 
 ConfigFile = Annotated[Path, typer.Argument(help="The experiment, a TOML file.", show_default=False)]
 Set = Annotated[list[str] | None, typer.Option("--set", help="Change a setting. May be repeated.")]
 Preset = Annotated[str | None, typer.Option("--preset", help="A preset of the file; by default its first one.")]
-
-
-class Hooks:
-    """What the main command line lends: how to say something, show progress, and print a run."""
-
-    say: Callable[[str], None]
-    modules: Sequence[Path] = ()
-    progress: Callable[[bool], Sequence[Callback]]
-    printed: Callable[[Row, list[Row], Path | None, bool], None]
 
 
 def _needs_flower() -> None:
@@ -42,6 +32,7 @@ def _needs_flower() -> None:
 
 @app.command()
 def local(
+    context: typer.Context,
     experiment: ConfigFile,
     nodes: Annotated[int, typer.Option(min=1, help="How many nodes; each has one client.")] = 4,
     out: Annotated[
@@ -60,23 +51,22 @@ def local(
     that was started is ended, also on Ctrl-C.
     """
     _needs_flower()
-    from fedstrata.flower.local import remove, run_locally
+    from fedstrata import cli
+    from fedstrata.flower.local import run_locally
 
     config = read(experiment, set_, preset)
     if resume and out is None:
         raise InputError("--resume needs --out: the run directory to go on with.")
-    say = (lambda _: None) if quiet else Hooks.say
+    say = (lambda _: None) if quiet else cli.say
     kept = out is not None
     folder = Path(tempfile.mkdtemp(prefix="fedstrata-")) if out is None else out.with_name(out.name + ".federation")
     where = folder / "run" if out is None else out
     try:
-        summary = run_locally(config, nodes, folder, where, resume, Hooks.progress(quiet), say, Hooks.modules)
-        from fedstrata.rundir import RunDirectory
-
-        Hooks.printed(summary, RunDirectory(where).rows(), out, as_json)
+        summary = run_locally(config, nodes, folder, where, resume, cli.progress(quiet), say, context.obj or ())
+        cli.print_run(summary, RunDirectory(where).rows(), out, as_json)
     finally:
         if not kept:
-            remove(folder)
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 @app.command()
@@ -88,7 +78,8 @@ def init(
         typer.Option(help="A node by name, or NAME=FILE.pub with its public key. Repeat it for every node."),
     ] = None,
     host: Annotated[
-        list[str] | None, typer.Option(help="The server's name or address, as nodes reach it. May be repeated.")
+        list[str] | None,
+        typer.Option(help="The server's name or address; by default 127.0.0.1. May be repeated."),
     ] = None,
     port: Annotated[
         int, typer.Option(min=1, max=65534, help="The server's port for nodes; the next one is for its own use.")
@@ -101,32 +92,36 @@ def init(
     EXPERIMENT is a TOML file. Of its data only holdout, support and seed are kept, because nodes name their own data.
     """
     _needs_flower()
+    from fedstrata.cli import say
     from fedstrata.flower.deploy import write_federation
 
     config = read(experiment, set_, preset)
     found: dict[str, Path | None] = {}
-    for text in node or ["node0", "node1"]:
+    for text in node or ():
         name, _, path = text.partition("=")
         if name in found:
             raise invalid("name of a node", name, "another one: it is there already")
         if path and not Path(path).exists():
             raise InputError(f"There is no file {path}, the public key of {name}.")
         found[name] = Path(path) if path else None
+    if not found:
+        raise InputError("A federation needs nodes: --node NAME=FILE.pub for each, or --node NAME for a key made here.")
     write_federation(config, folder, found, host or ["127.0.0.1", "localhost"], port)
-    Hooks.say(f"Written to {folder}: app/, server/, and in nodes/ a folder for each of {', '.join(found)}.")
-    Hooks.say("What next: docs/deploy.md. To look at it all on this machine first: fedstrata federate local.")
+    say(f"Written to {folder}: app/, server/, and in nodes/ a folder for each of {', '.join(found)}.")
+    say("What next: docs/deploy.md. To look at it all on this machine first: fedstrata federate local.")
 
 
 @app.command()
 def key(path: Annotated[Path, typer.Argument(help="Where to write the private key.", show_default=False)]) -> None:
     """Make a node's key on the node itself: the private one stays there, PATH.pub goes to the server."""
     _needs_flower()
+    from fedstrata.cli import say
     from fedstrata.flower.keys import make_key
 
     if path.exists():
         raise InputError(f"The file {path} exists. Nothing was overwritten. Choose another.")
     make_key(path)
-    Hooks.say(f"Written: {path} (private, stays here) and {path}.pub (for the server).")
+    say(f"Written: {path} (private, stays here) and {path}.pub (for the server).")
 
 
 @app.command("node")

@@ -15,7 +15,7 @@ from fedstrata.config import Config
 from fedstrata.data.federated import Arrays, FederatedData
 from fedstrata.errors import InputError, invalid
 from fedstrata.flower import keys
-from fedstrata.flower.server import check_config
+from fedstrata.flower.server import check_config, nodes_split
 
 PROJECT = '''\
 # A Flower app that runs one experiment of fedstrata: flwr run {folder} CONNECTION
@@ -27,6 +27,7 @@ build-backend = "hatchling.build"
 name = "fedstrata-federation"
 version = "1.0.0"
 description = "One experiment of fedstrata, for Flower"
+license = "Apache-2.0"
 dependencies = []  # fedstrata[flower] is installed on the server and on every node beforehand
 
 [tool.flwr.app]
@@ -57,14 +58,19 @@ def check_name(name: str) -> str:
     return name
 
 
+def check_host(host: str) -> str:
+    """Return a host, if it is a name or an address and nothing more."""
+    if not re.fullmatch(r"[A-Za-z0-9.:-]+", host):
+        raise invalid("host of the server", host, "a name or an address, without https:// or a path")
+    return host
+
+
 def _experiment(config: Config) -> str:
     """Return what the app holds of an experiment, as TOML: of the data only how nodes split theirs."""
     check_config(config)
     tables = config.to_toml("compare", "plot", "pretrain", "tune", "variants")
-    kept = {"holdout": config.data.holdout, "support": config.data.support, "seed": config.data.seed}
-    tables["data"] = {k: v for k, v in kept.items() if v or (k == "seed" and v is not None)}
-    if not tables["data"]:
-        del tables["data"]
+    split = nodes_split(config)
+    tables = {k: v for k, v in tables.items() if k != "data"} | ({"data": split} if split else {})
     experiment = tomli_w.dumps(tables)
     if '"""' in experiment or "\\" in experiment:
         raise InputError("The experiment must not hold backslashes or three quotes: Flower takes it as one text.")
@@ -125,6 +131,8 @@ def write_federation(
     if folder.exists() and any(folder.iterdir()):
         raise InputError(f"The folder {folder} exists and is not empty. Nothing was overwritten. Choose another.")
     _experiment(config)
+    for host in hosts:
+        check_host(host)
     public: dict[str, str] = {}
     read = {check_name(name): None if path is None else _public_in(path) for name, path in nodes.items()}
     known = [key for key in read.values() if key is not None]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -61,7 +60,6 @@ class Federation:
 
     folder: Path
     names: list[str]
-    say: Say = lambda _: None
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -236,7 +234,7 @@ def run_locally(
     ready = config.model_copy(update={"data": plain})
     error = out.with_name(out.name + ".error.txt")
     error.unlink(missing_ok=True)
-    with _stopped_by_signals(), Federation(folder, names, say) as federation:
+    with _stopped_by_signals(), Federation(folder, names) as federation:
         public = federation.make_keys()
         server_data = (folder / "server" / "data").resolve()
         write_app(ready, folder / "app", public, out.resolve(), server_data, modules)
@@ -395,8 +393,3 @@ def _alive(process: subprocess.Popen[bytes]) -> bool:
     except (ProcessLookupError, PermissionError):
         return False
     return True
-
-
-def remove(folder: Path) -> None:
-    """Remove what a federation on this machine left behind."""
-    shutil.rmtree(folder, ignore_errors=True)

@@ -24,9 +24,11 @@ import numpy as np
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save
+from torch.utils._pytree import tree_map
 
 from fedstrata.channels import Changes, send
 from fedstrata.checkpoint import write_atomically
+from fedstrata.clients.base import for_each
 from fedstrata.clients.client import Client, Setting
 from fedstrata.clients.state import ClientState
 from fedstrata.config import Config, Experiment, parse
@@ -78,12 +80,12 @@ Reply = tuple[dict[str, Any], list[np.ndarray]]
 def answer(call: Call, form: Any, arrays: list[np.ndarray], experiment: str, node: Mapping[str, Any]) -> Reply:
     """Do what is asked; return the reply's header and its arrays."""
     config = parse(tomllib.loads(experiment), "the experiment of the federation")
-    own = _own_data(config, node)
+    own = _own_data(node)
     if call.kind == "hello":
         return _hello(config, own), []
     data = _placed(own, call, config)
     if call.kind == "measure":
-        return _measured(config, data, call, wire.put_together(form, arrays)), []
+        return _measured(config, data, wire.put_together(form, arrays)), []
     if call.kind != "work":
         raise invalid("kind of call", call.kind, "hello, work or measure")
     return _work(config, data, call, wire.put_together(form, arrays), node)
@@ -109,7 +111,7 @@ class _Own:
     test: intake.Pair | None
 
 
-def _own_data(config: Config, node: Mapping[str, Any]) -> _Own:
+def _own_data(node: Mapping[str, Any]) -> _Own:
     """Read the node's data: a file, or a folder with train.npz and optionally support.npz and test.npz."""
     if "data" not in node:
         raise InputError("The node configuration must name the node's data: data = '/path/to/file.npz'.")
@@ -220,7 +222,7 @@ def _work(config: Config, data: FederatedData, call: Call, message: Any, node: M
     folder = _folder(node, call.run)
     if question is None:
         state, memory = _recalled(folder, call)
-    else:  # asked again whenever a run is resumed: nothing is kept, and nothing forgotten
+    else:  # nothing is kept, and nothing forgotten
         state, memory = ClientState(call.clients, 4 << 30), ""
     setting = Setting(
         oracles=Oracles(problem),
@@ -231,7 +233,7 @@ def _work(config: Config, data: FederatedData, call: Call, message: Any, node: M
         state=state,
     )
     client = Client(setting, clients, Clock(call.round, settings["rounds"], 0, call.iteration), call.exchange)
-    there = _with_axis(message, device)
+    there = for_each(tree_map(lambda t: t.to(device) if isinstance(t, torch.Tensor) else t, message), 1)
     with torch.no_grad(), prepared(settings["threads"]):
         value = work(client, *there)
         channel = settings["channel"]
@@ -253,40 +255,29 @@ def _work(config: Config, data: FederatedData, call: Call, message: Any, node: M
     return {**header, "form": form}, arrays
 
 
-def _with_axis(tree: Any, device: torch.device) -> Any:
-    if isinstance(tree, torch.Tensor):
-        return tree.to(device).unsqueeze(0)
-    return tuple(_with_axis(child, device) for child in tree) if isinstance(tree, tuple) else tree
-
-
 def _spoilt(fault: str | None, inject: Any, work: Any, there: tuple[Any, ...], value: Any) -> Any:
     """Return the answer as a fault made on purpose leaves it."""
     if fault == "scale":
         changes = Changes(work, there, value)
         return changes.answers(inject.factor * changes.matrix)
     if fault == "nan":
-        return _mapped(value, lambda t: torch.full_like(t if t.is_floating_point() else t.double(), math.nan))
+        return tree_map(lambda t: torch.full_like(t if t.is_floating_point() else t.double(), math.nan), value)
     if fault == "garbage":
-        return _mapped(value, lambda t: torch.zeros(1, 3, dtype=t.dtype))
+        return tree_map(lambda t: torch.zeros(1, 3, dtype=t.dtype), value)
     return value
 
 
-def _spoilt_parcel(fault: str | None, inject: Any, parcel: dict[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
+def _spoilt_parcel(fault: str | None, inject: Any, parcel: dict[str, torch.Tensor]) -> Any:
     """Return what a parcel holds as a fault made on purpose leaves it: the change that arrives is the spoilt one."""
     if fault in ("scale", "nan"):
         of = "scale" if "scale" in parcel else "values"
         parcel = {**parcel, of: parcel[of] * (inject.factor if fault == "scale" else math.nan)}
     value = tuple(parcel.values())
-    return _mapped(value, lambda t: torch.zeros(1, 3, dtype=t.dtype)) if fault == "garbage" else value
+    garbage = tree_map(lambda t: torch.zeros(1, 3, dtype=t.dtype), value)
+    return garbage if fault == "garbage" else value
 
 
-def _mapped(tree: Any, function: Any) -> Any:
-    if isinstance(tree, torch.Tensor):
-        return function(tree)
-    return tuple(_mapped(child, function) for child in tree)
-
-
-def _measured(config: Config, data: FederatedData, call: Call, point: Any) -> dict[str, Any]:
+def _measured(config: Config, data: FederatedData, point: Any) -> dict[str, Any]:
     """Return the measures of the model on the node's own test data, and how many samples these are."""
     if data.test is None or len(data.test[0]) == 0:
         return {"rows": 0, "measures": {}}

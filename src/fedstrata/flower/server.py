@@ -14,12 +14,12 @@ from typing import Any, Protocol, TypeGuard
 
 import numpy as np
 import torch
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 
 from fedstrata.callbacks import Callback
 from fedstrata.channels import Changes, Channel, entries, unpacked
 from fedstrata.checkpoint import DURABLE_SECONDS, write_atomically
-from fedstrata.clients.base import Answer, Clients, Weighting, Work, for_each
+from fedstrata.clients.base import Answer, Clients, Terms, Work, for_each
 from fedstrata.clients.client import Setting
 from fedstrata.config import Config, Experiment
 from fedstrata.data import intake
@@ -32,7 +32,7 @@ from fedstrata.flower.wire import Refused
 from fedstrata.identity import describe
 from fedstrata.metrics import MEASURES, Evaluation, Measures
 from fedstrata.problem import Problem
-from fedstrata.questions import QUESTIONS
+from fedstrata.questions import is_question
 from fedstrata.schedules import Clock
 from fedstrata.schema import EvaluateTable
 from fedstrata.train import Run, train
@@ -125,21 +125,9 @@ class Notes:
 class FlowerClients(Clients):
     """Asks nodes, one client on each; what cannot be used of their replies is left out and named."""
 
-    def __init__(
-        self,
-        setting: Setting,
-        rounds: int,
-        participation: int | float,
-        weighting: Weighting,
-        channel: Channel,
-        faults: Faults | None,
-        *,
-        post: Post,
-        nodes: Nodes,
-        notes: Notes,
-    ) -> None:
-        super().__init__(setting, rounds, participation, weighting, channel, faults or Faults())
-        self._desk = Desk(post, nodes, notes.run, self._policy or Faults())
+    def __init__(self, setting: Setting, terms: Terms, desk: Desk, notes: Notes) -> None:
+        super().__init__(setting, terms)
+        self._desk = desk
         self._notes = notes
         self._saved = -1
         self._forms: dict[str, str] = {}
@@ -162,7 +150,7 @@ class FlowerClients(Clients):
         self, work: Work, message: tuple[Any, ...], clock: Clock, exchange: int, places: np.ndarray, attempt: int
     ) -> Iterator[Answer]:
         name = getattr(work, "__name__", "")
-        question = QUESTIONS.get(name) is work
+        question = is_question(work)
         base = Call(
             kind="work",
             run=self._desk.run,
@@ -196,7 +184,8 @@ class FlowerClients(Clients):
                 continue
             where = np.flatnonzero(self.cohort == client)
             times = len(where)
-            found[client] = Answer(where, _repeated(value, times), samples * times, steps, sent * times)
+            value = tree_map(lambda t, n=times: t.expand(n, *t.shape[1:]), value)
+            found[client] = Answer(where, value, samples * times, steps, sent * times)
             forms[client] = form_of
         most = max(sorted(set(forms.values())), key=list(forms.values()).count, default="")
         most = self._forms.get(base.work, most)  # what all answered before, if there was such an exchange
@@ -234,8 +223,8 @@ class FlowerClients(Clients):
         for leaf in leaves:
             if not isinstance(leaf, torch.Tensor) or leaf.dim() == 0 or len(leaf) != 1:
                 raise Refused("shape", "answered with something that is not one client's")
-        value = _to(value, device)
-        if QUESTIONS.get(getattr(work, "__name__", "")) is not work:
+        value = tree_map(lambda t: t.to(device), value)
+        if not is_question(work):
             _changes(work, message, value)
         return value, sent, json.dumps(wire.forms_only(form), sort_keys=True)
 
@@ -356,24 +345,13 @@ def serve(
     settings = config.settings()
     faults = settings["faults"] or Faults()
     notes = Notes.of(out)
-    run = notes.run
-    desk = Desk(post, nodes, run, faults)
+    desk = Desk(post, nodes, notes.run, faults)
     data = _met(desk, config, notes, server_data, say)
     experiment = Experiment(config, data)
     tables = config.to_toml("compare", "data", "plot", "pretrain", "tune", "variants")
     tables |= {"algorithm": describe(experiment.algorithm), "federation": {"nodes": list(nodes.names)}}
+    tables |= {"data": nodes_split(config)}
     evaluation = NodesEvaluation(desk, data, say) if data.test is None else PooledEvaluation(config)
-
-    def engine(
-        setting: Setting,
-        rounds: int,
-        participation: int | float,
-        weighting: Weighting,
-        channel: Channel,
-        faults: Faults | None,
-    ) -> Clients:
-        how = setting, rounds, participation, weighting, channel, faults
-        return FlowerClients(*how, post=post, nodes=nodes, notes=notes)
 
     return train(
         experiment.problem,
@@ -385,8 +363,15 @@ def serve(
         resume=resume,
         callbacks=callbacks,
         config=tables,
-        engine=engine,
+        engine=lambda setting, terms: FlowerClients(setting, terms, desk, notes),
     )
+
+
+def nodes_split(config: Config) -> dict[str, Any]:
+    """Return what nodes go by when they split their own data: all of ``[data]`` that has a meaning in a federation."""
+    table = config.data
+    seed = {} if table.seed is None else {"seed": table.seed}
+    return {**{k: getattr(table, k) for k in ("holdout", "support") if getattr(table, k)}, **seed}
 
 
 def check_config(config: Config) -> None:
@@ -564,17 +549,6 @@ def _changes(work: Work, message: tuple[Any, ...], value: Any) -> Changes:
         raise Refused("shape", f"answered with the wrong shape: {error}") from None
 
 
-def _repeated(value: Any, times: int) -> Any:
-    """Return a client's answer as often as it stands in the cohort."""
-    if isinstance(value, torch.Tensor):
-        return value if times == 1 else value.expand(times, *value.shape[1:])
-    return tuple(_repeated(child, times) for child in value)
-
-
-def _to(tree: Any, device: torch.device) -> Any:
-    return tree.to(device) if isinstance(tree, torch.Tensor) else tuple(_to(child, device) for child in tree)
-
-
 def _zeros(form: Any, largest: int, depth: int = 0) -> Any:
     """Return zeros of a form that a client announced, each of at most so many entries; they take no memory."""
     if isinstance(form, list) and depth <= 8 and len(form) <= 4096:
@@ -612,4 +586,4 @@ def _unpacked(channel: Channel, names: Any, value: Any, n: int, dtype: torch.dty
     places = parcel.get("places")
     if places is not None and (int(places.min()) < 0 or int(places.max()) >= n):
         raise Refused("shape", "sent entries at places that do not exist")
-    return unpacked(channel, parcel, n)
+    return unpacked(parcel, n)
