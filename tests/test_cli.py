@@ -455,3 +455,10 @@ def test_another_schedule_is_told_when_a_run_is_resumed(fedstrata, tmp_path):
     assert code == 2
     told = " ".join(err.split())
     assert "algorithm.eta was {'schedule': 'step', 'value': 0.2" in told and "and is 0.3 now" in told
+
+
+def test_only_run_is_shared_out_over_processes(fedstrata, monkeypatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    for command in ("compare", "tune"):
+        code, _, said = fedstrata(command, "nothing.toml")
+        assert code == 2 and f"Got {command}, wanted run" in " ".join(said.split())

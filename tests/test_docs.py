@@ -16,6 +16,7 @@ import fedstrata as fs
 from fedstrata.algorithms import ALGORITHMS
 from fedstrata.compare import run_config
 from fedstrata.config import Experiment, read
+from fedstrata.privacy import epsilon
 
 ROOT = Path(__file__).parents[1]
 
@@ -123,3 +124,14 @@ def test_every_public_name_has_a_docstring():
 def test_every_algorithm_is_in_the_readme():
     text = (ROOT / "README.md").read_text()
     assert [n for n in ALGORITHMS if f"`{n}`" not in text] == []
+
+
+@pytest.mark.parametrize(
+    ("noise", "cohort", "clients", "rounds", "said"),
+    [(2, 50, 1000, 100, 6.5), (4, 50, 1000, 100, 2.5), (2, 3, 3, 50, 57), (50, 3, 3, 50, 1.2)],
+)
+def test_what_noise_is_said_to_be_worth(noise: float, cohort: int, clients: int, rounds: int, said: float) -> None:
+    found = epsilon(fs.Channel(clip=1.0, noise=noise), {f"1 of {cohort}": rounds}, clients)
+    assert found == pytest.approx(said, rel=0.05)
+    told = " ".join((ROOT / "docs" / "configuration.md").read_text().split())
+    assert f"`noise = {noise}`" in told and f" {said:g}" in told

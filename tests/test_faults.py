@@ -347,6 +347,7 @@ def test_the_error_names_clients_quorum_and_attempts(monkeypatch: pytest.MonkeyP
     )
     told = sorted((f["attempt"], f["client"]) for f in lines(tmp_path / "run"))
     assert told == [(0, 1), (0, 2), (0, 4), (1, 1), (1, 4), (2, 1)]
+    assert {f["client"]: f["left_out"] for f in lines(tmp_path / "run")} == {1: True, 2: True, 4: False}
 
 
 def test_the_error_says_where_the_last_checkpoint_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -241,8 +241,8 @@ def test_a_model_that_adapting_ruined_is_not_left_out_of_the_mean() -> None:
 
 
 def test_a_loss_beyond_all_bounds_has_no_spread_and_warns_of_nothing() -> None:
-    assert metrics._over_clients("loss", np.array([1.0, np.inf]))["loss_worst"] == np.inf
-    assert metrics._over_clients("loss", np.array([1.0, 1e200]))["loss_spread"] == np.inf
+    assert metrics.over_clients("loss", np.array([1.0, np.inf]))["loss_worst"] == np.inf
+    assert metrics.over_clients("loss", np.array([1.0, 1e200]))["loss_spread"] == np.inf
 
 
 def test_regression_has_personal_losses_only() -> None:

@@ -139,7 +139,7 @@ class ShowProgress(Callback):
         """Show the measures."""
         shown = "  ".join(f"{k} {row[k]:.4g}" if k == "distance" else f"{k} {row[k]:.4f}" for k in _SHOWN if k in row)
         if self._bar is not None:
-            self._bar.update(self._task, last=shown)
+            self._bar.update(self._task, last=shown, completed=row["round"])
         elif not self.brief or row["round"] == self.rounds:
             head = f"{self.title}: round {row['round']}/{self.rounds}"
             self.console.print(f"{head}  {shown}  {row['seconds']:.1f} s", highlight=False, soft_wrap=True)

@@ -34,7 +34,7 @@ from fedstrata.models import MODELS
 from fedstrata.plots import plot as draw
 from fedstrata.plots import plot_partition
 from fedstrata.problems import PROBLEMS
-from fedstrata.ranks import joined, restarted
+from fedstrata.ranks import joined, launched, restarted
 from fedstrata.reproduce import everything, find
 from fedstrata.rundir import Row, RunDirectory, read_toml
 from fedstrata.schema import AlgorithmTable, DiagnosticsTable, PlotTable
@@ -88,6 +88,8 @@ def _main(
     ] = False,
 ) -> None:
     """Federated learning for layered objectives."""
+    if context.invoked_subcommand != "run" and launched():
+        raise InputError(f"torchrun shares one run out over processes. Got {context.invoked_subcommand}, wanted run.")
     context.obj = tuple(modules or ())
     for path in modules or ():
         _import(path)
@@ -154,7 +156,8 @@ def print_run(
         worth = f"({summary['epsilon']:.4g}, {summary['delta']:g})"
         out_console.print(f"Differential privacy of clients: (epsilon, delta) = {worth}.", highlight=False)
     if summary.get("left_out"):
-        who = ", ".join(f"{name} {times} times" for name, times in summary["left_out"].items())
+        counts = summary["left_out"].items()
+        who = ", ".join(f"{name} {'once' if times == 1 else f'{times} times'}" for name, times in counts)
         out_console.print(f"Left out of exchanges: {who}.", highlight=False, soft_wrap=True)
     if out is not None:
         out_console.print(f"Written to {out} (picture: {out / 'plot.png'})", highlight=False, soft_wrap=True)

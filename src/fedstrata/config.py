@@ -22,7 +22,7 @@ from fedstrata.faults import Faults, Inject
 from fedstrata.merge import Tables, merge, override, presets_of, slug, split_preset
 from fedstrata.metrics import MEASURES, Evaluation
 from fedstrata.problem import Problem
-from fedstrata.problems import PROBLEMS
+from fedstrata.problems import PROBLEMS, ProblemKind
 from fedstrata.rundir import flatten, read_toml
 from fedstrata.schema import (
     AlgorithmTable,
@@ -201,12 +201,7 @@ class Experiment:
         self.model: torch.nn.Module | None = None
         self.evaluation = Evaluation(**config.evaluate.model_dump())
         kind = config.problem.name
-        if kind not in PROBLEMS:
-            raise unknown("problem", kind, PROBLEMS)
-        builder = PROBLEMS[kind]
-        for option in config.problem.options:
-            if option not in builder.options:
-                raise unknown(f"option of the problem {kind}", option, builder.options)
+        builder = named_problem(config)
         if builder.data is None:
             self.data = build_data(config) if data is None else data
             self.model = build_model(config, self.data)
@@ -224,6 +219,17 @@ class Experiment:
         builder = PROBLEMS[self.config.problem.name]
         self.problem = builder.on(run.model(), self.data, **self.config.problem.options)
         self.pretrained = run
+
+
+def named_problem(config: Config) -> ProblemKind:
+    """Return what builds the problem that ``[problem]`` names, with options that it has."""
+    kind = config.problem.name
+    if kind not in PROBLEMS:
+        raise unknown("problem", kind, PROBLEMS)
+    for option in config.problem.options:
+        if option not in PROBLEMS[kind].options:
+            raise unknown(f"option of the problem {kind}", option, PROBLEMS[kind].options)
+    return PROBLEMS[kind]
 
 
 def build_algorithm(config: Config) -> Algorithm:

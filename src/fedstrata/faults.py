@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -44,6 +44,11 @@ class Fault:
     def row(self) -> dict[str, Any]:
         """Return it as a line of ``faults.jsonl``; rounds count from 1 there, 0 is what comes before the first."""
         return {**asdict(self), "round": self.round + 1}
+
+    @staticmethod
+    def of(row: dict[str, Any]) -> Fault:
+        """Return the fault of a line of ``faults.jsonl``."""
+        return Fault(**{f.name: row[f.name] for f in fields(Fault)} | {"round": row["round"] - 1})
 
 
 @dataclass(frozen=True)

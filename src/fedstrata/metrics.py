@@ -37,6 +37,9 @@ MEASURES = (
 )
 """Every measure there is; which of them a run has depends on its problem, data and evaluation."""
 
+PER_CLIENT = ("loss", "accuracy", "auc")
+"""What is measured of every client by itself, with the model as it is."""
+
 
 @dataclass(frozen=True)
 class Evaluation:
@@ -109,7 +112,7 @@ class Evaluation:
             part = self.part(data)
             for name, values in self.per_client(problem, data, x).items():
                 assert part is not None
-                measures |= _over_clients(name, values[~np.isnan(values) if name == "auc" else part.sizes > 0])
+                measures |= over_clients(name, values[~np.isnan(values) if name == "auc" else part.sizes > 0])
         if problem.known is not None:
             measures |= _distances(problem.known, x, y)
         if self.stationarity:
@@ -339,7 +342,7 @@ def _distances(known: tuple[torch.Tensor, torch.Tensor | None], x: torch.Tensor,
     return {"distance": math.sqrt(square + dual), "distance_dual": math.sqrt(dual)}
 
 
-def _over_clients(name: str, values: np.ndarray) -> Measures:
+def over_clients(name: str, values: np.ndarray) -> Measures:
     """Return the mean, the worst and, but for AUC, the spread of a measure, one value for each client."""
     if not len(values):
         return {}

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
-from fedstrata.errors import InputError
+from fedstrata.errors import FedstrataError, InputError
 
 Tensors = dict[str, torch.Tensor]
 
@@ -149,7 +149,7 @@ def ranks_here() -> Ranks:
 @contextmanager
 def joined() -> Iterator[Ranks]:
     """Join the ranks that ``torchrun`` started, if it did, and leave them at the end."""
-    if int(os.environ.get("WORLD_SIZE", "1")) <= 1 or dist.is_initialized():
+    if not launched() or dist.is_initialized():
         yield ranks_here()
         return
     store, rank, size = next(rendezvous("env://", timeout=TIMEOUT))
@@ -158,8 +158,17 @@ def joined() -> Iterator[Ranks]:
     dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=TIMEOUT)
     try:
         yield ranks_here()
+    except (RuntimeError, dist.DistError) as error:
+        if isinstance(error, FedstrataError) or "gloo" not in str(error).lower():
+            raise
+        raise FedstrataError("Another rank stopped: what it said is the reason.") from error
     finally:
         dist.destroy_process_group()
+
+
+def launched() -> bool:
+    """Whether ``torchrun`` started this process as one of several."""
+    return int(os.environ.get("WORLD_SIZE", "1")) > 1
 
 
 def restarted() -> bool:

@@ -60,7 +60,7 @@ class RunDirectory:
         if self.path.exists() and not self.path.is_dir():
             raise InputError(f"The run directory {self.path} is a file. Nothing was overwritten.")
         if settings.exists() and resume:
-            _same_run(read_toml(settings), config, self.path)
+            refuse_other_settings(read_toml(settings), config, self.path)
             return
         self.refuse_if_used()
         self.path.mkdir(parents=True, exist_ok=True)
@@ -111,14 +111,11 @@ class RunDirectory:
 
     def rows(self) -> list[Row]:
         """Return the rows of metrics.jsonl; a line cut off by a kill is left out."""
-        rows: list[Row] = []
-        if self.metrics.exists():
-            for line in self.metrics.read_text().splitlines():
-                try:
-                    rows.append(json.loads(line))
-                except json.JSONDecodeError:
-                    break
-        return rows
+        return _rows(self.metrics)
+
+    def faults(self) -> list[Row]:
+        """Return the lines of faults.jsonl: who was left out, when and why."""
+        return _rows(self.path / "faults.jsonl")
 
     def truncate(self, rows: list[Row]) -> None:
         """Make metrics.jsonl hold just these rows."""
@@ -137,16 +134,9 @@ class RunDirectory:
     def truncate_faults(self, rounds: int) -> list[Row]:
         """Make faults.jsonl end with this round; return what is left."""
         path = self.path / "faults.jsonl"
-        if not path.exists():
-            return []
-        rows: list[Row] = []
-        for line in path.read_text().splitlines():
-            try:
-                row = json.loads(line)
-            except json.JSONDecodeError:
-                break
-            rows += [row] if row["round"] <= rounds else []
-        write_atomically(path, "".join(_line(r) for r in rows).encode())
+        rows = [row for row in self.faults() if row["round"] <= rounds]
+        if path.exists():
+            write_atomically(path, "".join(_line(r) for r in rows).encode())
         return rows
 
     def write_summary(self, summary: Row) -> None:
@@ -157,6 +147,17 @@ class RunDirectory:
         """Write model.safetensors."""
         content = save({k: v.detach().cpu().contiguous() for k, v in tensors.items()})
         write_atomically(self.path / "model.safetensors", content)
+
+
+def _rows(path: Path) -> list[Row]:
+    """Return the rows of a file; a line cut off by a kill is left out."""
+    rows: list[Row] = []
+    for line in path.read_text().splitlines() if path.exists() else ():
+        try:
+            rows.append(json.loads(line))
+        except json.JSONDecodeError:
+            break
+    return rows
 
 
 def _line(row: Row) -> str:
@@ -186,7 +187,8 @@ def flatten(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     return out
 
 
-def _same_run(old: dict[str, Any], new: dict[str, Any], path: Path) -> None:
+def refuse_other_settings(old: dict[str, Any], new: dict[str, Any], path: Path) -> None:
+    """Refuse to go on with the run in ``path``, which has ``old`` settings, with ``new`` ones that make it another."""
     before, now = flatten(old), flatten(new)
     free = set(FREE_TO_CHANGE)
     if _START not in before or _START not in now:  # pre-training is still to find the start

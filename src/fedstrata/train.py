@@ -400,7 +400,7 @@ class _Training:
         """Return the last row, and what a reader needs to understand it."""
         summary: Row = {"status": "finished", "algorithm": self.algorithm.name, "problem": self.problem.name}
         summary |= {"data": self.data.name, "clients": self.data.clients, "seed": self.settings["seed"]}
-        summary |= {"chunk": self._together(), **self.history[-1]}
+        summary |= {"chunk": min(self.clients.chunk, self.clients.sampled), **self.history[-1]}
         if self.pretrain is not None:
             last = dict(self.pretrain.history[-1])
             summary["pretrain"] = {"algorithm": self.pretrain.summary["algorithm"], "rounds": last.pop("round"), **last}
@@ -417,16 +417,13 @@ class _Training:
             found = self.evaluation.per_client(self.problem, self.data, x) if self.ranks.first else {}
             each = {k: [None if v != v else float(v) for v in vs] for k, vs in found.items()}
             summary["per_client"] = self.ranks.told(each)
-        elif hasattr(self.evaluation, "measured_on"):
-            summary["measured_on"] = self.evaluation.measured_on
+        elif hasattr(self.evaluation, "about"):
+            summary |= self.evaluation.about()
         return summary
-
-    def _together(self) -> int:
-        return min(self.clients.chunk, self.clients.sampled)
 
     def _note(self) -> str:
         who = f"{self.clients.sampled} of {self.data.clients} clients a round"
-        return f"{who}, {self._together()} at a time (chunk = {self.settings['chunk']})"
+        return f"{who}, {self.clients.note(self.settings['chunk'])}"
 
 
 def _check_settings(problem: Problem, data: FederatedData, algorithm: Algorithm, settings: dict[str, Any]) -> None:

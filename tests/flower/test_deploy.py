@@ -39,7 +39,8 @@ p = 0.25
 [algorithm]
 name = "fgda"
 steps = 2
-gamma = { schedule = "step", value = 0.1, at = [0.5] }
+synchronisation = "single"
+eta = { schedule = "step", value = 0.1, at = [0.5] }
 [train]
 rounds = 3
 batch_size = 8
@@ -250,11 +251,11 @@ def test_a_federation_has_a_folder_for_everybody(tmp_path: Path) -> None:
 
 
 REFUSALS: dict[str, tuple[Callable[[Path], dict[str, Path | None]], Tables, str]] = {
-    "a name with a slash": (lambda f: {"a": None, "b/../../c": None}, {}, "name of a node"),
-    "a name of dots": (lambda f: {"..": None}, {}, "name of a node"),
-    "an empty name": (lambda f: {"": None}, {}, "name of a node"),
-    "a name with a quote": (lambda f: {"it's": None}, {}, "name of a node"),
-    "a name with a line break": (lambda f: {"a\n": None}, {}, "name of a node"),
+    "a name with a slash": (lambda f: {"a": None, "b/../../c": None}, {}, "name of the node"),
+    "a name of dots": (lambda f: {"..": None}, {}, "name of the node"),
+    "an empty name": (lambda f: {"": None}, {}, "name of the node"),
+    "a name with a quote": (lambda f: {"it's": None}, {}, "name of the node"),
+    "a name with a line break": (lambda f: {"a\n": None}, {}, "name of the node"),
     "a public key that is not there": (lambda f: {"a": f / "nothing.pub"}, {}, "cannot be read"),
     "a public key that is none": (lambda f: {"a": f / "experiment.toml"}, {}, "public key cannot be read"),
     "a private key": (lambda f: {"a": f / "one.key"}, {}, "public key cannot be read"),
@@ -305,12 +306,15 @@ def test_init_writes_a_federation_and_says_what_next(fedstrata, experiment: Path
     [
         (["--node", "a", "--node", "a"], "another one"),
         (["--node", "a=nothing.pub"], "There is no file nothing.pub"),
-        (["--node", "a b"], "name of a node"),
+        (["--node", "a b"], "name of the node"),
         (["--node", "=x"], "There is no file x"),
         ([], "A federation needs nodes"),
         (["--node", "a", "--host", "https://fl.example.org"], "without https://"),
         (["--node", "a", "--set", "problem={name='tower'}"], "brings its own data"),
         (["--set", "train.round=9"], "train.rounds"),
+        (["--node", "a", "--set", "algorithm.gamma=-1"], "The gamma of fgda must be a number above 0. Got -1"),
+        (["--node", "a", "--set", "algorithm.synchronisation=two_phase"], "cannot go through"),
+        (["--node", "a", "--set", "problem.q=1"], "Unknown option of the problem auc 'q'"),
         (["--port", "0"], "port"),
     ],
 )
@@ -400,3 +404,53 @@ def test_local_does_not_overwrite_a_run(fedstrata, experiment: Path, tmp_path: P
     code, _, printed = fedstrata("federate", "local", experiment, "--out", tmp_path / "run")
     assert code == 2 and "not empty" in " ".join(printed.split())
     assert [p.name for p in (tmp_path / "run").iterdir()] == ["mine"]
+
+
+def test_local_goes_on_only_with_the_same_settings(fedstrata, experiment: Path, tmp_path: Path, monkeypatch) -> None:
+    class Started(Exception):
+        pass
+
+    def start(*_: Any) -> None:
+        raise Started
+
+    monkeypatch.setattr(local.Federation, "start_server", start)
+    words = ["federate", "local", experiment, "--nodes", "3", "--set", "data.name=breast_cancer"]
+    words += ["--out", tmp_path / "run"]
+    with pytest.raises(Started):
+        fedstrata(*words)
+    files = {p: p.read_bytes() for p in (tmp_path / "run.federation").rglob("*.npz")}
+    assert len(files) == 7
+    for change, told in (
+        (["--set", "data.seed=7"], "data.seed was"),
+        (["--set", "algorithm.steps=3"], "algorithm.steps was 2 there and is 3 now"),
+        (["--nodes", "2"], "federation.nodes was 3 there and is 2 now"),
+    ):
+        code, _, printed = fedstrata(*words, "--resume", *change)
+        assert code == 2 and told in " ".join(printed.split())
+    assert {p: p.read_bytes() for p in (tmp_path / "run.federation").rglob("*.npz")} == files
+    with pytest.raises(Started):
+        fedstrata(*words, "--resume", "--set", "train.rounds=30", "--set", "faults.quorum=1")
+
+
+def test_another_app_for_a_federation_that_is_there(fedstrata, experiment: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "federation"
+    assert fedstrata("federate", "init", experiment, folder, "--node", "b", "--node", "a", "--node", "c")[0] == 0
+    first = app_of(folder)["config"]
+    assert first["out"] == str(folder / "runs" / "app")
+    words = ["federate", "app", experiment, folder]
+    code, _, said = fedstrata(*words, "second", "--set", "train.rounds=7", "--node", "a", "--node", "b")
+    assert code == 0 and str(folder / "runs" / "second") in said.replace("\n", "")
+    new = tomllib.loads((folder / "second" / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
+    there = json.loads(first["nodes"])
+    assert list(json.loads(new["nodes"]).items()) == [("b", there["b"]), ("a", there["a"])]
+    assert new["out"] == str(folder / "runs" / "second") and "rounds = 7" in new["experiment"]
+    for more, told in (
+        (["second"], "exists. Nothing was overwritten"),
+        (["app"], "exists. Nothing was overwritten"),
+        (["third", "--node", "d"], "Unknown node 'd'"),
+        (["../third"], "name of the app"),
+    ):
+        code, _, said = fedstrata(*words, *more)
+        assert code == 2 and told in " ".join(said.split())
+    code, _, said = fedstrata("federate", "app", experiment, tmp_path, "x")
+    assert code == 2 and "There is no federation in" in " ".join(said.split())

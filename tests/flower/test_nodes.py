@@ -704,6 +704,9 @@ def test_without_test_data_on_the_server_nodes_measure_on_their_own(problem: str
         mean = sum(rows * value for (rows, _), value in zip(found, each, strict=True)) / total
         assert row[name] == pytest.approx(mean, rel=1e-6)
         assert row[f"{name}_worst"] == pytest.approx(max(each) if name == "loss" else min(each), rel=1e-6)
+        assert row[f"{name}_mean"] == pytest.approx(np.mean(each), rel=1e-6)
+        assert run.summary["per_client"][name] == pytest.approx(each, rel=1e-6)
+    assert row["measured_clients"] == len(found)
     assert run.summary["measured_on"]["pooled"] == "test data of the nodes, each on its own"
 
 
@@ -716,6 +719,40 @@ def test_with_test_data_on_the_server_the_server_measures_alone(tmp_path: Path) 
     expected = fs.Evaluation("none")(run.problem, data, run.x, None)
     assert run.history[-1]["loss"] == pytest.approx(float(expected["loss"]), rel=1e-6)
     assert "loss_worst" not in run.history[-1]
+
+
+def test_with_test_data_on_the_server_nodes_measure_too_where_that_is_asked_for(tmp_path: Path) -> None:
+    config = made(DIGITS, HELD_OUT, {"evaluate": {"clients": "test"}})
+    run = site(tmp_path, config).serve()
+    data = Experiment(config).data.to(torch.device("cpu"), run.x.dtype)
+    pooled = fs.Evaluation("none")(run.problem, data, run.x, None)
+    each = [measures["loss"] for _, measures in measured_by_hand(config, run)]
+    assert run.history[-1]["loss"] == pytest.approx(float(pooled["loss"]), rel=1e-6)
+    assert run.history[-1]["loss_worst"] == pytest.approx(max(each), rel=1e-6)
+    assert run.summary["per_client"]["loss"] == pytest.approx(each, rel=1e-6)
+    assert run.summary["measured_on"] == {"pooled": "test data of the server", "clients": "test data"}
+
+
+def test_nodes_that_could_not_measure_are_named_and_counted(tmp_path: Path) -> None:
+    nodes = site(tmp_path, made(DIGITS, HELD_OUT))
+
+    def change(nodes: Site, sent: Sent, reply: Reply) -> Reply:
+        return Reply(error="failed") if sent.node == 1 and sent.header["kind"] == "measure" else reply
+
+    nodes.change = change
+    run = nodes.serve(pooled=False)
+    assert run.summary["not_measured"] == {run.summary["client_names"][1]: len(run.history)}
+    assert run.history[-1]["measured_clients"] == 2
+    assert run.summary["per_client"]["loss"][1] is None
+
+
+def test_holding_out_beside_test_data_is_refused_by_the_node(tmp_path: Path) -> None:
+    config = made(DIGITS, HELD_OUT)
+    nodes = site(tmp_path, config)
+    nodes.experiment += "\n[data]\nholdout = 0.2\n"
+    refused = r"node0: failed: The data of this node have a test part.*data\.holdout"
+    with pytest.raises(fs.FedstrataError, match=refused):
+        nodes.serve(pooled=False)
 
 
 def test_a_node_without_test_data_is_not_measured(tmp_path: Path) -> None:

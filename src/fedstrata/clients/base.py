@@ -109,6 +109,10 @@ class Clients(ABC):
     mine: np.ndarray | None = None
     """Which clients' state is kept in this process, as a mask; None for all."""
 
+    def note(self, chunk: int | str) -> str:
+        """Say how the clients of a cohort advance, for a line of progress; ``chunk`` is what the user set."""
+        return f"{min(self.chunk, self.sampled)} at a time (chunk = {chunk})"
+
     def saved(self, round: int) -> None:  # noqa: B027 (most engines do not care)
         """Know that a checkpoint was written after so many rounds: nobody will go back behind it."""
 
@@ -431,14 +435,12 @@ class Clients(ABC):
             if self._policy is None:
                 break
             self._agree(known)
+            there = set(self.cohort[self._answered].tolist())
+            self.faults[before:] = [replace(f, left_out=f.client not in there) for f in self.faults[before:]]
             asked = self._ask_again(work, attempt, self.faults[before:], self._policy)
             if not len(asked):
                 break
             attempt += 1
-        if self._policy is not None and attempt:
-            there = set(self.cohort[self._answered].tolist())
-            late = (replace(f, left_out=False) if f.client in there else f for f in self.faults[before:])
-            self.faults[before:] = list(late)
         self._count(used)
 
     def _sound(self, answer: Answer, exchange: int, attempt: int) -> Answer:

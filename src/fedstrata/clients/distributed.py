@@ -37,6 +37,10 @@ class DistributedClients(SimulatedClients):
         self.mine = self.rank_of == ranks.rank
         self._used = Counts()
 
+    def note(self, chunk: int | str) -> str:
+        """Say how the clients of a cohort advance."""
+        return f"{super().note(chunk)} on each of {self.ranks.size} ranks"
+
     def _here(self, places: np.ndarray) -> np.ndarray:
         here: np.ndarray = places[self.rank_of[self.cohort[places]] == self.ranks.rank]
         return here

@@ -1,4 +1,4 @@
-"""The commands of a federation: ``fedstrata federate init | key | node | local``."""
+"""The commands of a federation: ``fedstrata federate local | init | app | key | node``."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def init(
     for text in node or ():
         name, _, path = text.partition("=")
         if name in found:
-            raise invalid("name of a node", name, "another one: it is there already")
+            raise invalid("name of the node", name, "another one: it is there already")
         if path and not Path(path).exists():
             raise InputError(f"There is no file {path}, the public key of {name}.")
         found[name] = Path(path) if path else None
@@ -109,6 +109,26 @@ def init(
     write_federation(config, folder, found, host or ["127.0.0.1", "localhost"], port)
     say(f"Written to {folder}: app/, server/, and in nodes/ a folder for each of {', '.join(found)}.")
     say("What next: docs/deploy.md. To look at it all on this machine first: fedstrata federate local.")
+
+
+@app.command("app")
+def another_app(
+    experiment: ConfigFile,
+    folder: Annotated[Path, typer.Argument(help="A federation that init wrote.", show_default=False)],
+    name: Annotated[str, typer.Argument(help="A name for the app; must be new.", show_default=False)],
+    node: Annotated[
+        list[str] | None, typer.Option(help="A node that takes part; by default all do. May be repeated.")
+    ] = None,
+    preset: Preset = None,
+    set_: Set = None,
+) -> None:
+    """Write the app of another experiment into a federation that is there: the same server, nodes and keys."""
+    _needs_flower()
+    from fedstrata.cli import say
+    from fedstrata.flower.deploy import add_app
+
+    add_app(read(experiment, set_, preset), folder, name, node or ())
+    say(f"Written to {folder / name}; its runs go to {(folder / 'runs' / name).resolve()}, unless you say another.")
 
 
 @app.command()

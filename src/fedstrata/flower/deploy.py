@@ -13,9 +13,10 @@ import tomli_w
 from fedstrata.checkpoint import write_atomically
 from fedstrata.config import Config
 from fedstrata.data.federated import Arrays, FederatedData
-from fedstrata.errors import InputError, invalid
+from fedstrata.errors import InputError, invalid, unknown
 from fedstrata.flower import keys
 from fedstrata.flower.server import check_config, nodes_split
+from fedstrata.rundir import read_toml
 
 PROJECT = '''\
 # A Flower app that runs one experiment of fedstrata: flwr run {folder} CONNECTION
@@ -51,10 +52,10 @@ experiment = """
 '''
 
 
-def check_name(name: str) -> str:
-    """Return a node's name, if it will do for a folder and a message."""
+def check_name(name: str, what: str = "node") -> str:
+    """Return the name of a node or an app, if it will do for a folder and a message."""
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", name):
-        raise invalid("name of a node", name, "letters, digits, '_', '-' and '.'")
+        raise invalid(f"name of the {what}", name, "letters, digits, '_', '-' and '.'")
     return name
 
 
@@ -157,8 +158,30 @@ def write_federation(
     (folder / "server" / "cli").mkdir()
     told = connection_file(f"127.0.0.1:{port + 1}", folder / "server" / "ca.crt", "federation")
     (folder / "server" / "cli" / "config.toml").write_text(told)
-    write_app(config, folder / "app", public, Path("run"))
+    write_app(config, folder / "app", public, (folder / "runs" / "app").resolve())
     (folder / ".gitignore").write_text("*\n")
+
+
+def add_app(config: Config, folder: Path, name: str, nodes: Sequence[str]) -> None:
+    """Write an app for another experiment into a federation, for some of its nodes, or all when none are named."""
+    there = _nodes_of(folder)
+    for node in nodes:
+        if node not in there:
+            raise unknown("node", node, tuple(there), str(folder))
+    new = folder / check_name(name, "app")
+    if new.exists():
+        raise InputError(f"The folder {new} exists. Nothing was overwritten. Choose another name.")
+    chosen = {node: key for node, key in there.items() if not nodes or node in nodes}
+    write_app(config, new, chosen, (folder / "runs" / name).resolve())
+
+
+def _nodes_of(folder: Path) -> dict[str, str]:
+    """Return the nodes of the federation in a folder, names and public keys, in the order of its first app."""
+    file = folder / "app" / "pyproject.toml"
+    if not file.exists():
+        raise InputError(f"There is no federation in {folder}: fedstrata federate init writes one.")
+    found: dict[str, str] = json.loads(read_toml(file)["tool"]["flwr"]["app"]["config"]["nodes"])
+    return found
 
 
 def _public_in(path: Path) -> str:

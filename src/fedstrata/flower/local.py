@@ -12,16 +12,21 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+import tomli_w
+
 from fedstrata.callbacks import Callback
+from fedstrata.checkpoint import write_atomically
 from fedstrata.config import Config, Experiment
 from fedstrata.errors import FedstrataError, InputError, invalid
+from fedstrata.faults import Fault
 from fedstrata.flower import keys
 from fedstrata.flower.deploy import connection_file, write_app, write_nodes_data
 from fedstrata.flower.server import check_config
-from fedstrata.rundir import Row, RunDirectory
+from fedstrata.rundir import Row, RunDirectory, read_toml, refuse_other_settings
 
 Say = Callable[[str], None]
 LOOPBACK = "127.0.0.1"
@@ -221,7 +226,11 @@ def run_locally(
     """
     commands()
     check_config(config)
-    if not resume:
+    settings = folder / "config.toml"
+    tables = config.to_toml("compare", "plot", "tune", "variants") | {"federation": {"nodes": nodes}}
+    if resume and settings.exists():
+        refuse_other_settings(read_toml(settings), tables, out)
+    else:
         RunDirectory(out).refuse_if_used()
     data = Experiment(_with_clients(config, nodes)).data
     if data.clients != nodes:
@@ -230,6 +239,7 @@ def run_locally(
     folder.mkdir(parents=True, exist_ok=True)
     say(f"Writing the data of {nodes} nodes, certificates and keys to {folder}")
     write_nodes_data(data, folder, names)
+    write_atomically(settings, tomli_w.dumps(tables).encode())
     plain = config.data.model_copy(update={"holdout": 0.0, "support": 0.0})
     ready = config.model_copy(update={"data": plain})
     error = out.with_name(out.name + ".error.txt")
@@ -275,10 +285,10 @@ def _follow(
 ) -> None:
     """Show progress until the run is over, from what it writes."""
     directory = RunDirectory(out)
-    shown, looked = len(directory.rows()), time.monotonic()
-    rounds = config.train.rounds
+    shown, told, looked = len(directory.rows()), len(directory.faults()), time.monotonic()
+    rounds, note = config.train.rounds, f"{len(federation.names)} nodes on this machine"
     for callback in callbacks:
-        callback.on_start(config.algorithm.name, directory.rows()[-1]["round"] if shown else 0, rounds, "on nodes")
+        callback.on_start(config.algorithm.name, directory.rows()[-1]["round"] if shown else 0, rounds, note)
     try:
         while True:
             if hook is not None:
@@ -287,7 +297,12 @@ def _follow(
             for row in rows[shown:]:
                 for callback in callbacks:
                     callback.on_evaluation(row)
-            shown = max(shown, len(rows))
+            faults = directory.faults()
+            for _, group in groupby(map(Fault.of, faults[told:]), key=lambda fault: fault.round):
+                together = list(group)
+                for callback in callbacks:
+                    callback.on_faults(together, federation.names)
+            shown, told = max(shown, len(rows)), max(told, len(faults))
             if (out / "summary.json").exists() or error.exists() or time.monotonic() - looked > 10:
                 looked = time.monotonic()
                 if federation.status(run).startswith("finished"):

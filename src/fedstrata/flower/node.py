@@ -142,6 +142,11 @@ def _hello(config: Config, own: _Own) -> dict[str, Any]:
 
     The number of samples is told only where the run weights clients by it.
     """
+    if config.data.holdout and own.test is not None:
+        raise InputError(
+            f"The data of this node have a test part, and the experiment holds {config.data.holdout:g} of the rest out "
+            "for tests too. Leave out one of the two: data.holdout in the experiment, or the node's test data."
+        )
     inputs, targets = own.train
     labels = targets.dim() == 1 and not targets.is_floating_point()
     pairs = [p for p in (own.train, own.support, own.test) if p is not None and len(p[1])]
@@ -168,7 +173,7 @@ def _placed(own: _Own, call: Call, config: Config) -> FederatedData:
     assert train is not None
     data = FederatedData(train, part(own.support), own.test, part(own.test), call.classes, "federation")
     seed = config.train.seed if config.data.seed is None else config.data.seed
-    if config.data.holdout and own.test is None:
+    if config.data.holdout:
         data = _held_out(data, call, config.data.holdout, seed)
     if config.data.support and own.support is None:
         alone = _alone(data).with_support(config.data.support, seed)

@@ -7,6 +7,7 @@ import json
 import math
 import secrets
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,11 +18,11 @@ import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
 from fedstrata.callbacks import Callback
-from fedstrata.channels import Changes, Channel, entries, unpacked
+from fedstrata.channels import Changes, Channel, check_channel, entries, unpacked
 from fedstrata.checkpoint import DURABLE_SECONDS, write_atomically
 from fedstrata.clients.base import Answer, Clients, Terms, Work, for_each
 from fedstrata.clients.client import Setting
-from fedstrata.config import Config, Experiment
+from fedstrata.config import Config, Experiment, build_algorithm, named_problem
 from fedstrata.data import intake
 from fedstrata.data.federated import FederatedData, Part
 from fedstrata.errors import FedstrataError, InputError, invalid
@@ -30,7 +31,7 @@ from fedstrata.flower import keys, wire
 from fedstrata.flower.node import Call, NoAnswer
 from fedstrata.flower.wire import Refused
 from fedstrata.identity import describe
-from fedstrata.metrics import MEASURES, Evaluation, Measures
+from fedstrata.metrics import MEASURES, PER_CLIENT, Evaluation, Measures, over_clients
 from fedstrata.problem import Problem
 from fedstrata.questions import is_question
 from fedstrata.schedules import Clock
@@ -233,6 +234,10 @@ class FlowerClients(Clients):
         for client in self.cohort[self._answered].tolist():
             self._heard[client] = [self._round + 1, exchange]
 
+    def note(self, chunk: int | str) -> str:
+        """Say how the clients of a cohort advance."""
+        return "each on its node"
+
     def extra(self) -> dict[str, Any]:
         """Return what a checkpoint must hold: also which exchange of each client was the last that was taken."""
         return {**super().extra(), "heard": {str(k): v for k, v in self._heard.items()}}
@@ -351,14 +356,12 @@ def serve(
     tables = config.to_toml("compare", "data", "plot", "pretrain", "tune", "variants")
     tables |= {"algorithm": describe(experiment.algorithm), "federation": {"nodes": list(nodes.names)}}
     tables |= {"data": nodes_split(config)}
-    evaluation = NodesEvaluation(desk, data, say) if data.test is None else PooledEvaluation(config)
-
     return train(
         experiment.problem,
         experiment.data,
         experiment.algorithm,
         **{**settings, "faults": faults},
-        evaluate=evaluation,
+        evaluate=FederationEvaluation(config, desk, data, say),
         out=out,
         resume=resume,
         callbacks=callbacks,
@@ -375,12 +378,18 @@ def nodes_split(config: Config) -> dict[str, Any]:
 
 
 def check_config(config: Config) -> None:
-    """Refuse what a federation cannot do."""
+    """Refuse what a federation cannot do, and what no run could."""
+    named_problem(config)
+    check_channel(config.settings()["channel"], build_algorithm(config))
     if config.brings_data:
         raise InputError(f"The problem {config.problem.name} brings its own data: a federation has the nodes'.")
     if config.pretrain.rounds:
         raise InputError("A federation does not pre-train: leave out [pretrain].")
     usual = EvaluateTable()
+    if config.evaluate.clients == "train":
+        raise InputError(
+            "A federation measures on test data only: leave out evaluate.clients, or say 'test' or 'none'."
+        )
     for name in ("adapt_steps", "adapt_lr", "adapt_rows", "stationarity"):
         if getattr(config.evaluate, name) != getattr(usual, name):
             raise InputError(f"A federation does not measure what evaluate.{name} asks for: leave it out.")
@@ -455,49 +464,59 @@ def _pair_in(file: Path, like: intake.Pair) -> intake.Pair | None:
     return intake.pair(*intake.named(intake.read_npz(file), file), str(file), like) if file.exists() else None
 
 
-class PooledEvaluation:
-    """Measures on the server's own test data."""
+class FederationEvaluation:
+    """Measures on the server's test data, if it has any; otherwise, or when asked for, at the nodes.
 
-    measured_on = {"pooled": "test data of the server", "clients": "nothing"}  # noqa: RUF012
+    Every node measures on its own test data. Of loss, accuracy and AUC there are the mean, worst and spread over nodes,
+    as in a simulation; where the server has no test data, the mean weighted by samples stands for the pooled measure.
+    """
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, desk: Desk, data: FederatedData, say: Callable[[str], None]) -> None:
         table = config.evaluate
-        self._evaluation = Evaluation(
-            "none", adapt_steps=0, attack_radius=table.attack_radius, attack_steps=table.attack_steps
-        )
+        pooled = Evaluation("none", adapt_steps=0, attack_radius=table.attack_radius, attack_steps=table.attack_steps)
+        self._pooled = None if data.test is None else pooled
+        self._asks = data.test is None or table.clients == "test"
+        self._desk, self._data, self._say = desk, data, say
+        self._each: list[dict[str, float]] = []
+        self._missed: Counter[str] = Counter()
 
     def __call__(self, problem: Problem, data: FederatedData, x: torch.Tensor, y: torch.Tensor | None) -> Measures:
         """Return the measures at x (and y)."""
-        return self._evaluation(problem, data, x, y)
-
-
-class NodesEvaluation:
-    """Asks every node for the measures on its own test data; the means are weighted by samples."""
-
-    measured_on = {"pooled": "test data of the nodes, each on its own", "clients": "test data"}  # noqa: RUF012
-
-    def __init__(self, desk: Desk, data: FederatedData, say: Callable[[str], None]) -> None:
-        self._desk, self._data, self._say = desk, data, say
-
-    def __call__(self, problem: Problem, data: FederatedData, x: torch.Tensor, y: torch.Tensor | None) -> Measures:
-        """Return the mean and the worst of the nodes' measures at x (and y)."""
-        clients = range(len(self._desk.nodes.names))
-        base = Call("measure", self._desk.run, "", clients=len(clients), classes=self._data.classes)
-        form, arrays = wire.taken_apart((x, y))
-        replies, refused = self._desk.ask(base, form, arrays, clients, 1 << 20)
-        if refused:
-            who = (f"{self._desk.nodes.names[k]} ({detail})" for k, (_, detail) in sorted(refused.items()))
-            self._say(f"Left out of an evaluation: {', '.join(who)}")
-        found = [_measured(replies[k][0]) for k in sorted(replies)]
-        names = sorted({name for _, each in found for name in each})
         measures: Measures = {}
-        for name in names:
-            pairs = [(rows, each[name]) for rows, each in found if name in each]
-            values = [value for _, value in pairs]
-            measures[name] = sum(rows * value for rows, value in pairs) / sum(rows for rows, _ in pairs)
-            if name in ("loss", "accuracy", "auc"):
-                measures[f"{name}_worst"] = max(values) if name == "loss" else min(values)
-        return measures
+        if self._asks:
+            rows, self._each = self._ask(x, y)
+            for name in sorted({name for each in self._each for name in each}):
+                values = np.array([each.get(name, math.nan) for each in self._each])
+                there = ~np.isnan(values)
+                measures[name] = float(np.average(values[there], weights=rows[there]))
+                if name in PER_CLIENT:
+                    measures |= over_clients(name, values[there])
+            measures["measured_clients"] = float(sum(map(bool, self._each)))
+        return measures if self._pooled is None else measures | self._pooled(problem, data, x, y)
+
+    def _ask(self, x: torch.Tensor, y: torch.Tensor | None) -> tuple[np.ndarray, list[dict[str, float]]]:
+        """Return on how many samples each node measured, and what; nothing where it did not."""
+        names = self._desk.nodes.names
+        base = Call("measure", self._desk.run, "", clients=len(names), classes=self._data.classes)
+        form, arrays = wire.taken_apart((x, y))
+        replies, refused = self._desk.ask(base, form, arrays, range(len(names)), 1 << 20)
+        if refused:
+            who = (f"{names[k]} ({detail})" for k, (_, detail) in sorted(refused.items()))
+            self._say(f"Left out of an evaluation: {', '.join(who)}")
+            self._missed.update(names[k] for k in refused)
+        found = [_measured(replies[k][0]) if k in replies else (0, {}) for k in range(len(names))]
+        return np.array([rows for rows, _ in found]), [each for _, each in found]
+
+    def about(self) -> dict[str, Any]:
+        """Return what a summary says of the measures: on what they were taken, and every node's own."""
+        pooled = "test data of the nodes, each on its own" if self._pooled is None else "test data of the server"
+        clients = "test data" if self._asks else "nothing"
+        told = {name for each in self._each for name in each} & set(PER_CLIENT)
+        return {
+            "measured_on": {"pooled": pooled, "clients": clients},
+            "per_client": {name: [each.get(name) for each in self._each] for name in sorted(told)},
+            **({"not_measured": dict(self._missed)} if self._missed else {}),
+        }
 
 
 def _counted(header: dict[str, Any]) -> tuple[int, int]:
