@@ -424,6 +424,21 @@ def test_show_tells_of_problems_too(fedstrata):
     assert fedstrata("show", "nothing")[0] == 2
 
 
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("lstm", {"hidden": 256, "layers": 2, "embedding": 8}),
+        ("dirichlet", {"alpha": 0.5, "min_samples": 1}),
+        ("digits", {}),
+        ("shakespeare", {"length": 80, "stride": 10, "min_characters": 1000, "roles": None}),
+    ],
+)
+def test_show_tells_of_models_data_sets_and_partitions_too(name, options, fedstrata):
+    assert json.loads(fedstrata("show", name, "--json")[1])["options"] == options
+    code, printed, _ = fedstrata("show", name)
+    assert code == 0 and all(option in printed for option in options)
+
+
 def test_run_shows_and_draws_what_the_file_asks_for(fedstrata, tmp_path, monkeypatch):
     drawn = []
     monkeypatch.setattr("fedstrata.cli.draw", lambda runs, path, **options: drawn.append((runs, path, options)))
@@ -439,7 +454,7 @@ def test_run_shows_and_draws_what_the_file_asks_for(fedstrata, tmp_path, monkeyp
     assert list(runs) == ["local_smcgdam"] and picture == tmp_path / "run" / "plot.png"
     assert options["measures"] == options["log"] == ["distance_dual"]
     code, _, err = fedstrata("show", "towers")
-    assert code == 2 and "Unknown algorithm or problem 'towers'. Did you mean 'tower'?" in " ".join(err.split())
+    assert code == 2 and "Unknown name 'towers'. Did you mean 'tower'?" in " ".join(err.split())
 
 
 def test_another_schedule_is_told_when_a_run_is_resumed(fedstrata, tmp_path):

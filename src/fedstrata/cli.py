@@ -309,46 +309,57 @@ def list_(
 
 @app.command()
 def show(
-    algorithm: Annotated[str, typer.Argument(help="The algorithm, or problem, by name.")],
+    name: Annotated[str, typer.Argument(help="An algorithm, problem, data set, model or partition, by name.")],
     as_json: Json = False,
 ) -> None:
-    """Show ALGORITHM, one of 'fedstrata list algorithms': its equations, its hyperparameters, what it sends.
+    """Show what NAME is: of an algorithm its equations, its hyperparameters, what it sends.
 
-    Of a problem, one of 'fedstrata list problems': what it is, and its options.
+    Of a problem, data set, model or partition what it is, and its options. 'fedstrata list' says what there is.
     """
-    if algorithm in PROBLEMS and algorithm not in ALGORITHMS:
-        _show_problem(algorithm, as_json)
+    if name not in ALGORITHMS:
+        _show_options(name, as_json)
         return
-    if algorithm not in ALGORITHMS:
-        raise unknown("algorithm or problem", algorithm, [*ALGORITHMS, *PROBLEMS])
-    kind = ALGORITHMS[algorithm]
+    kind = ALGORITHMS[name]
     text = inspect.getdoc(inspect.getmodule(kind)) or ""
     params = {
         f.name: {"default": f.default, "type": kind_of(f), "doc": f.metadata.get("doc", "")}
         for f in dataclasses.fields(kind)  # type: ignore[arg-type]
     }
     if as_json:
-        described = {"name": algorithm, "text": text, "hyperparameters": params, "up": kind().up, "down": kind().down}
+        described = {"name": name, "text": text, "hyperparameters": params, "up": kind().up, "down": kind().down}
         print(json.dumps(described))
         return
     out_console.print(text, highlight=False, markup=False, soft_wrap=True)
     grid = Table(title="Hyperparameters", title_justify="left", box=None, pad_edge=False)
     for column in ("name", "default", "what it is"):
         grid.add_column(column)
-    for name, about in params.items():
-        grid.add_row(f"[bold]{name}[/bold]", str(about["default"]), about["doc"])
+    for option, about in params.items():
+        grid.add_row(f"[bold]{option}[/bold]", str(about["default"]), about["doc"])
     out_console.print()
     out_console.print(grid)
 
 
-def _show_problem(name: str, as_json: bool) -> None:
-    kind = PROBLEMS[name]
-    text, known = inspect.getdoc(kind.build) or "", inspect.signature(kind.build).parameters
-    options = {o: known[o].default for o in kind.options}
+def _show_options(name: str, as_json: bool) -> None:
+    """Show what a file names by [problem], [data], [model] or data.partition."""
+    build: Callable[..., Any]
+    if name in PROBLEMS:
+        build, taken = PROBLEMS[name].build, PROBLEMS[name].options
+    elif name in MODELS:
+        build, taken = MODELS[name], tuple(inspect.signature(MODELS[name]).parameters)[2:]
+    elif name in SETS or name in PARTITIONS:
+        build = SETS[name] if name in SETS else PARTITIONS[name]
+        own = ("data_dir", "progress")
+        taken = tuple(option for option in inspect.signature(build).parameters if option not in own)
+    else:
+        raise unknown("name", name, [*ALGORITHMS, *PROBLEMS, *SETS, *MODELS, *PARTITIONS])
+    text, known = inspect.getdoc(build) or "", inspect.signature(build).parameters
+    options = {o: None if known[o].default is inspect.Parameter.empty else known[o].default for o in taken}
     if as_json:
         print(json.dumps({"name": name, "text": text, "options": options}))
         return
     out_console.print(text, highlight=False, markup=False, soft_wrap=True)
+    if not options:
+        return
     grid = Table(title="Options", title_justify="left", box=None, pad_edge=False)
     for column in ("name", "default"):
         grid.add_column(column)

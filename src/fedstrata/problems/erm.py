@@ -96,7 +96,9 @@ def check_model(flat: Flat, data: FederatedData, loss: str) -> None:
         outputs = flat.pure(inputs)
     except (RuntimeError, ValueError, IndexError) as error:
         shape = tuple(inputs.shape[1:])
-        raise InputError(f"The model {model} cannot take inputs of shape {shape} ({data.name}): {error}") from None
+        whole = "" if inputs.is_floating_point() else " Whole numbers, e.g. characters, want a model such as lstm."
+        told = f"The model {model} cannot take inputs of shape {shape} ({data.name}): {error}."
+        raise InputError(f"{told}{whole}") from None
     found = [data.train.arrays[1]]
     found += [data.client_test.arrays[1]] if data.client_test is not None else []
     found += [data.test[1]] if data.test is not None else []
