@@ -36,6 +36,12 @@ UNTRACED = {
 
 
 @pytest.fixture(autouse=True)
+def _seeded() -> None:
+    """A model that a test makes starts the same every time."""
+    torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
 def _short_runs(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     marked = request.node.get_closest_marker("untraced") is not None
     if (request.path.stem in UNTRACED or marked) and request.node.get_closest_marker("traced") is None:

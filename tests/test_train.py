@@ -979,7 +979,7 @@ def test_batch_statistics_of_one_feature_vector_per_sample_can_be_trained() -> N
     """A BatchNorm1d layer has no statistics of one sample; the check of the model must not trip over that."""
     _, data = smooth_example()
     model = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, 3)).double()
-    run = fs.train(fs.erm(model, batchnorm="batch"), data, fs.FedAvg(lr=0.5), rounds=5, batch_size=8)
+    run = fs.train(fs.erm(model, batchnorm="batch"), data, fs.FedAvg(lr=0.1), rounds=20, batch_size=8)
     assert run.history[-1]["loss"] < run.history[0]["loss"]
 
 

@@ -28,7 +28,7 @@ from fedstrata.compare import tune as tune_runs
 from fedstrata.config import Config, Experiment, build_data, parse, presets, read
 from fedstrata.data.partition import PARTITIONS
 from fedstrata.data.sets import SETS
-from fedstrata.errors import FedstrataError, InputError, unknown
+from fedstrata.errors import FedstrataError, InputError, invalid, unknown
 from fedstrata.flower import cli as federate
 from fedstrata.models import MODELS
 from fedstrata.plots import plot as draw
@@ -89,7 +89,7 @@ def _main(
 ) -> None:
     """Federated learning for layered objectives."""
     if context.invoked_subcommand != "run" and launched():
-        raise InputError(f"torchrun shares one run out over processes. Got {context.invoked_subcommand}, wanted run.")
+        raise invalid("command under torchrun", context.invoked_subcommand, "run: it shares one run out over processes")
     context.obj = tuple(modules or ())
     for path in modules or ():
         _import(path)
@@ -156,11 +156,15 @@ def print_run(
         worth = f"({summary['epsilon']:.4g}, {summary['delta']:g})"
         out_console.print(f"Differential privacy of clients: (epsilon, delta) = {worth}.", highlight=False)
     if summary.get("left_out"):
-        counts = summary["left_out"].items()
-        who = ", ".join(f"{name} {'once' if times == 1 else f'{times} times'}" for name, times in counts)
-        out_console.print(f"Left out of exchanges: {who}.", highlight=False, soft_wrap=True)
+        out_console.print(f"Left out of exchanges: {_counted(summary['left_out'])}.", highlight=False, soft_wrap=True)
+    if summary.get("not_measured"):
+        out_console.print(f"Not measured: {_counted(summary['not_measured'])}.", highlight=False, soft_wrap=True)
     if out is not None:
         out_console.print(f"Written to {out} (picture: {out / 'plot.png'})", highlight=False, soft_wrap=True)
+
+
+def _counted(times: dict[str, int]) -> str:
+    return ", ".join(f"{name} {'once' if n == 1 else f'{n} times'}" for name, n in times.items())
 
 
 @app.command()

@@ -37,6 +37,9 @@ MEASURES = (
 )
 """Every measure there is; which of them a run has depends on its problem, data and evaluation."""
 
+POOLED = ("loss", "accuracy", "auc", "accuracy_worst_class", "attacked_loss", "attacked_accuracy", "attacked_auc")
+"""What is measured of a model as it is, on one set of samples."""
+
 PER_CLIENT = ("loss", "accuracy", "auc")
 """What is measured of every client by itself, with the model as it is."""
 

@@ -158,17 +158,21 @@ def joined() -> Iterator[Ranks]:
     dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=TIMEOUT)
     try:
         yield ranks_here()
-    except (RuntimeError, dist.DistError) as error:
-        if isinstance(error, FedstrataError) or "gloo" not in str(error).lower():
+    except RuntimeError as error:
+        if "gloo/transport" not in str(error):
             raise
-        raise FedstrataError("Another rank stopped: what it said is the reason.") from error
+        told = str(error).partition("] ")[2].partition(". ")[0]
+        raise FedstrataError(
+            f"Another rank stopped, or cannot be reached ({told}). If it printed an error, that is the reason; if not, "
+            "it was killed, for example for want of memory."
+        ) from error
     finally:
         dist.destroy_process_group()
 
 
 def launched() -> bool:
     """Whether ``torchrun`` started this process as one of several."""
-    return int(os.environ.get("WORLD_SIZE", "1")) > 1
+    return int(os.environ.get("WORLD_SIZE") or 1) > 1 and "RANK" in os.environ
 
 
 def restarted() -> bool:

@@ -35,7 +35,8 @@ def measured(summary: Row) -> str:
         return "Measured by a function of the user's."
     clients = "" if where["clients"] == "nothing" else f"; per client on its {where['clients']}"
     adapted = f" The model is {where['model']}." if "model" in where else ""
-    return f"Measured on the pooled {where['pooled']}{clients}.{adapted}"
+    pooled = where["pooled"] if where["pooled"].startswith(("mean", "nothing")) else f"pooled {where['pooled']}"
+    return f"Measured on the {pooled}{clients}.{adapted}".replace("on the nothing", "on nothing")
 
 
 def measured_in_all(summaries: Mapping[str, Sequence[Row]]) -> str:

@@ -233,6 +233,7 @@ class _Training:
                 warnings.warn(f"No checkpoint in {directory.path} to go on from: starting at round 0.", stacklevel=5)
             directory.write_config(config)
             directory.truncate([])
+            directory.truncate_faults(-1)
             return None
         rounds = self.settings["rounds"]
         if saved.round > rounds:
@@ -418,7 +419,8 @@ class _Training:
             each = {k: [None if v != v else float(v) for v in vs] for k, vs in found.items()}
             summary["per_client"] = self.ranks.told(each)
         elif hasattr(self.evaluation, "about"):
-            summary |= self.evaluation.about()
+            solution = self.algorithm.solution(self.state)
+            summary |= self.evaluation.about(solution.x, solution.get("y"))
         return summary
 
     def _note(self) -> str:
@@ -460,14 +462,15 @@ def _check_settings(problem: Problem, data: FederatedData, algorithm: Algorithm,
         why = f"the dual of the problem {problem.name} has an entry for each client, and means would weigh them twice"
         raise invalid("weighting", "samples", f"'uniform': {why}")
     algorithm.check(problem, settings["participation"], data.clients)
-    _check_channel(settings.get("channel", PLAIN), settings.get("faults"), algorithm, data.clients)
+    check_passage(settings.get("channel", PLAIN), settings.get("faults"), algorithm, data.clients)
     if algorithm.auxiliary:
         _check_auxiliary(algorithm, data)
     if problem.flat is None and problem.asks is None:
         _try_out(problem, data)
 
 
-def _check_channel(channel: Channel, faults: Faults | None, algorithm: Algorithm, clients: int) -> None:
+def check_passage(channel: Channel, faults: Faults | None, algorithm: Algorithm, clients: int) -> None:
+    """Refuse a channel that the algorithm's answers cannot go through, and faults of clients that there are not."""
     if not isinstance(channel, Channel):
         raise invalid("channel", repr(channel), "a Channel, e.g. fs.Channel(clip=1.0)")
     if faults is not None and not isinstance(faults, Faults):

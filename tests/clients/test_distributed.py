@@ -26,12 +26,13 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 import distributed_worker as worker
+import fedstrata as fs
 from distributed_worker import BIG, CASES, CHAINS, PROBES, ROUNDS, STOP, WIDE, Outcome
 from fedstrata.algorithms import ALGORITHMS
 from fedstrata.clients.distributed import shared_out
 from fedstrata.compare import run_config
 from fedstrata.config import read
-from fedstrata.ranks import ALONE
+from fedstrata.ranks import ALONE, joined
 from support import without_seconds
 
 USED = ("steps", "samples", "bytes_up", "bytes_down")
@@ -444,6 +445,28 @@ def test_the_command_runs_with_the_ranks_of_torchrun(
     run_config(read(folder / "experiment.toml"), tmp_path / "run", False, [])
     assert_same_run(folder / "run", tmp_path / "run", 1e-4)
     assert (folder / "run/config.toml").read_text() == (tmp_path / "run/config.toml").read_text()
+
+
+def test_a_command_that_the_first_rank_refuses_says_so_on_all(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "mine").touch()
+    code, _, err = ended(torchrun(tmp_path))
+    assert code != 0 and "Error: The run directory" in err and "Error: Another rank stopped" in err
+    assert "RuntimeError" not in err
+
+
+def test_only_errors_of_the_network_are_another_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ("init_process_group", "destroy_process_group")
+    for name in names:
+        monkeypatch.setattr(torch.distributed, name, lambda *_, **__: None)
+    monkeypatch.setattr("fedstrata.ranks.rendezvous", lambda *_, **__: iter([(torch.distributed.HashStore(), 0, 2)]))
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "0")
+    with pytest.raises(RuntimeError, match="igloo"), joined():
+        raise RuntimeError("cannot open /home/igloo/data")
+    lost = "[/build/gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:1"
+    with pytest.raises(fs.FedstrataError, match=r"stopped, or cannot be reached \(Connection closed"), joined():
+        raise RuntimeError(lost)
 
 
 def processes_of(parent: int) -> Iterator[tuple[int, int]]:

@@ -149,7 +149,12 @@ class Site:
     # --- a run ---
 
     def serve(
-        self, out: Path | None = None, resume: bool = False, callbacks: Sequence[Callback] = (), pooled: bool = True
+        self,
+        out: Path | None = None,
+        resume: bool = False,
+        callbacks: Sequence[Callback] = (),
+        pooled: bool = True,
+        say: Callable[[str], None] = lambda _: None,
     ) -> fs.Run:
         """Run the experiment with these nodes."""
         table = dict(zip(self.names, self.public, strict=True))
@@ -161,6 +166,7 @@ class Site:
             resume,
             self.folder / "server" / "data" if pooled else None,
             callbacks,
+            say,
         )
 
     def faults(self, out: Path | None = None) -> list[dict[str, Any]]:

@@ -48,7 +48,7 @@ batch_size = 8
 clip = 1.5
 [faults]
 quorum = 2
-inject = { drop = 0.1, clients = [1] }
+inject = { drop = 0.1, clients = [0] }
 """
 
 
@@ -149,7 +149,7 @@ WRITTEN: dict[str, tuple[Tables, Tables]] = {
     "plain": (DIGITS, {}),
     "channel and faults": (
         DIGITS,
-        {"channel": {"compress": "top_k", "top": 0.1}, "faults": {"inject": {"drop": 0.5, "clients": [0, 2]}}},
+        {"channel": {"compress": "top_k", "top": 0.1}, "faults": {"inject": {"drop": 0.5, "clients": [0, 1]}}},
     ),
     "schedules": (CANCER, {"algorithm": {"name": "fedavg", "lr": {"schedule": "step", "value": 0.1, "at": [0.5]}}}),
     "whole data": (DIGITS, {"train": {"batch_size": None, "participation": 0.5}}),
@@ -293,7 +293,7 @@ def test_init_writes_a_federation_and_says_what_next(fedstrata, experiment: Path
     assert code == 0 and "a, b" in said and "docs/deploy.md" in said
     held = parse(tomllib.loads(app_of(folder)["config"]["experiment"]), "the app")
     assert held.train.rounds == 9 and held.data.holdout == 0.2 and held.algorithm.name == "fgda"
-    assert held.faults is not None and held.faults.inject is not None and held.faults.inject.clients == [1]
+    assert held.faults is not None and held.faults.inject is not None and held.faults.inject.clients == [0]
     certificate = x509.load_pem_x509_certificate((folder / "server" / "server.pem").read_bytes())
     names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     assert names.get_values_for_type(x509.DNSName) == ["fl.example.org", "localhost"]
@@ -310,10 +310,16 @@ def test_init_writes_a_federation_and_says_what_next(fedstrata, experiment: Path
         (["--node", "=x"], "There is no file x"),
         ([], "A federation needs nodes"),
         (["--node", "a", "--host", "https://fl.example.org"], "without https://"),
+        (["--node", "a", "--host", "fl.example.org:9443"], "without https://, port or path"),
+        (["--node", "a", "--host", "-x"], "without https://, port or path"),
+        (["--node", "a", "--set", "model.name=nothing"], "Unknown model 'nothing'"),
+        (["--node", "a", "--set", "train.participation=2"], "whole number from 1 to 1. Got 2"),
+        (["--node", "a", "--set", "evaluate.clients=train"], "'auto', 'test' or 'none'"),
         (["--node", "a", "--set", "problem={name='tower'}"], "brings its own data"),
         (["--set", "train.round=9"], "train.rounds"),
         (["--node", "a", "--set", "algorithm.gamma=-1"], "The gamma of fgda must be a number above 0. Got -1"),
         (["--node", "a", "--set", "algorithm.synchronisation=two_phase"], "cannot go through"),
+        (["--node", "a", "--set", "faults.inject.clients=[1]"], "injected faults must be from 0 to 0. Got 1"),
         (["--node", "a", "--set", "problem.q=1"], "Unknown option of the problem auc 'q'"),
         (["--port", "0"], "port"),
     ],
@@ -333,6 +339,34 @@ def test_key_makes_a_key_once(fedstrata, tmp_path: Path) -> None:
     before = path.read_bytes()
     code, _, said = fedstrata("federate", "key", path)
     assert code == 2 and "Nothing was overwritten" in said and path.read_bytes() == before
+    path.unlink()
+    code, _, said = fedstrata("federate", "key", path)
+    assert code == 2 and f"{path.name}.pub exists" in "".join(said.split("\n")) and not path.exists()
+
+
+def test_a_certificate_is_renewed_for_the_same_names(fedstrata, experiment: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "federation"
+    words = ["--node", "a", "--host", "fl.example.org", "--host", "10.0.0.7"]
+    assert fedstrata("federate", "init", experiment, folder, *words)[0] == 0
+    server, safe = folder / "server", tmp_path / "safe.key"
+    (server / "ca.key").rename(safe)
+    before = {name: (server / name).read_bytes() for name in ("server.pem", "server.key", "ca.crt")}
+    code, _, said = fedstrata("federate", "renew", folder)
+    assert code == 2 and "cannot be renewed" in " ".join(said.split())
+    assert before == {name: (server / name).read_bytes() for name in before}
+    keys.make_certificates(tmp_path / "other", ["x"])
+    code, _, said = fedstrata("federate", "renew", folder, "--ca-key", tmp_path / "other" / "ca.key")
+    assert code == 2 and "is not that of the authority" in " ".join(said.split())
+    code, _, said = fedstrata("federate", "renew", folder, "--ca-key", safe)
+    assert code == 0 and "Start the server" in said
+    old, new = (x509.load_pem_x509_certificate(c) for c in (before["server.pem"], (server / "server.pem").read_bytes()))
+    names = [c.extensions.get_extension_for_class(x509.SubjectAlternativeName).value for c in (old, new)]
+    assert names[0] == names[1] and old.public_key() != new.public_key()
+    authority = x509.load_pem_x509_certificate(before["ca.crt"])
+    new.verify_directly_issued_by(authority)
+    assert authority.not_valid_after_utc > new.not_valid_after_utc + datetime.timedelta(days=3000)
+    assert (server / "server.pem.old").read_bytes() == before["server.pem"] and mode(server / "server.key") == 0o600
+    assert (server / "ca.crt").read_bytes() == before["ca.crt"]
 
 
 @pytest.fixture
@@ -429,7 +463,21 @@ def test_local_goes_on_only_with_the_same_settings(fedstrata, experiment: Path, 
         assert code == 2 and told in " ".join(printed.split())
     assert {p: p.read_bytes() for p in (tmp_path / "run.federation").rglob("*.npz")} == files
     with pytest.raises(Started):
-        fedstrata(*words, "--resume", "--set", "train.rounds=30", "--set", "faults.quorum=1")
+        fedstrata(
+            *words, "--resume", "--set", "train.rounds=30", "--set", "faults.quorum=1", "--set", "algorithm.gamma=0.1"
+        )
+    with pytest.raises(Started):  # what is there of other data does not stay
+        fedstrata(*words, "--set", "data.holdout=0")
+    left = (tmp_path / "run.federation").rglob("*.npz")
+    assert {p.relative_to(tmp_path).parts[-3:] for p in left} == {
+        *(("node0", "data", "train.npz"), ("node1", "data", "train.npz"), ("node2", "data", "train.npz")),
+        ("server", "data", "test.npz"),
+    }
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.toml").write_text("")
+    (tmp_path / "run.federation" / "config.toml").unlink()
+    code, _, printed = fedstrata(*words, "--resume")
+    assert code == 2 and "config.toml, so the run in" in " ".join(printed.split())
 
 
 def test_another_app_for_a_federation_that_is_there(fedstrata, experiment: Path, tmp_path: Path) -> None:
@@ -447,6 +495,7 @@ def test_another_app_for_a_federation_that_is_there(fedstrata, experiment: Path,
     for more, told in (
         (["second"], "exists. Nothing was overwritten"),
         (["app"], "exists. Nothing was overwritten"),
+        (["runs"], "exists. Nothing was overwritten"),
         (["third", "--node", "d"], "Unknown node 'd'"),
         (["../third"], "name of the app"),
     ):

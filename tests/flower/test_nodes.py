@@ -19,6 +19,7 @@ from flwr.app.message import make_message
 from flwr.supercore.date import now
 
 import fedstrata as fs
+from fedstrata import tables
 from fedstrata.config import Experiment
 from fedstrata.flower import app, keys, node, server
 from fedstrata.flower.deploy import _save
@@ -707,7 +708,8 @@ def test_without_test_data_on_the_server_nodes_measure_on_their_own(problem: str
         assert row[f"{name}_mean"] == pytest.approx(np.mean(each), rel=1e-6)
         assert run.summary["per_client"][name] == pytest.approx(each, rel=1e-6)
     assert row["measured_clients"] == len(found)
-    assert run.summary["measured_on"]["pooled"] == "test data of the nodes, each on its own"
+    assert run.summary["measured_on"]["pooled"] == "mean over the nodes' own test data"
+    assert "Measured on the mean over the nodes' own test data; per client" in tables.measured(run.summary)
 
 
 def test_with_test_data_on_the_server_the_server_measures_alone(tmp_path: Path) -> None:
@@ -744,6 +746,26 @@ def test_nodes_that_could_not_measure_are_named_and_counted(tmp_path: Path) -> N
     assert run.summary["not_measured"] == {run.summary["client_names"][1]: len(run.history)}
     assert run.history[-1]["measured_clients"] == 2
     assert run.summary["per_client"]["loss"][1] is None
+    again = nodes.again(change=None).serve(resume=True, pooled=False)  # nothing is left to do, but all is said again
+    assert again.summary["not_measured"] == run.summary["not_measured"]
+    assert again.summary["per_client"]["loss"][::2] == run.summary["per_client"]["loss"][::2]
+
+
+def test_nothing_is_measured_where_nobody_has_test_data_or_nobody_wants_to(tmp_path: Path) -> None:
+    said: list[str] = []
+    run = site(tmp_path / "a", made(DIGITS, {"train": {"rounds": 1}})).serve(pooled=False, say=said.append)
+    assert "loss" not in run.history[-1] and run.history[-1]["measured_clients"] == 0
+    assert run.summary["per_client"] == {} and "no node that answered has test data" in said[-1]
+    nodes = site(tmp_path / "b", made(DIGITS, HELD_OUT, {"evaluate": {"clients": "none"}}))
+    run = nodes.serve(pooled=False)
+    assert {m.header["kind"] for m in nodes.sent} == {"hello", "work"} and "loss" not in run.history[-1]
+    assert tables.measured(run.summary) == "Measured on nothing."
+
+
+def test_nodes_measure_under_attack_where_that_is_asked_for(tmp_path: Path) -> None:
+    config = made(DIGITS, HELD_OUT, {"evaluate": {"attack_radius": 0.5, "attack_steps": 2}})
+    row = site(tmp_path, config).serve(pooled=False).history[-1]
+    assert row["attacked_loss"] > row["loss"]
 
 
 def test_holding_out_beside_test_data_is_refused_by_the_node(tmp_path: Path) -> None:
@@ -779,6 +801,7 @@ def test_a_node_without_test_data_is_not_measured(tmp_path: Path) -> None:
         {"rows": 40, "measures": {"loss": 10**400}},
         {"rows": 40, "measures": {"loss": None}},
         {"rows": 40, "measures": {"round": -1, "steps": 0, "seconds": 0, "\x1b[2J": 1.0}},
+        {"rows": 40, "measures": {"loss_worst": -5.0, "auc_mean": 1.0, "gradient_norm": 0.0, "distance": 0.0}},
         {},
     ],
     ids=lambda v: str(v)[:60],
@@ -889,6 +912,6 @@ def test_one_file_may_hold_all_parts_of_a_nodes_data(tmp_path: Path) -> None:
 
 def test_a_problem_with_data_of_its_own_and_a_pretraining_are_refused(tmp_path: Path) -> None:
     with pytest.raises(fs.InputError, match="brings its own data"):
-        server.check_config(made({"problem": {"name": "tower"}}))
+        server.check_config(made({"problem": {"name": "tower"}}), 3)
     with pytest.raises(fs.InputError, match="does not pre-train"):
-        server.check_config(made(DIGITS, {"pretrain": {"rounds": 1}}))
+        server.check_config(made(DIGITS, {"pretrain": {"rounds": 1}}), 3)

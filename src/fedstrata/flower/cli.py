@@ -1,4 +1,4 @@
-"""The commands of a federation: ``fedstrata federate local | init | app | key | node``."""
+"""The commands of a federation: ``fedstrata federate local | init | app | renew | key | node``."""
 
 from __future__ import annotations
 
@@ -71,6 +71,7 @@ def local(
 
 @app.command()
 def init(
+    context: typer.Context,
     experiment: ConfigFile,
     folder: Annotated[Path, typer.Argument(help="Where to write; must be new.", show_default=False)],
     node: Annotated[
@@ -106,13 +107,14 @@ def init(
         found[name] = Path(path) if path else None
     if not found:
         raise InputError("A federation needs nodes: --node NAME=FILE.pub for each, or --node NAME for a key made here.")
-    write_federation(config, folder, found, host or ["127.0.0.1", "localhost"], port)
+    write_federation(config, folder, found, host or ["127.0.0.1", "localhost"], port, context.obj or ())
     say(f"Written to {folder}: app/, server/, and in nodes/ a folder for each of {', '.join(found)}.")
     say("What next: docs/deploy.md. To look at it all on this machine first: fedstrata federate local.")
 
 
 @app.command("app")
 def another_app(
+    context: typer.Context,
     experiment: ConfigFile,
     folder: Annotated[Path, typer.Argument(help="A federation that init wrote.", show_default=False)],
     name: Annotated[str, typer.Argument(help="A name for the app; must be new.", show_default=False)],
@@ -127,7 +129,7 @@ def another_app(
     from fedstrata.cli import say
     from fedstrata.flower.deploy import add_app
 
-    add_app(read(experiment, set_, preset), folder, name, node or ())
+    add_app(read(experiment, set_, preset), folder, name, node or (), context.obj or ())
     say(f"Written to {folder / name}; its runs go to {(folder / 'runs' / name).resolve()}, unless you say another.")
 
 
@@ -138,10 +140,27 @@ def key(path: Annotated[Path, typer.Argument(help="Where to write the private ke
     from fedstrata.cli import say
     from fedstrata.flower.keys import make_key
 
-    if path.exists():
-        raise InputError(f"The file {path} exists. Nothing was overwritten. Choose another.")
+    for there in (path, path.with_name(path.name + ".pub")):
+        if there.exists():
+            raise InputError(f"The file {there} exists. Nothing was overwritten. Choose another.")
     make_key(path)
     say(f"Written: {path} (private, stays here) and {path}.pub (for the server).")
+
+
+@app.command()
+def renew(
+    folder: Annotated[Path, typer.Argument(help="A federation that init wrote.", show_default=False)],
+    ca_key: Annotated[Path | None, typer.Option(help="The authority's key; by default FOLDER/server/ca.key.")] = None,
+) -> None:
+    """Renew the server's certificate: the same names and authority, so that nothing changes at the nodes."""
+    _needs_flower()
+    from fedstrata.cli import say
+    from fedstrata.flower.keys import renew_certificate
+
+    end = renew_certificate(folder / "server", ca_key or folder / "server" / "ca.key")
+    say(
+        f"Written: {folder / 'server' / 'server.pem'}, valid until {end:%Y-%m-%d}. Start the server and the gate again."
+    )
 
 
 @app.command("node")
@@ -174,6 +193,8 @@ def _node_table(path: Path) -> dict[str, str]:
         if not isinstance(table.get(name), str):
             raise InputError(f"The file {path} must have {name} = '/a/path'.")
         table[name] = str(Path(table[name]).expanduser())
+    if not isinstance(table.get("import", ""), str):
+        raise invalid("import of a node", table["import"], "a path, or several with ':' between", str(path))
     for name in ("data", "key"):
         if not Path(table[name]).exists():
             raise InputError(f"There is no {table[name]}, which {path} names as {name}.")

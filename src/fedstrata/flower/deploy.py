@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -61,14 +62,17 @@ def check_name(name: str, what: str = "node") -> str:
 
 def check_host(host: str) -> str:
     """Return a host, if it is a name or an address and nothing more."""
-    if not re.fullmatch(r"[A-Za-z0-9.:-]+", host):
-        raise invalid("host of the server", host, "a name or an address, without https:// or a path")
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        if not re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?", host):
+            wanted = "a name or an address, without https://, port or path"
+            raise invalid("host of the server", host, wanted) from None
     return host
 
 
 def _experiment(config: Config) -> str:
     """Return what the app holds of an experiment, as TOML: of the data only how nodes split theirs."""
-    check_config(config)
     tables = config.to_toml("compare", "plot", "pretrain", "tune", "variants")
     split = nodes_split(config)
     tables = {k: v for k, v in tables.items() if k != "data"} | ({"data": split} if split else {})
@@ -87,6 +91,7 @@ def write_app(
     modules: Sequence[Path] = (),
 ) -> None:
     """Write the Flower app of an experiment for these nodes, names and public keys: no code, only settings."""
+    check_config(config, len(nodes))
     experiment = _experiment(config)
     public = json.dumps({check_name(name): keys.same_form(key) for name, key in nodes.items()})
     text = PROJECT.format(
@@ -107,30 +112,40 @@ def write_nodes_data(data: FederatedData, folder: Path, names: list[str]) -> Non
         own = folder / "nodes" / name / "data"
         own.mkdir(parents=True, exist_ok=True)
         for part, rows in (("train", data.train), ("support", data.support), ("test", data.client_test)):
-            if rows is not None and rows.sizes[client]:
-                _save(own / f"{part}.npz", rows.of_client(client))
+            there = rows is not None and rows.sizes[client] > 0
+            _save(own / f"{part}.npz", rows.of_client(client) if rows is not None and there else None)
     server = folder / "server" / "data"
     server.mkdir(parents=True, exist_ok=True)
-    if data.test is not None:
-        _save(server / "test.npz", data.test)
-    if data.auxiliary is not None:
-        _save(server / "auxiliary.npz", tuple(a[data.auxiliary.rows] for a in data.auxiliary.arrays))
+    few = data.auxiliary
+    _save(server / "test.npz", data.test)
+    _save(server / "auxiliary.npz", None if few is None else tuple(a[few.rows] for a in few.arrays))
 
 
-def _save(path: Path, arrays: Arrays) -> None:
-    inputs, targets = (a.cpu().numpy() for a in arrays)
-    np.savez(path, inputs=inputs, targets=targets)
+def _save(path: Path, arrays: Arrays | None) -> None:
+    """Write samples, or see to it that there are none."""
+    path.unlink(missing_ok=True)
+    if arrays is not None:
+        inputs, targets = (a.cpu().numpy() for a in arrays)
+        np.savez(path, inputs=inputs, targets=targets)
 
 
 def write_federation(
-    config: Config, folder: Path, nodes: Mapping[str, Path | None], hosts: list[str], port: int
+    config: Config,
+    folder: Path,
+    nodes: Mapping[str, Path | None],
+    hosts: list[str],
+    port: int,
+    modules: Sequence[Path] = (),
 ) -> None:
     """Write everything of a federation: app, certificates, and for each node a folder to hand over.
 
     A node with a path brings its public key; for the others a key is made here.
     """
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"The folder {folder} is a file. Nothing was overwritten. Choose another.")
     if folder.exists() and any(folder.iterdir()):
         raise InputError(f"The folder {folder} exists and is not empty. Nothing was overwritten. Choose another.")
+    check_config(config, len(nodes))
     _experiment(config)
     for host in hosts:
         check_host(host)
@@ -158,21 +173,21 @@ def write_federation(
     (folder / "server" / "cli").mkdir()
     told = connection_file(f"127.0.0.1:{port + 1}", folder / "server" / "ca.crt", "federation")
     (folder / "server" / "cli" / "config.toml").write_text(told)
-    write_app(config, folder / "app", public, (folder / "runs" / "app").resolve())
+    write_app(config, folder / "app", public, (folder / "runs" / "app").resolve(), modules=modules)
     (folder / ".gitignore").write_text("*\n")
 
 
-def add_app(config: Config, folder: Path, name: str, nodes: Sequence[str]) -> None:
+def add_app(config: Config, folder: Path, name: str, nodes: Sequence[str], modules: Sequence[Path] = ()) -> None:
     """Write an app for another experiment into a federation, for some of its nodes, or all when none are named."""
     there = _nodes_of(folder)
     for node in nodes:
         if node not in there:
             raise unknown("node", node, tuple(there), str(folder))
     new = folder / check_name(name, "app")
-    if new.exists():
+    if new.exists() or name == "runs":
         raise InputError(f"The folder {new} exists. Nothing was overwritten. Choose another name.")
     chosen = {node: key for node, key in there.items() if not nodes or node in nodes}
-    write_app(config, new, chosen, (folder / "runs" / name).resolve())
+    write_app(config, new, chosen, (folder / "runs" / name).resolve(), modules=modules)
 
 
 def _nodes_of(folder: Path) -> dict[str, str]:
@@ -187,7 +202,7 @@ def _nodes_of(folder: Path) -> dict[str, str]:
 def _public_in(path: Path) -> str:
     try:
         return keys.same_form(path.read_text())
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, UnicodeDecodeError, InputError) as error:
         raise InputError(f"The public key {path} cannot be read: {error}") from None
 
 
@@ -202,6 +217,7 @@ state = "/var/lib/fedstrata/{name}"   # what the client keeps between messages
 
 
 def _start_file(host: str, port: int) -> str:
+    host = f"[{host}]" if ":" in host else host
     return f"""\
 #!/bin/sh
 # Starts this node: it connects to the server, and listens on loopback only. Run it again after a reboot.

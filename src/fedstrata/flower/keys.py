@@ -16,7 +16,11 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from fedstrata.errors import InputError
 
-VALID_FOR = datetime.timedelta(days=397)
+SERVER_DAYS, AUTHORITY_DAYS = 397, 3650
+"""How long certificates are valid. The authority's is on every node, and should not have to be renewed."""
+
+
+_PEM = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
 
 
 def make_key(path: Path) -> str:
@@ -35,14 +39,35 @@ def make_certificates(folder: Path, hosts: Sequence[str]) -> None:
     ca.crt goes to every node. server.pem and server.key stay on the server, and ca.key somewhere safe.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    authority, server = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
+    authority = ec.generate_private_key(ec.SECP256R1())
     root = _certificate("fedstrata CA", "fedstrata CA", authority.public_key(), authority, ())
-    leaf = _certificate(hosts[0], "fedstrata CA", server.public_key(), authority, hosts)
-    form = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    _write(folder / "ca.key", authority.private_bytes(*form), private=True)
-    _write(folder / "server.key", server.private_bytes(*form), private=True)
+    _write(folder / "ca.key", authority.private_bytes(*_PEM), private=True)
     _write(folder / "ca.crt", root.public_bytes(serialization.Encoding.PEM))
+    _write_server(folder, authority, hosts)
+
+
+def renew_certificate(folder: Path, ca_key: Path) -> datetime.datetime:
+    """Write a new certificate of the server, for the names of the old one, which stays as ``.old``; return its end."""
+    try:
+        authority = serialization.load_pem_private_key(ca_key.read_bytes(), None)
+        root = x509.load_pem_x509_certificate((folder / "ca.crt").read_bytes())
+        old = x509.load_pem_x509_certificate((folder / "server.pem").read_bytes())
+        names = old.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except (OSError, ValueError, UnsupportedAlgorithm, x509.ExtensionNotFound) as error:
+        raise InputError(f"The certificate in {folder} cannot be renewed with the key {ca_key}: {error}") from None
+    if not isinstance(authority, ec.EllipticCurvePrivateKey) or authority.public_key() != root.public_key():
+        raise InputError(f"The key {ca_key} is not that of the authority of {folder / 'ca.crt'}.")
+    for name in ("server.key", "server.pem"):
+        (folder / name).replace(folder / f"{name}.old")
+    return _write_server(folder, authority, [str(name.value) for name in names])
+
+
+def _write_server(folder: Path, authority: ec.EllipticCurvePrivateKey, hosts: Sequence[str]) -> datetime.datetime:
+    server = ec.generate_private_key(ec.SECP256R1())
+    leaf = _certificate(hosts[0], "fedstrata CA", server.public_key(), authority, hosts)
+    _write(folder / "server.key", server.private_bytes(*_PEM), private=True)
     _write(folder / "server.pem", leaf.public_bytes(serialization.Encoding.PEM))
+    return leaf.not_valid_after_utc
 
 
 def sign(path: Path, content: bytes) -> bytes:
@@ -102,7 +127,7 @@ def _certificate(
         .public_key(public)
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - datetime.timedelta(minutes=5))
-        .not_valid_after(now + VALID_FOR)
+        .not_valid_after(now + datetime.timedelta(days=AUTHORITY_DAYS if authority else SERVER_DAYS))
         .add_extension(x509.BasicConstraints(ca=authority, path_length=0 if authority else None), critical=True)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(public), critical=False)
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False)

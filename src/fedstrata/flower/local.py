@@ -20,12 +20,13 @@ import tomli_w
 
 from fedstrata.callbacks import Callback
 from fedstrata.checkpoint import write_atomically
-from fedstrata.config import Config, Experiment
+from fedstrata.config import Config, Experiment, build_algorithm
 from fedstrata.errors import FedstrataError, InputError, invalid
 from fedstrata.faults import Fault
 from fedstrata.flower import keys
 from fedstrata.flower.deploy import connection_file, write_app, write_nodes_data
 from fedstrata.flower.server import check_config
+from fedstrata.identity import describe
 from fedstrata.rundir import Row, RunDirectory, read_toml, refuse_other_settings
 
 Say = Callable[[str], None]
@@ -225,11 +226,14 @@ def run_locally(
     and again: for tests.
     """
     commands()
-    check_config(config)
+    check_config(config, nodes)
     settings = folder / "config.toml"
     tables = config.to_toml("compare", "plot", "tune", "variants") | {"federation": {"nodes": nodes}}
+    tables["algorithm"] = describe(build_algorithm(config))
     if resume and settings.exists():
         refuse_other_settings(read_toml(settings), tables, out)
+    elif resume and (out / "config.toml").exists():
+        raise InputError(f"There is no {settings}, so the run in {out} cannot go on. Choose another directory.")
     else:
         RunDirectory(out).refuse_if_used()
     data = Experiment(_with_clients(config, nodes)).data
@@ -284,26 +288,30 @@ def _follow(
     hook: Callable[[Federation], None] | None,
 ) -> None:
     """Show progress until the run is over, from what it writes."""
-    directory = RunDirectory(out)
-    shown, told, looked = len(directory.rows()), len(directory.faults()), time.monotonic()
+    directory, summary = RunDirectory(out), out / "summary.json"
+    before = summary.stat().st_mtime_ns if summary.exists() else 0
+    shown, looked = {row["round"] for row in directory.rows()}, time.monotonic()
+    told = set(map(Fault.of, directory.faults()))
     rounds, note = config.train.rounds, f"{len(federation.names)} nodes on this machine"
     for callback in callbacks:
-        callback.on_start(config.algorithm.name, directory.rows()[-1]["round"] if shown else 0, rounds, note)
+        callback.on_start(config.algorithm.name, max(shown, default=0), rounds, note)
     try:
         while True:
             if hook is not None:
                 hook(federation)
-            rows = directory.rows()
-            for row in rows[shown:]:
-                for callback in callbacks:
-                    callback.on_evaluation(row)
-            faults = directory.faults()
-            for _, group in groupby(map(Fault.of, faults[told:]), key=lambda fault: fault.round):
+            faults = [fault for fault in map(Fault.of, directory.faults()) if fault not in told]
+            for _, group in groupby(faults, key=lambda fault: fault.round):
                 together = list(group)
                 for callback in callbacks:
                     callback.on_faults(together, federation.names)
-            shown, told = max(shown, len(rows)), max(told, len(faults))
-            if (out / "summary.json").exists() or error.exists() or time.monotonic() - looked > 10:
+            rows = [row for row in directory.rows() if row["round"] not in shown]
+            for row in rows:
+                for callback in callbacks:
+                    callback.on_evaluation(row)
+            told.update(faults)
+            shown.update(row["round"] for row in rows)
+            written = summary.exists() and summary.stat().st_mtime_ns != before
+            if written or error.exists() or time.monotonic() - looked > 10:
                 looked = time.monotonic()
                 if federation.status(run).startswith("finished"):
                     return

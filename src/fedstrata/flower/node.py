@@ -81,6 +81,11 @@ def answer(call: Call, form: Any, arrays: list[np.ndarray], experiment: str, nod
     """Do what is asked; return the reply's header and its arrays."""
     config = parse(tomllib.loads(experiment), "the experiment of the federation")
     own = _own_data(node)
+    if config.data.holdout and own.test is not None:
+        raise InputError(
+            f"The data of this node have a test part, and the experiment holds {config.data.holdout:g} of the rest out "
+            "for tests too. Leave out one of the two: data.holdout in the experiment, or the node's test data."
+        )
     if call.kind == "hello":
         return _hello(config, own), []
     data = _placed(own, call, config)
@@ -142,11 +147,6 @@ def _hello(config: Config, own: _Own) -> dict[str, Any]:
 
     The number of samples is told only where the run weights clients by it.
     """
-    if config.data.holdout and own.test is not None:
-        raise InputError(
-            f"The data of this node have a test part, and the experiment holds {config.data.holdout:g} of the rest out "
-            "for tests too. Leave out one of the two: data.holdout in the experiment, or the node's test data."
-        )
     inputs, targets = own.train
     labels = targets.dim() == 1 and not targets.is_floating_point()
     pairs = [p for p in (own.train, own.support, own.test) if p is not None and len(p[1])]
@@ -268,7 +268,7 @@ def _spoilt(fault: str | None, inject: Any, work: Any, there: tuple[Any, ...], v
     if fault == "nan":
         return tree_map(lambda t: torch.full_like(t if t.is_floating_point() else t.double(), math.nan), value)
     if fault == "garbage":
-        return tree_map(lambda t: torch.zeros(1, 3, dtype=t.dtype), value)
+        return _garbage(value)
     return value
 
 
@@ -278,8 +278,12 @@ def _spoilt_parcel(fault: str | None, inject: Any, parcel: dict[str, torch.Tenso
         of = "scale" if "scale" in parcel else "values"
         parcel = {**parcel, of: parcel[of] * (inject.factor if fault == "scale" else math.nan)}
     value = tuple(parcel.values())
-    garbage = tree_map(lambda t: torch.zeros(1, 3, dtype=t.dtype), value)
-    return garbage if fault == "garbage" else value
+    return _garbage(value) if fault == "garbage" else value
+
+
+def _garbage(value: Any) -> Any:
+    """Return something of the wrong shape."""
+    return tree_map(lambda t: torch.zeros(1, 3, dtype=t.dtype), value)
 
 
 def _measured(config: Config, data: FederatedData, point: Any) -> dict[str, Any]:
@@ -291,8 +295,14 @@ def _measured(config: Config, data: FederatedData, point: Any) -> dict[str, Any]
     x, y = point
     here = data.to(problem.x0.device, problem.x0.dtype)
     with torch.no_grad(), prepared(config.train.threads):
-        found = Evaluation(clients="none", adapt_steps=0)(problem, here, x, y)
+        found = as_it_is(config)(problem, here, x, y)
     return {"rows": len(data.test[0]), "measures": {k: float(v) for k, v in found.items() if math.isfinite(v)}}
+
+
+def as_it_is(config: Config) -> Evaluation:
+    """Return what measures a model as it is, on one set of samples."""
+    table = config.evaluate
+    return Evaluation("none", adapt_steps=0, attack_radius=table.attack_radius, attack_steps=table.attack_steps)
 
 
 # --- what a client keeps, on disk -------------------------------------------------------------------------------------

@@ -7,7 +7,6 @@ import json
 import math
 import secrets
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,9 +17,9 @@ import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
 from fedstrata.callbacks import Callback
-from fedstrata.channels import Changes, Channel, check_channel, entries, unpacked
+from fedstrata.channels import Changes, Channel, entries, unpacked
 from fedstrata.checkpoint import DURABLE_SECONDS, write_atomically
-from fedstrata.clients.base import Answer, Clients, Terms, Work, for_each
+from fedstrata.clients.base import Answer, Clients, Terms, Work, cohort_size, for_each
 from fedstrata.clients.client import Setting
 from fedstrata.config import Config, Experiment, build_algorithm, named_problem
 from fedstrata.data import intake
@@ -28,15 +27,16 @@ from fedstrata.data.federated import FederatedData, Part
 from fedstrata.errors import FedstrataError, InputError, invalid
 from fedstrata.faults import Faults, QuorumError
 from fedstrata.flower import keys, wire
-from fedstrata.flower.node import Call, NoAnswer
+from fedstrata.flower.node import Call, NoAnswer, as_it_is
 from fedstrata.flower.wire import Refused
 from fedstrata.identity import describe
-from fedstrata.metrics import MEASURES, PER_CLIENT, Evaluation, Measures, over_clients
+from fedstrata.metrics import PER_CLIENT, POOLED, Measures, over_clients
+from fedstrata.models import check_options
 from fedstrata.problem import Problem
 from fedstrata.questions import is_question
 from fedstrata.schedules import Clock
 from fedstrata.schema import EvaluateTable
-from fedstrata.train import Run, train
+from fedstrata.train import Run, check_passage, train
 
 POLL = 0.2
 """Seconds between two looks for replies."""
@@ -97,12 +97,14 @@ class Notes:
     run:      the name under which nodes keep what belongs to the run.
     hello:    what the nodes said of their data at the start.
     releases: what noise has to cover, rounds that were done twice included.
+    missed:   how often each node was missing when all were asked for measures.
     """
 
     path: Path
     run: str
     hello: list[dict[str, Any]] | None = None
     releases: dict[str, int] = dataclasses.field(default_factory=dict)
+    missed: dict[str, int] = dataclasses.field(default_factory=dict)
 
     @staticmethod
     def of(out: Path) -> Notes:
@@ -119,7 +121,7 @@ class Notes:
         """Change something, and write all of it down."""
         for name, value in changes.items():
             setattr(self, name, value)
-        table = {"run": self.run, "hello": self.hello, "releases": self.releases}
+        table = {k: v for k, v in dataclasses.asdict(self).items() if k != "path"}
         write_atomically(self.path, json.dumps(table).encode())
 
 
@@ -346,7 +348,7 @@ def serve(
     say: Callable[[str], None] = lambda _: None,
 ) -> Run:
     """Run an experiment with clients on nodes; the run directory ``out`` is like that of any other run."""
-    check_config(config)
+    check_config(config, len(nodes.names))
     settings = config.settings()
     faults = settings["faults"] or Faults()
     notes = Notes.of(out)
@@ -361,7 +363,7 @@ def serve(
         experiment.data,
         experiment.algorithm,
         **{**settings, "faults": faults},
-        evaluate=FederationEvaluation(config, desk, data, say),
+        evaluate=FederationEvaluation(config, desk, data, notes, say),
         out=out,
         resume=resume,
         callbacks=callbacks,
@@ -377,19 +379,20 @@ def nodes_split(config: Config) -> dict[str, Any]:
     return {**{k: getattr(table, k) for k in ("holdout", "support") if getattr(table, k)}, **seed}
 
 
-def check_config(config: Config) -> None:
-    """Refuse what a federation cannot do, and what no run could."""
+def check_config(config: Config, nodes: int) -> None:
+    """Refuse what a federation of so many nodes cannot do, as far as that can be told without their data."""
+    settings = config.settings()
     named_problem(config)
-    check_channel(config.settings()["channel"], build_algorithm(config))
+    check_passage(settings["channel"], settings["faults"], build_algorithm(config), nodes)
+    check_options(config.model.name, config.model.options)
+    cohort_size(settings["participation"], nodes)
     if config.brings_data:
         raise InputError(f"The problem {config.problem.name} brings its own data: a federation has the nodes'.")
     if config.pretrain.rounds:
         raise InputError("A federation does not pre-train: leave out [pretrain].")
     usual = EvaluateTable()
     if config.evaluate.clients == "train":
-        raise InputError(
-            "A federation measures on test data only: leave out evaluate.clients, or say 'test' or 'none'."
-        )
+        raise invalid("key evaluate.clients", "train", "'auto', 'test' or 'none': a federation measures on test data")
     for name in ("adapt_steps", "adapt_lr", "adapt_rows", "stationarity"):
         if getattr(config.evaluate, name) != getattr(usual, name):
             raise InputError(f"A federation does not measure what evaluate.{name} asks for: leave it out.")
@@ -471,14 +474,14 @@ class FederationEvaluation:
     as in a simulation; where the server has no test data, the mean weighted by samples stands for the pooled measure.
     """
 
-    def __init__(self, config: Config, desk: Desk, data: FederatedData, say: Callable[[str], None]) -> None:
-        table = config.evaluate
-        pooled = Evaluation("none", adapt_steps=0, attack_radius=table.attack_radius, attack_steps=table.attack_steps)
-        self._pooled = None if data.test is None else pooled
-        self._asks = data.test is None or table.clients == "test"
-        self._desk, self._data, self._say = desk, data, say
-        self._each: list[dict[str, float]] = []
-        self._missed: Counter[str] = Counter()
+    def __init__(
+        self, config: Config, desk: Desk, data: FederatedData, notes: Notes, say: Callable[[str], None]
+    ) -> None:
+        clients = config.evaluate.clients
+        self._pooled = None if data.test is None else as_it_is(config)
+        self._asks = clients == "test" or (clients == "auto" and self._pooled is None)
+        self._desk, self._data, self._notes, self._say = desk, data, notes, say
+        self._each: list[dict[str, float]] | None = None
 
     def __call__(self, problem: Problem, data: FederatedData, x: torch.Tensor, y: torch.Tensor | None) -> Measures:
         """Return the measures at x (and y)."""
@@ -502,20 +505,29 @@ class FederationEvaluation:
         replies, refused = self._desk.ask(base, form, arrays, range(len(names)), 1 << 20)
         if refused:
             who = (f"{names[k]} ({detail})" for k, (_, detail) in sorted(refused.items()))
-            self._say(f"Left out of an evaluation: {', '.join(who)}")
-            self._missed.update(names[k] for k in refused)
+            self._say(f"Not measured: {', '.join(who)}")
+            missed = {names[k]: self._notes.missed.get(names[k], 0) + 1 for k in sorted(refused)}
+            self._notes.write(missed=self._notes.missed | missed)
         found = [_measured(replies[k][0]) if k in replies else (0, {}) for k in range(len(names))]
+        if not any(each for _, each in found):
+            self._say(
+                "Nothing was measured: no node that answered has test data. Set data.holdout, or add a test part."
+            )
         return np.array([rows for rows, _ in found]), [each for _, each in found]
 
-    def about(self) -> dict[str, Any]:
-        """Return what a summary says of the measures: on what they were taken, and every node's own."""
-        pooled = "test data of the nodes, each on its own" if self._pooled is None else "test data of the server"
-        clients = "test data" if self._asks else "nothing"
-        told = {name for each in self._each for name in each} & set(PER_CLIENT)
+    def about(self, x: torch.Tensor, y: torch.Tensor | None) -> dict[str, Any]:
+        """Return what a summary says of the measures at x (and y): on what they were taken, and every node's own."""
+        if self._asks and self._each is None:  # a run that had nothing left to do
+            _, self._each = self._ask(x, y)
+        each = self._each or []
+        pooled = (
+            "test data of the server" if self._pooled else "mean over the nodes' own test data" if self._asks else ""
+        )
+        told = sorted({name for found in each for name in found} & set(PER_CLIENT))
         return {
-            "measured_on": {"pooled": pooled, "clients": clients},
-            "per_client": {name: [each.get(name) for each in self._each] for name in sorted(told)},
-            **({"not_measured": dict(self._missed)} if self._missed else {}),
+            "measured_on": {"pooled": pooled or "nothing", "clients": "test data" if self._asks else "nothing"},
+            "per_client": {name: [found.get(name) for found in each] for name in told},
+            **({"not_measured": self._notes.missed} if self._notes.missed else {}),
         }
 
 
@@ -546,7 +558,7 @@ def _measured(header: dict[str, Any]) -> tuple[int, dict[str, float]]:
     if not _whole(rows) or not rows or not isinstance(measures, dict):
         return 0, {}
     numbers = {k: v for k, v in measures.items() if isinstance(v, int | float) and not isinstance(v, bool)}
-    return rows, {k: float(v) for k, v in numbers.items() if k in MEASURES and abs(v) <= LARGEST}
+    return rows, {k: float(v) for k, v in numbers.items() if k in POOLED and abs(v) <= LARGEST}
 
 
 MOST_CLASSES, MOST_ROWS = 1 << 16, 10**8
