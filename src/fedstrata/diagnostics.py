@@ -18,9 +18,8 @@ import torch
 from fedstrata.callbacks import Callback, Reports
 from fedstrata.checkpoint import write_atomically
 from fedstrata.errors import InputError, invalid
+from fedstrata.rundir import Row, read_rows
 from fedstrata.schedules import Clock
-
-Row = dict[str, Any]
 
 
 class Diagnostics(Callback):
@@ -125,17 +124,6 @@ class Diagnostics(Callback):
             from fedstrata.plots import plot_inside
 
             plot_inside(self.rows, self.path.with_suffix(".png"))
-
-
-def read_rows(path: Path) -> list[Row]:
-    """Return the rows of a diagnostics.jsonl; a line cut off by a kill is left out."""
-    rows: list[Row] = []
-    for line in path.read_text().splitlines() if path.exists() else ():
-        try:
-            rows.append(json.loads(line))
-        except json.JSONDecodeError:
-            break
-    return rows
 
 
 def _lines(rows: Sequence[Row]) -> str:

@@ -111,11 +111,11 @@ class RunDirectory:
 
     def rows(self) -> list[Row]:
         """Return the rows of metrics.jsonl; a line cut off by a kill is left out."""
-        return _rows(self.metrics)
+        return read_rows(self.metrics)
 
     def faults(self) -> list[Row]:
         """Return the lines of faults.jsonl: who was left out, when and why."""
-        return _rows(self.path / "faults.jsonl")
+        return read_rows(self.path / "faults.jsonl")
 
     def truncate(self, rows: list[Row]) -> None:
         """Make metrics.jsonl hold just these rows."""
@@ -149,8 +149,8 @@ class RunDirectory:
         write_atomically(self.path / "model.safetensors", content)
 
 
-def _rows(path: Path) -> list[Row]:
-    """Return the rows of a file; a line cut off by a kill is left out."""
+def read_rows(path: Path) -> list[Row]:
+    """Return the rows of a .jsonl file; a line cut off by a kill is left out."""
     rows: list[Row] = []
     for line in path.read_text().splitlines() if path.exists() else ():
         try:
