@@ -522,9 +522,7 @@ def test_what_pretraining_depends_on_is_in_its_key() -> None:
 def test_a_pretraining_that_diverges_is_told_as_such(fedstrata, write, tmp_path: Path) -> None:
     path = write(BASE, "[pretrain]\nrounds = 4\nlr = 1e38\n[variants.base]\n")
     code, _, err = fedstrata("run", path, "--out", tmp_path / "run", "--quiet")
-    assert (
-        code == 1 and "fedavg diverged in round" in err and "run/pretrain/checkpoint" in err and "([pretrain])" in err
-    )
+    assert code == 1 and "fedavg diverged in round 1:" in err and "([pretrain])" in err
     code, _, err = fedstrata("tune", path, "--quiet")
     assert code == 1 and "fedavg diverged in round" in err and "trial" not in err
 
