@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 import inspect
 import json
 import sys
@@ -25,7 +24,7 @@ from fedstrata.callbacks import Callback, ShowProgress, TensorBoard
 from fedstrata.compare import best_options, compare_variants, run_config, table, tune_variants, with_options
 from fedstrata.compare import compare as compare_runs
 from fedstrata.compare import tune as tune_runs
-from fedstrata.config import Config, Experiment, build_data, parse, presets, read
+from fedstrata.config import Config, Experiment, build_data, import_file, parse, presets, read
 from fedstrata.data.partition import PARTITIONS
 from fedstrata.data.sets import SETS
 from fedstrata.errors import FedstrataError, InputError, invalid, unknown
@@ -92,7 +91,7 @@ def _main(
         raise invalid("command under torchrun", context.invoked_subcommand, "run: it shares one run out over processes")
     context.obj = tuple(modules or ())
     for path in modules or ():
-        _import(path)
+        import_file(path)
 
 
 @app.command()
@@ -510,16 +509,6 @@ def _compare(
     if not histories:
         raise FedstrataError("Every run diverged. Try smaller learning rates.")
     return rows
-
-
-def _import(path: Path) -> None:
-    """Run a Python file, so that the algorithms it defines are registered."""
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    if spec is None or spec.loader is None or not path.is_file():
-        raise InputError(f"--import wants a Python file. Got {str(path)!r}.")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module
-    spec.loader.exec_module(module)
 
 
 def _list_experiments() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -219,6 +220,16 @@ class Experiment:
         builder = PROBLEMS[self.config.problem.name]
         self.problem = builder.on(run.model(), self.data, **self.config.problem.options)
         self.pretrained = run
+
+
+def import_file(path: Path) -> None:
+    """Run a Python file of the user's, so that the algorithms it defines are known by name."""
+    spec = importlib.util.spec_from_file_location(f"fedstrata_user_{path.stem}", path)
+    if spec is None or spec.loader is None or not path.is_file():
+        raise InputError(f"--import wants a Python file. Got {str(path)!r}.")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
 
 
 def named_problem(config: Config) -> ProblemKind:

@@ -86,10 +86,10 @@ class Inject:
             raise invalid("seconds of the injected faults", self.seconds, "a number of at least 0")
         if not (is_number(self.factor) and math.isfinite(self.factor)):
             raise invalid("factor of the injected faults", self.factor, "a finite number")
-        clients = tuple(self.clients) if isinstance(self.clients, list | tuple) else (self.clients,)
-        if not isinstance(self.clients, list | tuple) or not all(type(k) is int and k >= 0 for k in clients):
+        listed = isinstance(self.clients, list | tuple)
+        if not listed or not all(type(k) is int and k >= 0 for k in self.clients):
             raise invalid("clients of the injected faults", self.clients, "a list of clients' numbers, from 0 on")
-        object.__setattr__(self, "clients", clients)
+        object.__setattr__(self, "clients", tuple(self.clients))
         if type(self.seed) is not int or self.seed < 0:
             raise invalid("seed of the injected faults", self.seed, "a whole number of at least 0")
 
@@ -126,7 +126,7 @@ class Faults:
     inject: Inject | None = None
 
     def __post_init__(self) -> None:
-        good = isinstance(self.quorum, int | float) and not isinstance(self.quorum, bool)
+        good = is_number(self.quorum)
         if not good or (isinstance(self.quorum, float) and not 0 < self.quorum <= 1) or self.quorum <= 0:
             raise invalid("quorum", self.quorum, "a share in (0, 1] or a whole number of at least 1")
         if isinstance(self.retries, bool) or not isinstance(self.retries, int) or self.retries < 0:

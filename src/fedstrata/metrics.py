@@ -12,7 +12,7 @@ import torch
 
 from fedstrata.attack import worst_perturbation
 from fedstrata.data.federated import FederatedData, Part
-from fedstrata.errors import InputError, invalid
+from fedstrata.errors import InputError, invalid, is_number
 from fedstrata.objective import gradient_norm as gradient_norm
 from fedstrata.objective import objective as objective
 from fedstrata.problem import Arrays, Problem
@@ -95,7 +95,7 @@ class Evaluation:
                 raise invalid(f"{name} of the evaluation", value, f"a whole number of at least {least}")
         for name in ("adapt_lr", "attack_radius"):
             value = getattr(self, name)
-            number = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
+            number = is_number(value) and 0 < value < math.inf
             if value is not None and not number:
                 raise invalid(f"{name} of the evaluation", value, "a positive number")
         if not isinstance(self.stationarity, bool):

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import torch
 
-from fedstrata.errors import invalid
+from fedstrata.errors import invalid, is_number
 
 Projection = Callable[[torch.Tensor], torch.Tensor]
 
@@ -24,7 +24,7 @@ def simplex(y: torch.Tensor) -> torch.Tensor:
 
 def ball(radius: float) -> Projection:
     """Return the projection onto {||y|| <= radius}."""
-    if isinstance(radius, bool) or not isinstance(radius, int | float) or not 0 < radius < math.inf:
+    if not is_number(radius) or not 0 < radius < math.inf:
         raise invalid("radius of the ball", radius, "a positive number")
 
     def project(y: torch.Tensor) -> torch.Tensor:
@@ -39,7 +39,7 @@ def ball(radius: float) -> Projection:
 def box(low: float = -math.inf, high: float = math.inf) -> Projection:
     """Return the projection onto {low <= y <= high}, the same bounds for every entry."""
     bounds = (low, high)
-    if any(isinstance(b, bool) or not isinstance(b, int | float) for b in bounds) or not low <= high:
+    if any(not is_number(b) for b in bounds) or not low <= high:
         raise invalid("bounds of the box", bounds, "two numbers, the lower one first")
 
     def project(y: torch.Tensor) -> torch.Tensor:

@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
-from fedstrata.errors import invalid, unknown
+from fedstrata.errors import invalid, is_number, unknown
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ class Epochs:
     epochs: float
 
     def __post_init__(self) -> None:
-        number = isinstance(self.epochs, int | float) and not isinstance(self.epochs, bool)
+        number = is_number(self.epochs)
         if not number or not 0 < self.epochs < 1e6:
             raise invalid("number of local epochs", self.epochs, "a positive number below a million")
 
@@ -127,7 +127,7 @@ class Interval:
     def __post_init__(self) -> None:
         if isinstance(self.initial, bool) or not isinstance(self.initial, int) or not 1 <= self.initial < 1 << 31:
             raise invalid("initial of an interval", self.initial, "a whole number of at least 1")
-        number = isinstance(self.base, int | float) and not isinstance(self.base, bool)
+        number = is_number(self.base)
         if not number or not 1.001 <= self.base < float("inf"):
             raise invalid("base of an interval", self.base, "a number of at least 1.001")
         if self.rounding not in ("floor", "ceil"):

@@ -33,10 +33,10 @@ def measured(summary: Row) -> str:
     where = summary.get("measured_on")
     if not where:
         return "Measured by a function of the user's."
-    clients = "" if where["clients"] == "nothing" else f"; per client on its {where['clients']}"
+    said = {"on the pooled": where["pooled"], "per client on its": where["clients"]}
+    places = "; ".join(f"{how} {data}" for how, data in said.items() if data != "nothing")
     adapted = f" The model is {where['model']}." if "model" in where else ""
-    pooled = where["pooled"] if where["pooled"].startswith(("mean", "nothing")) else f"pooled {where['pooled']}"
-    return f"Measured on the {pooled}{clients}.{adapted}".replace("on the nothing", "on nothing")
+    return f"Measured {places or 'on nothing'}.{adapted}"
 
 
 def measured_in_all(summaries: Mapping[str, Sequence[Row]]) -> str:

@@ -708,8 +708,7 @@ def test_without_test_data_on_the_server_nodes_measure_on_their_own(problem: str
         assert row[f"{name}_mean"] == pytest.approx(np.mean(each), rel=1e-6)
         assert run.summary["per_client"][name] == pytest.approx(each, rel=1e-6)
     assert row["measured_clients"] == len(found)
-    assert run.summary["measured_on"]["pooled"] == "mean over the nodes' own test data"
-    assert "Measured on the mean over the nodes' own test data; per client" in tables.measured(run.summary)
+    assert tables.measured(run.summary) == "Measured per client on its test data."
 
 
 def test_with_test_data_on_the_server_the_server_measures_alone(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from fedstrata import rng
 from fedstrata.channels import PLAIN, Changes, Channel, factors, named, noise, robust, words_of
 from fedstrata.clients.client import Setting
 from fedstrata.clients.state import ClientState
-from fedstrata.errors import FedstrataError, InputError, invalid
+from fedstrata.errors import FedstrataError, InputError, invalid, is_number
 from fedstrata.faults import Fault, Faults, QuorumError, told
 from fedstrata.oracles import Oracles
 from fedstrata.problem import Problem
@@ -559,7 +559,7 @@ def _check_answer(leaf: Any, clients: int, work: Work) -> None:
 def cohort_size(participation: int | float, clients: int) -> int:
     """Return how many clients take part in a round: a number of them, or a share of all."""
     wanted = f"a share in (0, 1] or a whole number from 1 to {clients}"
-    if isinstance(participation, bool) or not isinstance(participation, int | float):
+    if not is_number(participation):
         raise invalid("participation", participation, wanted)
     if isinstance(participation, float):
         if not 0 < participation <= 1:

@@ -22,7 +22,7 @@ import torch
 from fedstrata.data import readers
 from fedstrata.data.dataset import Dataset
 from fedstrata.data.download import SOURCES, Progress, data_directory, find, locate
-from fedstrata.errors import InputError, invalid, unknown
+from fedstrata.errors import InputError, invalid, is_number, unknown
 
 Directory = str | Path | None
 
@@ -314,7 +314,7 @@ def sinusoid(tasks: int = 25, samples: int = 100, noise: float = 0.0, seed: int 
     """
     for option, value, low in (("tasks", tasks, 1), ("samples", samples, 1), ("seed", seed, 0)):
         _check_whole(option, value, low, None, "sinusoid")
-    if not isinstance(noise, int | float) or isinstance(noise, bool) or not 0 <= noise < np.inf:
+    if not is_number(noise) or not 0 <= noise < np.inf:
         raise invalid("option noise", noise, "a finite number of at least 0", "data set 'sinusoid'")
     inputs = np.empty((tasks, 2 * samples), np.float32)
     targets = np.empty_like(inputs)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import sys
 import tomllib
@@ -20,7 +19,7 @@ from flwr.serverapp import Grid, ServerApp
 
 from fedstrata.callbacks import ShowProgress
 from fedstrata.checkpoint import write_atomically
-from fedstrata.config import parse
+from fedstrata.config import import_file, parse
 from fedstrata.errors import FedstrataError
 from fedstrata.faults import Faults
 from fedstrata.flower import keys, node
@@ -101,7 +100,7 @@ def query(message: Message, context: Context) -> Message:
     call = node.Call(**{k: v for k, v in table.items() if k in known})
     here = context.node_config
     for module in filter(None, str(here.get("import", "")).split(":")):
-        _import(Path(module))
+        import_file(Path(module))
     try:
         header, out = node.answer(call, table.get("form"), arrays, str(context.run_config["experiment"]), here)
     except Exception as error:
@@ -123,7 +122,7 @@ def main(grid: Grid, context: Context) -> None:
     failed = out.with_name(out.name + ".error.txt")
     failed.unlink(missing_ok=True)
     for module in filter(None, str(settings.get("import", "")).split(":")):
-        _import(Path(module))
+        import_file(Path(module))
     try:
         config = parse(tomllib.loads(str(settings["experiment"])), "the experiment of the federation")
         server_data = Path(str(settings["server-data"])) if settings.get("server-data") else None
@@ -142,13 +141,3 @@ def main(grid: Grid, context: Context) -> None:
         write_atomically(failed, str(error).encode())
         raise
     print(run, flush=True)
-
-
-def _import(path: Path) -> None:
-    """Load a Python file with an algorithm of the user's own, which lies on this machine."""
-    spec = importlib.util.spec_from_file_location(f"fedstrata_user_{path.stem}", path)
-    if spec is None or spec.loader is None:
-        raise FedstrataError(f"The file {path} is not a Python module.")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)

@@ -112,8 +112,8 @@ def write_nodes_data(data: FederatedData, folder: Path, names: list[str]) -> Non
         own = folder / "nodes" / name / "data"
         own.mkdir(parents=True, exist_ok=True)
         for part, rows in (("train", data.train), ("support", data.support), ("test", data.client_test)):
-            there = rows is not None and rows.sizes[client] > 0
-            _save(own / f"{part}.npz", rows.of_client(client) if rows is not None and there else None)
+            pair = None if rows is None or not rows.sizes[client] else rows.of_client(client)
+            _save(own / f"{part}.npz", pair)
     server = folder / "server" / "data"
     server.mkdir(parents=True, exist_ok=True)
     few = data.auxiliary

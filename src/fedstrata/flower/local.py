@@ -187,10 +187,12 @@ class Federation:
             others = _descendants(order)  # Flower starts some in sessions of their own
             for sign, patience in ((signal.SIGTERM, 10.0), (signal.SIGKILL, 5.0)):
                 for group in order:
-                    _signal_group(group, sign)
+                    with suppress(ProcessLookupError, PermissionError):
+                        os.killpg(group, sign)
                 if sign is signal.SIGKILL:
                     for process in others:
-                        _signal(process, sign)
+                        with suppress(ProcessLookupError, PermissionError):
+                            os.kill(process, sign)
                 end = time.monotonic() + patience
                 while time.monotonic() < end and (
                     any(_alive(p) for p in self.processes.values()) or any(map(_runs, others))
@@ -386,27 +388,12 @@ def _descendants(roots: Sequence[int]) -> list[int]:
     return found
 
 
-def _signal(process: int, sign: int) -> bool:
-    try:
-        os.kill(process, sign)
-    except (ProcessLookupError, PermissionError):
-        return False
-    return True
-
-
 def _runs(process: int) -> bool:
     """Whether a process is there, and not only waiting to be forgotten."""
     try:
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except (OSError, IndexError):
         return False
-
-
-def _signal_group(group: int, sign: signal.Signals) -> None:
-    try:
-        os.killpg(group, sign)
-    except (ProcessLookupError, PermissionError):
-        return
 
 
 def _alive(process: subprocess.Popen[bytes]) -> bool:

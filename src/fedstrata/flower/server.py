@@ -24,7 +24,7 @@ from fedstrata.clients.client import Setting
 from fedstrata.config import Config, Experiment, build_algorithm, named_problem
 from fedstrata.data import intake
 from fedstrata.data.federated import FederatedData, Part
-from fedstrata.errors import FedstrataError, InputError, invalid
+from fedstrata.errors import FedstrataError, InputError, invalid, is_number
 from fedstrata.faults import Faults, QuorumError
 from fedstrata.flower import keys, wire
 from fedstrata.flower.node import Call, NoAnswer, as_it_is
@@ -520,12 +520,12 @@ class FederationEvaluation:
         if self._asks and self._each is None:  # a run that had nothing left to do
             _, self._each = self._ask(x, y)
         each = self._each or []
-        pooled = (
-            "test data of the server" if self._pooled else "mean over the nodes' own test data" if self._asks else ""
-        )
         told = sorted({name for found in each for name in found} & set(PER_CLIENT))
         return {
-            "measured_on": {"pooled": pooled or "nothing", "clients": "test data" if self._asks else "nothing"},
+            "measured_on": {
+                "pooled": "test data of the server" if self._pooled else "nothing",
+                "clients": "test data" if self._asks else "nothing",
+            },
             "per_client": {name: [found.get(name) for found in each] for name in told},
             **({"not_measured": self._notes.missed} if self._notes.missed else {}),
         }
@@ -557,8 +557,8 @@ def _measured(header: dict[str, Any]) -> tuple[int, dict[str, float]]:
     rows, measures = header.get("rows"), header.get("measures")
     if not _whole(rows) or not rows or not isinstance(measures, dict):
         return 0, {}
-    numbers = {k: v for k, v in measures.items() if isinstance(v, int | float) and not isinstance(v, bool)}
-    return rows, {k: float(v) for k, v in numbers.items() if k in POOLED and abs(v) <= LARGEST}
+    known = {k: v for k, v in measures.items() if k in POOLED and is_number(v)}
+    return rows, {k: float(v) for k, v in known.items() if abs(v) <= LARGEST}
 
 
 MOST_CLASSES, MOST_ROWS = 1 << 16, 10**8

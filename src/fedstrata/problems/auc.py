@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from fedstrata.data.federated import FederatedData
-from fedstrata.errors import InputError, invalid
+from fedstrata.errors import InputError, invalid, is_number
 from fedstrata.flat import BatchNormRule, Flat
 from fedstrata.problem import Arrays, Problem
 from fedstrata.problems.checks import check_positive, check_switch
@@ -69,7 +69,7 @@ def auc(
     check_positive("margin of the auc problem", margin)
     if form == "square" and margin != 1.0:
         raise InputError("The margin of the auc problem belongs to form = 'margin'; the form 'square' has none.")
-    if p is not None and (isinstance(p, bool) or not isinstance(p, int | float) or not 0 < p < 1):
+    if p is not None and (not is_number(p) or not 0 < p < 1):
         raise invalid("p of the auc problem", p, "the share of positives, between 0 and 1 exclusive, or left out")
     flat = Flat(model, batchnorm)
     options = {"form": form, "margin": margin, "score": score, "scale_dual": scale_dual, "p": p, "batchnorm": batchnorm}

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import math
 
-from fedstrata.errors import invalid
+from fedstrata.errors import invalid, is_number
 from fedstrata.schedules import Schedule
 
 
 def check_shift(name: str, shift: object) -> None:
     """Refuse what is neither None nor a finite number."""
-    number = isinstance(shift, int | float) and not isinstance(shift, bool) and math.isfinite(shift)
+    number = is_number(shift) and math.isfinite(shift)
     if shift is not None and not number:
         raise invalid(f"shift of the {name} problem", shift, "a finite number, or left out")
 
 
 def check_positive(what: str, value: object, wants: str = "a positive number") -> None:
     """Refuse what is not a positive, finite number."""
-    good = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
+    good = is_number(value) and 0 < value < math.inf
     if not good:
         raise invalid(what, value, wants)
 
@@ -45,5 +45,5 @@ def check_counts(name: str, counts: dict[str, int], seed: int) -> None:
 def check_numbers(name: str, **numbers: tuple[float, float]) -> None:
     """Refuse a number that is below its least value."""
     for what, (value, least) in numbers.items():
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.inf > value >= least:
+        if not is_number(value) or not math.inf > value >= least:
             raise invalid(f"{what} of the {name}", value, f"a number of at least {least}")

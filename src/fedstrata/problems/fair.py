@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from fedstrata.data.federated import FederatedData
-from fedstrata.errors import InputError, invalid
+from fedstrata.errors import InputError, invalid, is_number
 from fedstrata.flat import BatchNormRule
 from fedstrata.problem import Arrays, Problem
 from fedstrata.problems.agnostic import agnostic
@@ -42,7 +42,7 @@ def fair(
     """
     if over not in ("classes", "clients"):
         raise invalid("over of the fair problem", over, "'classes' or 'clients'")
-    if isinstance(regularise, bool) or not isinstance(regularise, int | float) or not 0 <= regularise < math.inf:
+    if not is_number(regularise) or not 0 <= regularise < math.inf:
         raise invalid("regularise of the fair problem", regularise, "a number of at least 0")
     number = classes if over == "classes" else clients
     if isinstance(number, bool) or not isinstance(number, int) or number < 1:
