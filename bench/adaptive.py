@@ -17,8 +17,8 @@ from unittest.mock import patch
 import torch
 
 import fedstrata as fs
-from fedstrata.machine import keep_memory
-from fedstrata.oracles import Oracles
+from fedstrata.core.machine import keep_memory
+from fedstrata.problems.oracles import Oracles
 from speed import rounds_of
 
 STEPS = 10

@@ -13,9 +13,9 @@ import numpy as np
 import torch
 
 import fedstrata as fs
+from fedstrata.core.machine import keep_memory
 from fedstrata.data.batch import Batch
-from fedstrata.machine import keep_memory
-from fedstrata.oracles import Oracles
+from fedstrata.problems.oracles import Oracles
 from speed import best_of_each, rounds_of
 
 

@@ -28,10 +28,10 @@ import fedstrata as fs
 from fedstrata.algorithms.layered import to_send
 from fedstrata.clients import Client
 from fedstrata.clients.simulated import _for_each
-from fedstrata.machine import keep_memory
-from fedstrata.schedules import Clock
-from fedstrata.trace import trace
-from fedstrata.train import _clients
+from fedstrata.core.machine import keep_memory
+from fedstrata.core.schedules import Clock
+from fedstrata.problems.trace import trace
+from fedstrata.training.train import _clients
 
 P, LR = 0.05, 0.1
 Tensors = tuple[torch.Tensor, ...]

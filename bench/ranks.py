@@ -21,9 +21,9 @@ import torch
 import torch.distributed as dist
 
 import fedstrata as fs
-from fedstrata.machine import keep_memory
-from fedstrata.ranks import ranks_here
-from fedstrata.train import _clients
+from fedstrata.clients.ranks import ranks_here
+from fedstrata.core.machine import keep_memory
+from fedstrata.training.train import _clients
 from speed import timed
 
 SETTINGS = {"two ranks of one thread": (2, 1), "one rank of one thread": (1, 1), "one rank of two threads": (1, 2)}

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 
 import fedstrata as fs
-from fedstrata.machine import keep_memory
-from fedstrata.oracles import Oracles
+from fedstrata.core.machine import keep_memory
+from fedstrata.problems.oracles import Oracles
 from speed import best_of_each, rounds_of
 
 P = 0.05

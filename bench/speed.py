@@ -16,8 +16,8 @@ import numpy as np
 import torch
 
 import fedstrata as fs
-from fedstrata.machine import keep_memory
-from fedstrata.train import _clients
+from fedstrata.core.machine import keep_memory
+from fedstrata.training.train import _clients
 
 
 def bare_fedavg(

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fedstrata import cli, oracles
+from fedstrata.cli import commands as cli
+from fedstrata.problems import oracles
 
 torch.set_num_threads(1)
 
@@ -51,7 +52,7 @@ def _short_runs(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
 @pytest.fixture
 def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
     """Draw nothing: a picture costs more than the run it is of."""
-    monkeypatch.setattr("fedstrata.plots.plot", lambda *_, **__: None)
+    monkeypatch.setattr("fedstrata.training.plots.plot", lambda *_, **__: None)
 
 
 @pytest.fixture

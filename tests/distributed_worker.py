@@ -28,17 +28,17 @@ import torch.distributed as dist
 from safetensors.torch import save_file
 
 import fedstrata as fs
-from fedstrata import oracles
 from fedstrata.algorithms import ALGORITHMS
-from fedstrata.channels import PLAIN
 from fedstrata.clients import Client, Clients, Terms
+from fedstrata.clients.channel import PLAIN
 from fedstrata.clients.distributed import DistributedClients
+from fedstrata.clients.ranks import ALONE, Ranks, ranks_here
 from fedstrata.clients.simulated import SimulatedClients
-from fedstrata.compare import run_config
-from fedstrata.config import read
-from fedstrata.oracles import Oracles
-from fedstrata.ranks import ALONE, Ranks, ranks_here
-from fedstrata.schedules import Clock, CubeRoot, Epochs, Interval, RoundDecay
+from fedstrata.core.schedules import Clock, CubeRoot, Epochs, Interval, RoundDecay
+from fedstrata.experiments.compare import run_config
+from fedstrata.experiments.config import read
+from fedstrata.problems import oracles
+from fedstrata.problems.oracles import Oracles
 from saddle_worlds import SADDLES
 from support import example_for, make_setting, mixture_of, sized_data, smooth_example, started
 
@@ -583,9 +583,9 @@ def work(rank: int, folder: Path) -> None:
     """Go through all tasks as this rank; leave what came out in ``folder/rank-R.json`` and ``.safetensors``."""
     torch.set_num_threads(1)
     warnings.simplefilter("error")
-    import fedstrata.plots
+    import fedstrata.training.plots
 
-    fedstrata.plots.plot = lambda *_, **__: None  # type: ignore[assignment]  # drawing costs more than these runs
+    fedstrata.training.plots.plot = lambda *_, **__: None  # type: ignore[assignment]  # drawing costs more than these runs
     watch = Watch(folder / "runs")
     tensors: Tensors = {}
     found: dict[str, Any] = {}

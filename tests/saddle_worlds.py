@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 import fedstrata as fs
-from fedstrata.oracles import Oracles
-from fedstrata.projections import ball, box, simplex
+from fedstrata.problems.oracles import Oracles
+from fedstrata.problems.projections import ball, box, simplex
 from reference.drfa import project_simplex
 
 SIZES = [6, 12, 4, 18, 8]

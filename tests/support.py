@@ -15,9 +15,9 @@ from fedstrata.clients import Counts, Terms
 from fedstrata.clients.client import Client, Setting
 from fedstrata.clients.simulated import SimulatedClients
 from fedstrata.clients.state import ClientState
+from fedstrata.core.schedules import Clock
 from fedstrata.data.sampling import SAMPLINGS
-from fedstrata.oracles import Oracles
-from fedstrata.schedules import Clock
+from fedstrata.problems.oracles import Oracles
 
 
 def make_setting(

@@ -17,12 +17,12 @@ import torch
 
 import fedstrata as fs
 from distributed_worker import VARIANTS, Case
-from fedstrata import rng
 from fedstrata.algorithms import ALGORITHMS
-from fedstrata.clients.base import Answer, Terms
+from fedstrata.clients.clients import Answer, Terms
+from fedstrata.clients.privacy import epsilon
 from fedstrata.clients.simulated import SimulatedClients
-from fedstrata.privacy import epsilon
-from fedstrata.questions import QUESTIONS
+from fedstrata.core import rng
+from fedstrata.problems.queries import QUESTIONS
 from support import make_setting, mixture_of, shared_oracles, sized_data, smooth_example, started, without_seconds
 
 D, LR, STEPS = 15, 0.1, 3
@@ -201,7 +201,7 @@ def test_a_change_of_nothing_can_be_sent() -> None:
 
 def test_a_coordinate_is_trimmed_by_the_share_in_decimals() -> None:
     """0.29 of 100 clients are 29, although 0.29 * 100 is less."""
-    from fedstrata.channels import robust
+    from fedstrata.clients.channel import robust
 
     rows = torch.arange(100.0, dtype=torch.float64)[:, None] ** 3
     trimmed = robust(fs.Channel(reduce="trimmed_mean", trim=0.29), rows)

@@ -15,10 +15,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedstrata import cli, compare
 from fedstrata.algorithms import ALGORITHMS
-from fedstrata.config import Experiment
-from fedstrata.schedules import StepDecay
+from fedstrata.cli import commands as cli
+from fedstrata.core.schedules import StepDecay
+from fedstrata.experiments import compare
+from fedstrata.experiments.config import Experiment
 
 QUICK = """
 [data]
@@ -441,7 +442,9 @@ def test_show_tells_of_models_data_sets_and_partitions_too(name, options, fedstr
 
 def test_run_shows_and_draws_what_the_file_asks_for(fedstrata, tmp_path, monkeypatch):
     drawn = []
-    monkeypatch.setattr("fedstrata.cli.draw", lambda runs, path, **options: drawn.append((runs, path, options)))
+    monkeypatch.setattr(
+        "fedstrata.cli.commands.draw", lambda runs, path, **options: drawn.append((runs, path, options))
+    )
     path = tmp_path / "experiment.toml"
     text = (
         "[problem]\nname = 'tower'\nclients = 2\nsamples = 8\n[train]\nrounds = 2\n[algorithm]\nname = 'local_smcgdam'"

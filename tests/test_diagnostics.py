@@ -13,8 +13,8 @@ import pytest
 import torch
 
 import fedstrata as fs
-from fedstrata.callbacks import Callback, Reports, Titled
-from fedstrata.schedules import Clock
+from fedstrata.core.schedules import Clock
+from fedstrata.training.callbacks import Callback, Reports, Titled
 from support import sized_data, smooth_example, softmax_problem
 
 LALR: dict[str, Any] = {"lr": 0.05, "beta2": 0.9, "eps": 1e-3}
@@ -341,7 +341,7 @@ rates = true
 
 @pytest.fixture
 def experiment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    for picture in ("fedstrata.plots.plot", "fedstrata.cli.draw"):  # the other ones
+    for picture in ("fedstrata.training.plots.plot", "fedstrata.cli.commands.draw"):  # the other ones
         monkeypatch.setattr(picture, lambda *_, **__: None)
     path = tmp_path / "experiment.toml"
     path.write_text(CONFIG)
@@ -351,7 +351,7 @@ def experiment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Drawing costs more than these runs."""
-    monkeypatch.setattr("fedstrata.plots.plot_inside", lambda *_: None)
+    monkeypatch.setattr("fedstrata.training.plots.plot_inside", lambda *_: None)
 
 
 def rows_in(folder: Path) -> list[dict[str, Any]]:

@@ -14,9 +14,9 @@ import torch
 
 import fedstrata as fs
 from fedstrata.algorithms import ALGORITHMS
-from fedstrata.compare import run_config
-from fedstrata.config import Experiment, read
-from fedstrata.privacy import epsilon
+from fedstrata.clients.privacy import epsilon
+from fedstrata.experiments.compare import run_config
+from fedstrata.experiments.config import Experiment, read
 
 ROOT = Path(__file__).parents[1]
 

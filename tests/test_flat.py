@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 import fedstrata as fs
-from fedstrata.flat import Flat
-from fedstrata.models import MODELS, model
+from fedstrata.models.flat import Flat
+from fedstrata.models.zoo import MODELS, model
 
 
 class Tied(nn.Module):

@@ -27,7 +27,7 @@ def straight(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def start(folder: Path) -> ForkServerProcess:
     """Start training in a process of its own; its imports come from a server that has done them."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["fedstrata", "fedstrata.plots", "torch._dynamo"])
+    context.set_forkserver_preload(["fedstrata", "fedstrata.training.plots", "torch._dynamo"])
     process = context.Process(target=run_scaffold, args=(str(folder), ROUNDS))
     process.start()
     return process

@@ -11,9 +11,9 @@ from sklearn.metrics import roc_auc_score
 from torch import nn
 
 import fedstrata as fs
-from fedstrata import metrics
-from fedstrata.metrics import Evaluation, auc, gradient_norm, objective
-from fedstrata.projections import simplex as project_simplex
+from fedstrata.problems.projections import simplex as project_simplex
+from fedstrata.training.metrics import evaluation as metrics
+from fedstrata.training.metrics.evaluation import Evaluation, auc, gradient_norm, objective
 
 
 @pytest.mark.parametrize("seed", range(10))

@@ -10,8 +10,8 @@ import torch
 
 import fedstrata as fs
 from fedstrata.data.batch import NO_DATA, Batch
-from fedstrata.oracles import Chain, Oracles
-from fedstrata.projections import simplex as project_simplex
+from fedstrata.problems.oracles import Chain, Oracles
+from fedstrata.problems.projections import simplex as project_simplex
 
 D, R1, R2, P = 4, 3, 5, 2
 GENERATOR = torch.Generator().manual_seed(0)

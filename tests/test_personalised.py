@@ -12,9 +12,9 @@ import torch
 from torch import nn
 
 import fedstrata as fs
-from fedstrata import metrics
-from fedstrata.config import Experiment, parse
-from fedstrata.metrics import Evaluation
+from fedstrata.experiments.config import Experiment, parse
+from fedstrata.training.metrics import evaluation as metrics
+from fedstrata.training.metrics.evaluation import Evaluation
 
 SIZES = (5, 9, 3)
 

@@ -11,12 +11,12 @@ import pytest
 import torch
 
 import fedstrata as fs
-from fedstrata import compare, pretrain
-from fedstrata.checkpoint import Checkpoints
-from fedstrata.compare import run_config
-from fedstrata.config import Config, Experiment, parse, read
-from fedstrata.pretrain import Pretraining
-from fedstrata.rundir import RunDirectory
+from fedstrata.experiments import compare, pretrain
+from fedstrata.experiments.compare import run_config
+from fedstrata.experiments.config import Config, Experiment, parse, read
+from fedstrata.experiments.pretrain import Pretraining
+from fedstrata.training.checkpoint import Checkpoints
+from fedstrata.training.rundir import RunDirectory
 from support import without_seconds
 
 COSTS = ("steps", "samples", "bytes_up", "bytes_down")
@@ -55,8 +55,8 @@ steps = 3
 @pytest.fixture(autouse=True)
 def _draw_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Drawing costs more than these runs."""
-    monkeypatch.setattr("fedstrata.plots.plot", lambda *_, **__: None)
-    monkeypatch.setattr("fedstrata.cli.draw", lambda *_, **__: None)
+    monkeypatch.setattr("fedstrata.training.plots.plot", lambda *_, **__: None)
+    monkeypatch.setattr("fedstrata.cli.commands.draw", lambda *_, **__: None)
 
 
 @pytest.fixture
@@ -209,7 +209,7 @@ def straight(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run without a stop."""
     folder = tmp_path_factory.mktemp("straight") / "run"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fedstrata.plots.plot", lambda *_, **__: None)
+        patch.setattr("fedstrata.training.plots.plot", lambda *_, **__: None)
         run_config(config_of(BASE, PRETRAIN), folder, False, [])
     return folder
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import fedstrata as fs
-from fedstrata.projections import Projection, ball, box, simplex
+from fedstrata.problems.projections import Projection, ball, box, simplex
 
 
 def dirichlet(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:

@@ -12,10 +12,10 @@ from torch import nn
 from torch.nn import functional as F
 
 import fedstrata as fs
-from fedstrata.callbacks import Callback
 from fedstrata.clients.chunk import choose_chunk
-from fedstrata.models import MODELS, model
-from fedstrata.oracles import Oracles
+from fedstrata.models.zoo import MODELS, model
+from fedstrata.problems.oracles import Oracles
+from fedstrata.training.callbacks import Callback
 from support import make_client, make_clients, make_setting, shared_oracles, sized_data, smooth_example, softmax_problem
 
 CPU = torch.device("cpu")

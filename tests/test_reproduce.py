@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from fedstrata import reproduce
-from fedstrata.errors import InputError
-from fedstrata.tables import as_markdown
+from fedstrata.core.errors import InputError
+from fedstrata.experiments import reproduce
+from fedstrata.experiments.tables import as_markdown
 
 FIGURE = """# Noise on a quadratic: Figure 2 of [paper].
 # A second line.
@@ -45,8 +45,8 @@ def here(tmp_path: Path, monkeypatch) -> Path:
     (tmp_path / "below").mkdir()
     monkeypatch.chdir(tmp_path / "below")
     monkeypatch.setattr(reproduce, "__file__", str(tmp_path / "checkout/src/fedstrata/reproduce.py"))
-    monkeypatch.setattr("fedstrata.plots.plot", lambda *_, **__: None)
-    monkeypatch.setattr("fedstrata.cli.draw", lambda runs, path, **_: path.write_text("picture"))
+    monkeypatch.setattr("fedstrata.training.plots.plot", lambda *_, **__: None)
+    monkeypatch.setattr("fedstrata.cli.commands.draw", lambda runs, path, **_: path.write_text("picture"))
     return tmp_path / "below"
 
 

@@ -8,7 +8,7 @@ from itertools import permutations as all_orders
 import numpy as np
 import pytest
 
-from fedstrata import rng
+from fedstrata.core import rng
 
 KEY = rng.key_of(0, "test")
 

@@ -8,10 +8,10 @@ from torch import fx
 from torch.func import grad, vmap
 
 import fedstrata as fs
+from fedstrata.core.machine import keep_memory, prepared
 from fedstrata.data.batch import Batch
-from fedstrata.machine import keep_memory, prepared
-from fedstrata.oracles import Oracles
-from fedstrata.trace import _simplify, trace
+from fedstrata.problems.oracles import Oracles
+from fedstrata.problems.trace import _simplify, trace
 
 
 def loss_of(model: str) -> tuple:

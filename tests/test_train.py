@@ -19,11 +19,11 @@ from safetensors.torch import load_file
 from torch import nn
 
 import fedstrata as fs
-from fedstrata import checkpoint
 from fedstrata.algorithms import ALGORITHMS
 from fedstrata.data.federated import Part
-from fedstrata.identity import describe
-from fedstrata.rundir import RunDirectory
+from fedstrata.training import checkpoint
+from fedstrata.training.fingerprint import describe
+from fedstrata.training.rundir import RunDirectory
 from support import example_for, mixture_of, sized_data, smooth_example, softmax_problem, without_seconds
 
 SCAFFOLD = fs.Scaffold(lr=0.2, steps=3)
@@ -39,7 +39,7 @@ def train(rounds: int, algorithm: fs.Algorithm = SCAFFOLD, **options: Any) -> fs
 def _draw_nothing(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Drawing the curve costs more than these runs; one test looks at it."""
     if "everything" not in request.node.name:
-        monkeypatch.setattr("fedstrata.plots.plot", lambda *_, **__: None)
+        monkeypatch.setattr("fedstrata.training.plots.plot", lambda *_, **__: None)
 
 
 @pytest.fixture(scope="module")

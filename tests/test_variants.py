@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from fedstrata import compare
 from fedstrata.algorithms import ALGORITHMS
-from fedstrata.config import Config, Experiment, parse, presets, read
-from fedstrata.errors import Diverged, InputError
-from fedstrata.merge import merge, slug
-from fedstrata.plots import plot
+from fedstrata.core.errors import Diverged, InputError
+from fedstrata.experiments import compare
+from fedstrata.experiments.config import Config, Experiment, parse, presets, read
+from fedstrata.experiments.overlay import merge, slug
+from fedstrata.experiments.tables import measured_in_all
 from fedstrata.problems import PROBLEMS, ProblemKind
-from fedstrata.tables import measured_in_all
+from fedstrata.training.plots import plot
 
 SMALL = """
 [problem]
@@ -71,8 +71,8 @@ def write(tmp_path: Path):
 @pytest.fixture
 def no_pictures(monkeypatch):
     """Drawing costs more than these runs."""
-    monkeypatch.setattr("fedstrata.plots.plot", lambda *_, **__: None)
-    monkeypatch.setattr("fedstrata.cli.draw", lambda *_, **__: None)
+    monkeypatch.setattr("fedstrata.training.plots.plot", lambda *_, **__: None)
+    monkeypatch.setattr("fedstrata.cli.commands.draw", lambda *_, **__: None)
 
 
 @pytest.mark.parametrize(
@@ -265,9 +265,9 @@ def test_one_variant_runs_alone_and_its_directory_runs_again(fedstrata, write, t
 
 
 def test_plot_calls_runs_by_their_variants(fedstrata, write, tmp_path, monkeypatch):
-    monkeypatch.setattr("fedstrata.plots.plot", lambda *_, **__: None)
+    monkeypatch.setattr("fedstrata.training.plots.plot", lambda *_, **__: None)
     drawn: list = []
-    monkeypatch.setattr("fedstrata.cli.draw", lambda groups, *rest, **options: drawn.append((groups, options)))
+    monkeypatch.setattr("fedstrata.cli.commands.draw", lambda groups, *rest, **options: drawn.append((groups, options)))
     text = "[plot]\nmeasures = ['loss']\naxis = 'samples'\nlog = ['loss']\ntitle = 'Noise'\n"
     out = tmp_path / "out"
     assert fedstrata("compare", write(SMALL, VARIANTS, text), "--out", out, "--seeds", 2, "--quiet")[0] == 0

@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 import fedstrata as fs
-from fedstrata.oracles import Oracles
-from fedstrata.projections import ball, box, simplex
+from fedstrata.problems.oracles import Oracles
+from fedstrata.problems.projections import ball, box, simplex
 from reference.drfa import project_simplex
 from saddle_worlds import HIGH, LOW, SIZES, Arrays, N, Vector, auc_world, binary_data, into_ball, start
 from worlds import logistic

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import fedstrata as fs
-from fedstrata.oracles import Oracles
+from fedstrata.problems.oracles import Oracles
 
 SIZES = [7, 12, 4, 20, 9]
 N = len(SIZES)

@@ -1,6 +1,6 @@
 """fedstrata: federated learning for layered objectives."""
 
-from fedstrata import data, models, partition, projections, schedules
+from fedstrata import data, models
 from fedstrata.algorithms import (
     AFL,
     CDMA,
@@ -41,15 +41,14 @@ from fedstrata.algorithms import (
     algorithm,
     param,
 )
-from fedstrata.callbacks import Callback, ShowProgress, TensorBoard
-from fedstrata.channels import Channel
 from fedstrata.clients import Client, Clients
+from fedstrata.clients.channel import Channel
+from fedstrata.clients.faults import Faults, Inject, QuorumError
+from fedstrata.core import schedules
+from fedstrata.core.errors import Diverged, FedstrataError, InputError, MissingData
+from fedstrata.core.schedules import CubeRoot, Epochs, Interval, RoundDecay, StepDecay
 from fedstrata.data import Dataset, FederatedData
-from fedstrata.diagnostics import Diagnostics
-from fedstrata.errors import Diverged, FedstrataError, InputError, MissingData
-from fedstrata.faults import Faults, Inject, QuorumError
-from fedstrata.metrics import Evaluation
-from fedstrata.problem import Problem
+from fedstrata.data import partitions as partition
 from fedstrata.problems import (
     Quadratic,
     adversarial,
@@ -62,14 +61,18 @@ from fedstrata.problems import (
     fair,
     maml,
     multilevel,
+    projections,
     quadratic,
     quadratic_saddle,
     risk_averse,
     robust,
     tower,
 )
-from fedstrata.schedules import CubeRoot, Epochs, Interval, RoundDecay, StepDecay
-from fedstrata.train import Run, train
+from fedstrata.problems.problem import Problem
+from fedstrata.training.callbacks import Callback, ShowProgress, TensorBoard
+from fedstrata.training.diagnostics import Diagnostics
+from fedstrata.training.metrics.evaluation import Evaluation
+from fedstrata.training.train import Run, train
 
 __version__ = "0.1.0"
 

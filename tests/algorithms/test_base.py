@@ -10,7 +10,7 @@ import torch
 
 import fedstrata as fs
 from fedstrata.algorithms import ALGORITHMS
-from fedstrata.schedules import Rate, Steps
+from fedstrata.core.schedules import Rate, Steps
 from support import make_clients, make_setting
 
 

@@ -11,8 +11,8 @@ import torch
 
 import fedstrata as fs
 from fedstrata.algorithms.matrices import MATRICES
-from fedstrata.metrics import gradient_norm
 from fedstrata.problems import Quadratic
+from fedstrata.training.metrics.evaluation import gradient_norm
 
 
 @cache

@@ -19,7 +19,7 @@ import fedstrata as fs
 from fedstrata.algorithms import ALGORITHMS
 from fedstrata.clients import Client, Counts
 from fedstrata.clients.simulated import SimulatedClients
-from fedstrata.projections import simplex as project_simplex
+from fedstrata.problems.projections import simplex as project_simplex
 from saddle_worlds import SADDLES, SaddleWorld
 from support import (
     example_for,
@@ -390,7 +390,7 @@ def test_comfedl_sends_a_weight_along_where_it_normalises(normalise: bool, shift
 @pytest.mark.untraced
 @pytest.mark.parametrize("name", CLASSES)
 def test_a_resumed_run_ends_with_the_same_bits(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedstrata.plots.plot", lambda *_, **__: None)  # drawing costs more than these runs
+    monkeypatch.setattr("fedstrata.training.plots.plot", lambda *_, **__: None)  # drawing costs more than these runs
     kind = kind_of(name)
     problem, data = example(name)
     options = {

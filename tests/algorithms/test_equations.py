@@ -20,9 +20,9 @@ from torch import nn
 
 import fedstrata as fs
 from fedstrata.clients.client import Setting
+from fedstrata.core.schedules import Clock
 from fedstrata.data.sampling import SAMPLINGS
-from fedstrata.oracles import Oracles
-from fedstrata.schedules import Clock
+from fedstrata.problems.oracles import Oracles
 from reference.fedavg import fedavg
 from reference.fedopt import fedadagrad, fedadam, fedyogi
 from reference.fedprox import fedprox

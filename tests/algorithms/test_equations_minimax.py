@@ -20,7 +20,7 @@ import torch
 
 import fedstrata as fs
 from fedstrata.algorithms import ALGORITHMS
-from fedstrata.algorithms.base import kind_of
+from fedstrata.algorithms.algorithm import kind_of
 from reference import fgda as fgda_module
 from reference.cdma import cdma, cdma_ada
 from reference.coda import coda

@@ -18,8 +18,8 @@ from torch import nn
 
 import fedstrata as fs
 from fedstrata.clients.simulated import SimulatedClients
-from fedstrata.oracles import Oracles
-from fedstrata.projections import simplex as project_simplex
+from fedstrata.problems.oracles import Oracles
+from fedstrata.problems.projections import simplex as project_simplex
 from reference.afl import afl
 from reference.drfa import drfa
 from reference.drfa import project_simplex as slow_projection

@@ -22,14 +22,14 @@ import torch
 from torch import nn
 
 import fedstrata as fs
-from fedstrata import oracles
 from fedstrata.algorithms import ALGORITHMS
-from fedstrata.algorithms.base import kind_of
+from fedstrata.algorithms.algorithm import kind_of
 from fedstrata.algorithms.layered import chain_rule, first_levels
 from fedstrata.algorithms.local_sgdm_rl import change_ratios
 from fedstrata.clients import Client
-from fedstrata.oracles import Oracles
-from fedstrata.trace import trace
+from fedstrata.problems import oracles
+from fedstrata.problems.oracles import Oracles
+from fedstrata.problems.trace import trace
 from reference import local_scgdam, local_sgdm_rl, local_smcgdam
 from saddle_worlds import SIZES, Arrays, N, Vector, binary_data, class_data, softmax, start
 from support import drawn, make_client, make_clients, make_setting, play, started

@@ -15,10 +15,10 @@ import fedstrata as fs
 from fedstrata.algorithms.estimators import into_ball
 from fedstrata.algorithms.matrices import MATRICES
 from fedstrata.clients.simulated import SimulatedClients
+from fedstrata.core.schedules import Clock
 from fedstrata.data.batch import Batch
-from fedstrata.metrics import gradient_norm
-from fedstrata.projections import simplex as project_simplex
-from fedstrata.schedules import Clock
+from fedstrata.problems.projections import simplex as project_simplex
+from fedstrata.training.metrics.evaluation import gradient_norm
 from support import make_client, make_clients, make_setting, mixture_of, play, sized_data, smooth_example
 
 SETTINGS: dict[str, dict[str, Any]] = {

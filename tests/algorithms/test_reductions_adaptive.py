@@ -13,11 +13,11 @@ import pytest
 import torch
 
 import fedstrata as fs
-from fedstrata.algorithms.base import ALGORITHMS, kind_of
-from fedstrata.compare import fitting
-from fedstrata.config import parse
-from fedstrata.identity import describe
-from fedstrata.schedules import steps_at
+from fedstrata.algorithms.algorithm import ALGORITHMS, kind_of
+from fedstrata.core.schedules import steps_at
+from fedstrata.experiments.compare import fitting
+from fedstrata.experiments.config import parse
+from fedstrata.training.fingerprint import describe
 from reference.fedlalr import interval
 from support import (
     drawn,

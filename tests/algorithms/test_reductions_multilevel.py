@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import fedstrata as fs
-from fedstrata import oracles
+from fedstrata.problems import oracles
 from saddle_worlds import SADDLES, N, binary_data, start
 from support import make_clients, make_setting, shared_oracles, sized_data, softmax_problem, started
 from towers import SHARE, TOWERS, Tower

@@ -10,12 +10,12 @@ import pytest
 import torch
 
 import fedstrata as fs
-from fedstrata.clients.base import cohort_size
 from fedstrata.clients.chunk import CPU_BUDGET, choose_chunk
 from fedstrata.clients.client import Client, Setting
+from fedstrata.clients.clients import cohort_size
+from fedstrata.core.schedules import Clock
 from fedstrata.data.batch import NO_DATA
-from fedstrata.oracles import Oracles
-from fedstrata.schedules import Clock
+from fedstrata.problems.oracles import Oracles
 from support import make_client, make_clients, make_setting, mixture_of, sized_data, softmax_problem
 
 SIZES = [9, 4, 7, 2, 4]

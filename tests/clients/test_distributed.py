@@ -30,9 +30,9 @@ import fedstrata as fs
 from distributed_worker import BIG, CASES, CHAINS, PROBES, ROUNDS, STOP, WIDE, Outcome
 from fedstrata.algorithms import ALGORITHMS
 from fedstrata.clients.distributed import shared_out
-from fedstrata.compare import run_config
-from fedstrata.config import read
-from fedstrata.ranks import ALONE, joined
+from fedstrata.clients.ranks import ALONE, joined
+from fedstrata.experiments.compare import run_config
+from fedstrata.experiments.config import read
 from support import without_seconds
 
 USED = ("steps", "samples", "bytes_up", "bytes_down")
@@ -78,7 +78,7 @@ def launch(tmp_path_factory: pytest.TempPathFactory) -> Launch:
     (folder / "runs").mkdir()
     (folder / "runs" / "pretrained.toml").write_text(worker.FILE + worker.PRETRAIN)
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["fedstrata", "fedstrata.plots", "torch._dynamo"])
+    context.set_forkserver_preload(["fedstrata", "fedstrata.training.plots", "torch._dynamo"])
     ranks = [context.Process(target=worker.work, args=(rank, folder)) for rank in range(worker.LARGEST)]
     for process in ranks:
         process.start()
@@ -302,7 +302,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Runs of a process alone."""
     folder = tmp_path_factory.mktemp("alone")
     with pytest.MonkeyPatch.context() as patch, worker.untraced():
-        patch.setattr("fedstrata.plots.plot", lambda *_, **__: None)  # drawing costs more than these runs
+        patch.setattr("fedstrata.training.plots.plot", lambda *_, **__: None)  # drawing costs more than these runs
         worker.train_scaffold(folder / "straight", ROUNDS)
         worker.train_auc(folder / "auc")
         (folder / "pretrained.toml").write_text(worker.FILE + worker.PRETRAIN)
@@ -441,7 +441,7 @@ def test_the_command_runs_with_the_ranks_of_torchrun(
     folder, printed = uninterrupted
     assert json.loads(printed) == json.loads((folder / "run" / "summary.json").read_text())  # one rank prints
     assert {"plot.png", "config.toml", "checkpoint"} <= files(folder / "run")
-    monkeypatch.setattr("fedstrata.plots.plot", lambda _, path, **__: path.touch())
+    monkeypatch.setattr("fedstrata.training.plots.plot", lambda _, path, **__: path.touch())
     run_config(read(folder / "experiment.toml"), tmp_path / "run", False, [])
     assert_same_run(folder / "run", tmp_path / "run", 1e-4)
     assert (folder / "run/config.toml").read_text() == (tmp_path / "run/config.toml").read_text()
@@ -459,7 +459,9 @@ def test_only_errors_of_the_network_are_another_ranks(monkeypatch: pytest.Monkey
     names = ("init_process_group", "destroy_process_group")
     for name in names:
         monkeypatch.setattr(torch.distributed, name, lambda *_, **__: None)
-    monkeypatch.setattr("fedstrata.ranks.rendezvous", lambda *_, **__: iter([(torch.distributed.HashStore(), 0, 2)]))
+    monkeypatch.setattr(
+        "fedstrata.clients.ranks.rendezvous", lambda *_, **__: iter([(torch.distributed.HashStore(), 0, 2)])
+    )
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "0")
     with pytest.raises(RuntimeError, match="igloo"), joined():

@@ -12,11 +12,11 @@ import torch
 from torch import nn
 
 import fedstrata as fs
-from fedstrata import config
 from fedstrata.data.batch import Batch
 from fedstrata.data.federated import Part
-from fedstrata.flat import Flat
-from fedstrata.identity import digest_of
+from fedstrata.experiments import config
+from fedstrata.models.flat import Flat
+from fedstrata.training.fingerprint import digest_of
 from support import make_client, make_clients, make_setting, sized_data, softmax_problem
 
 
@@ -234,8 +234,8 @@ def test_a_folder_of_clients_has_no_rows_to_spare(tmp_path: Path) -> None:
 def test_a_run_from_a_file_uses_it_and_runs_again(
     fedstrata: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fedstrata.plots.plot", lambda *_, **__: None)
-    monkeypatch.setattr("fedstrata.oracles.trace", lambda *_: None)
+    monkeypatch.setattr("fedstrata.training.plots.plot", lambda *_, **__: None)
+    monkeypatch.setattr("fedstrata.problems.oracles.trace", lambda *_: None)
     path = tmp_path / "experiment.toml"
     path.write_text(
         "[data]\nclients = 3\nsubset = 200\nauxiliary = 4\n[model]\nname = 'logreg'\n"

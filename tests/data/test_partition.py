@@ -8,8 +8,8 @@ from dataclasses import FrozenInstanceError
 import numpy as np
 import pytest
 
-from fedstrata.data.partition import PARTITIONS, ByKey, Dirichlet, Dominant, OneLarge, Partition, partition_named
-from fedstrata.errors import InputError
+from fedstrata.core.errors import InputError
+from fedstrata.data.partitions import PARTITIONS, ByKey, Dirichlet, Dominant, OneLarge, Partition, partition_named
 
 ROWS, CLASSES = 3000, 10
 TARGETS = np.random.default_rng(7).integers(CLASSES, size=ROWS)

@@ -19,10 +19,10 @@ import numpy as np
 import pytest
 import torch
 
+from fedstrata.core.errors import InputError, MissingData
 from fedstrata.data import download as fetching
 from fedstrata.data.download import SOURCES, Source, data_directory, download, find, locate
 from fedstrata.data.sets import CHARACTERS, SETS, load
-from fedstrata.errors import InputError, MissingData
 
 REAL = os.environ.get("FEDSTRATA_DATA", "")
 needs_data = pytest.mark.skipif(not REAL, reason="FEDSTRATA_DATA does not point to a data directory")

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from fedstrata import config
-from fedstrata.compare import run_config
+from fedstrata.core.errors import InputError
 from fedstrata.data import Dataset, load, sinusoid
-from fedstrata.errors import InputError
+from fedstrata.experiments import config
+from fedstrata.experiments.compare import run_config
 
 
 def curve(inputs: torch.Tensor, targets: torch.Tensor) -> tuple[float, float, float]:

@@ -12,11 +12,11 @@ import torch
 from torch import nn
 
 import fedstrata as fs
-from fedstrata import config
-from fedstrata.attack import worst_perturbation
-from fedstrata.metrics import MEASURES, Evaluation, objective
+from fedstrata.experiments import config
 from fedstrata.problems.adversarial import perturbed
-from fedstrata.projections import ball
+from fedstrata.problems.projections import ball
+from fedstrata.training.metrics.attack import worst_perturbation
+from fedstrata.training.metrics.evaluation import MEASURES, Evaluation, objective
 from minimax import Duals, numeric_slopes
 from support import make_client, make_setting
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import fedstrata as fs
-from fedstrata.metrics import gradient_norm, objective
-from fedstrata.projections import simplex
+from fedstrata.problems.projections import simplex
+from fedstrata.training.metrics.evaluation import gradient_norm, objective
 from support import sized_data, smooth_example, softmax_problem
 
 PLAIN, DATA = smooth_example()

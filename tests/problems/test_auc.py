@@ -13,8 +13,8 @@ from sklearn.metrics import log_loss, roc_auc_score
 from torch import nn
 
 import fedstrata as fs
-from fedstrata import config
-from fedstrata.metrics import MEASURES, objective
+from fedstrata.experiments import config
+from fedstrata.training.metrics.evaluation import MEASURES, objective
 from minimax import client_weights, mean_over_clients, numeric_slopes, prepared, slopes
 from support import make_client, make_clients, make_setting
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import fedstrata as fs
-from fedstrata.metrics import gradient_norm, objective
+from fedstrata.training.metrics.evaluation import gradient_norm, objective
 
 OPTIONS = {"clients": 4, "dimension": 3, "inner": 5, "samples": 6}
 

@@ -16,8 +16,8 @@ from torch import nn
 from torch.nn import functional as F
 
 import fedstrata as fs
-from fedstrata import config
-from fedstrata.metrics import MEASURES, gradient_norm, objective
+from fedstrata.experiments import config
+from fedstrata.training.metrics.evaluation import MEASURES, gradient_norm, objective
 from minimax import numeric_slopes, prepared, slopes
 from support import make_client, make_clients, make_setting, without_seconds
 
@@ -49,9 +49,9 @@ def model(outputs: int = 1, dtype: torch.dtype = torch.float64) -> nn.Module:
 @pytest.fixture(autouse=True)
 def _neither_trace_nor_draw(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both cost more than these runs take; one test is of traced graphs."""
-    monkeypatch.setattr("fedstrata.plots.plot", lambda *_, **__: None)
+    monkeypatch.setattr("fedstrata.training.plots.plot", lambda *_, **__: None)
     if "along_the_gradient[False]" not in request.node.name:
-        monkeypatch.setattr("fedstrata.oracles.trace", lambda *_: None)
+        monkeypatch.setattr("fedstrata.problems.oracles.trace", lambda *_: None)
 
 
 # --- by hand ---------------------------------------------------------------------------------------------------------

@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 import fedstrata as fs
-from fedstrata import config
-from fedstrata.metrics import objective
-from fedstrata.projections import simplex
+from fedstrata.experiments import config
+from fedstrata.problems.projections import simplex
+from fedstrata.training.metrics.evaluation import objective
 from minimax import Duals, client_weights, mean_over_clients, numeric_slopes, prepared, slopes
 from support import make_client, make_setting, sized_data
 

@@ -10,9 +10,9 @@ from torch import nn
 
 import fedstrata as fs
 from fedstrata.data.batch import Batch
-from fedstrata.metrics import gradient_norm, objective
-from fedstrata.oracles import Oracles
 from fedstrata.problems.maml import GradientStep
+from fedstrata.problems.oracles import Oracles
+from fedstrata.training.metrics.evaluation import gradient_norm, objective
 from support import make_client, make_clients, make_setting, sized_data, softmax_problem, started
 
 DATA = sized_data([9, 4, 12, 6], features=4, classes=3)

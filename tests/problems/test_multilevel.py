@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 import fedstrata as fs
-from fedstrata import config
-from fedstrata.metrics import gradient_norm, objective
+from fedstrata.experiments import config
+from fedstrata.training.metrics.evaluation import gradient_norm, objective
 from minimax import numeric_slopes, slopes
 from support import make_client, make_setting, softmax_problem
 
@@ -315,7 +315,7 @@ def test_an_estimate_of_the_deviation_may_be_below_zero(power: int, v: float) ->
 
 
 def test_a_run_with_estimates_below_zero_stays_finite(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedstrata.oracles.trace", lambda *_: None)
+    monkeypatch.setattr("fedstrata.problems.oracles.trace", lambda *_: None)
     problem, seen = fs.risk_averse(network(), weight=2.0, smoothing=1e-3), []
 
     class Watch(fs.Callback):

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 import fedstrata as fs
-from fedstrata.metrics import gradient_norm, objective
 from fedstrata.problems.robust import CAP, exponential
+from fedstrata.training.metrics.evaluation import gradient_norm, objective
 from support import make_clients, make_setting, sized_data, softmax_problem, started
 
 SIZES = [9, 4, 7, 2, 4]

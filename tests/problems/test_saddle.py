@@ -12,8 +12,8 @@ import pytest
 import torch
 
 import fedstrata as fs
-from fedstrata import config
-from fedstrata.metrics import MEASURES, Evaluation, gradient_norm, objective
+from fedstrata.experiments import config
+from fedstrata.training.metrics.evaluation import MEASURES, Evaluation, gradient_norm, objective
 from minimax import mean_over_clients, numeric_slopes, slopes
 from support import make_clients, make_setting
 

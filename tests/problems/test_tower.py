@@ -11,8 +11,8 @@ import pytest
 import torch
 
 import fedstrata as fs
-from fedstrata import config
-from fedstrata.metrics import gradient_norm, objective
+from fedstrata.experiments import config
+from fedstrata.training.metrics.evaluation import gradient_norm, objective
 from minimax import slopes
 
 SMALL: dict[str, Any] = {"clients": 3, "dimension": 4, "samples": 6}

@@ -3,7 +3,7 @@
 from fedstrata.algorithms.adafgda import AdaFGDA
 from fedstrata.algorithms.adamfcgd import AdaMFCGD
 from fedstrata.algorithms.afl import AFL
-from fedstrata.algorithms.base import ALGORITHMS, Algorithm, State, algorithm, param
+from fedstrata.algorithms.algorithm import ALGORITHMS, Algorithm, State, algorithm, param
 from fedstrata.algorithms.cdma import CDMA
 from fedstrata.algorithms.coda import CoDA
 from fedstrata.algorithms.codasca import CODASCA

@@ -25,14 +25,14 @@ from __future__ import annotations
 
 import torch
 
-from fedstrata.algorithms.base import Algorithm, State, param
+from fedstrata.algorithms.algorithm import Algorithm, State, param
 from fedstrata.algorithms.descent import RATES
 from fedstrata.algorithms.estimators import weights_now
 from fedstrata.algorithms.matrices import MATRICES, diagonal, first_memory, next_memory
 from fedstrata.algorithms.saddles import Pair, down_up, first_estimates, kept_estimates, storm_pair
 from fedstrata.clients import Client, Clients
-from fedstrata.problem import Problem
-from fedstrata.schedules import EqualSteps, Rate
+from fedstrata.core.schedules import EqualSteps, Rate
+from fedstrata.problems.problem import Problem
 
 
 class AdaFGDA(Algorithm):

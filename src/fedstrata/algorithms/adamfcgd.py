@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import torch
 
-from fedstrata.algorithms.base import Algorithm, State, param
+from fedstrata.algorithms.algorithm import Algorithm, State, param
 from fedstrata.algorithms.descent import RATES
 from fedstrata.algorithms.estimators import (
     direction,
@@ -35,8 +35,8 @@ from fedstrata.algorithms.estimators import (
 )
 from fedstrata.algorithms.matrices import MATRICES, diagonal, first_memory, next_memory
 from fedstrata.clients import Client, Clients
-from fedstrata.problem import Problem
-from fedstrata.schedules import EqualSteps, Rate
+from fedstrata.core.schedules import EqualSteps, Rate
+from fedstrata.problems.problem import Problem
 
 
 class AdaMFCGD(Algorithm):

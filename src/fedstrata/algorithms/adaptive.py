@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from fedstrata.algorithms.base import State
-from fedstrata.problem import Problem
+from fedstrata.algorithms.algorithm import State
+from fedstrata.problems.problem import Problem
 
 
 def adaptive_state(problem: Problem, tau: float) -> State:

@@ -18,12 +18,12 @@ from __future__ import annotations
 
 import torch
 
-from fedstrata.algorithms.base import Algorithm, State, param
+from fedstrata.algorithms.algorithm import Algorithm, State, param
 from fedstrata.algorithms.descent import RATES
 from fedstrata.algorithms.mixture import own_loss
 from fedstrata.clients import Client, Clients
-from fedstrata.problem import Problem
-from fedstrata.schedules import Rate
+from fedstrata.core.schedules import Rate
+from fedstrata.problems.problem import Problem
 
 
 class AFL(Algorithm):

@@ -29,11 +29,11 @@ import math
 
 import torch
 
-from fedstrata.algorithms.base import Algorithm, State, param
+from fedstrata.algorithms.algorithm import Algorithm, State, param
 from fedstrata.algorithms.descent import RATES
 from fedstrata.algorithms.saddles import gradients
 from fedstrata.clients import Client, Clients
-from fedstrata.schedules import EqualSteps
+from fedstrata.core.schedules import EqualSteps
 
 
 class CoDA(Algorithm):

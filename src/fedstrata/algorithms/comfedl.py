@@ -29,10 +29,10 @@ import warnings
 
 import torch
 
-from fedstrata.algorithms.base import Algorithm, State, param
+from fedstrata.algorithms.algorithm import Algorithm, State, param
 from fedstrata.algorithms.descent import RATES
 from fedstrata.clients import Client, Clients
-from fedstrata.schedules import Rate, Steps
+from fedstrata.core.schedules import Rate, Steps
 
 TINY_WEIGHT = 1e-30
 """A mean weight below this is about to vanish in single precision."""

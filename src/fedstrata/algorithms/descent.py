@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from fedstrata.clients import Client
-from fedstrata.schedules import Rate, Steps
+from fedstrata.core.schedules import Rate, Steps
 
 RATES = (1e-3, 1.0)
 """The range of learning rates that ``fedstrata tune`` searches, on a logarithmic scale."""

@@ -21,11 +21,11 @@ from __future__ import annotations
 
 import torch
 
-from fedstrata.algorithms.base import Algorithm, State, param
+from fedstrata.algorithms.algorithm import Algorithm, State, param
 from fedstrata.algorithms.descent import RATES, decayed
 from fedstrata.algorithms.mixture import own_loss
 from fedstrata.clients import Client, Clients
-from fedstrata.schedules import EqualSteps, Rate
+from fedstrata.core.schedules import EqualSteps, Rate
 
 
 class DRFA(Algorithm):

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 
 from fedstrata.clients import Client, Clients
-from fedstrata.errors import InputError
-from fedstrata.schedules import Rate
+from fedstrata.core.errors import InputError
+from fedstrata.core.schedules import Rate
 
 EXACT_BUDGET = 1 << 16
 """The largest d * r, with r > 1, for which ``jacobian = "auto"`` stores the inner Jacobian on each client."""

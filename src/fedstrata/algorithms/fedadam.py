@@ -24,11 +24,11 @@ from __future__ import annotations
 import torch
 
 from fedstrata.algorithms.adaptive import adaptive_state, adaptive_step
-from fedstrata.algorithms.base import Algorithm, State, param
+from fedstrata.algorithms.algorithm import Algorithm, State, param
 from fedstrata.algorithms.descent import RATES, local_sgd
 from fedstrata.clients import Client, Clients
-from fedstrata.problem import Problem
-from fedstrata.schedules import Rate, Steps
+from fedstrata.core.schedules import Rate, Steps
+from fedstrata.problems.problem import Problem
 
 
 class FedAdam(Algorithm):

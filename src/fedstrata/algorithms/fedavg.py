@@ -19,10 +19,10 @@ from __future__ import annotations
 
 import torch
 
-from fedstrata.algorithms.base import Algorithm, State, param
+from fedstrata.algorithms.algorithm import Algorithm, State, param
 from fedstrata.algorithms.descent import RATES, local_sgd
 from fedstrata.clients import Client, Clients
-from fedstrata.schedules import Rate, Steps
+from fedstrata.core.schedules import Rate, Steps
 
 
 class FedAvg(Algorithm):

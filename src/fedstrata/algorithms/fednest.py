@@ -34,12 +34,12 @@ from __future__ import annotations
 
 import torch
 
-from fedstrata.algorithms.base import Algorithm, State, param
+from fedstrata.algorithms.algorithm import Algorithm, State, param
 from fedstrata.algorithms.descent import RATES
 from fedstrata.algorithms.saddles import gradients
 from fedstrata.clients import Client, Clients
-from fedstrata.problem import Problem
-from fedstrata.schedules import EqualSteps, Rate
+from fedstrata.core.schedules import EqualSteps, Rate
+from fedstrata.problems.problem import Problem
 
 
 class FedNest(Algorithm):

@@ -33,12 +33,12 @@ from __future__ import annotations
 
 import torch
 
-from fedstrata.algorithms.base import Algorithm, State, param
+from fedstrata.algorithms.algorithm import Algorithm, State, param
 from fedstrata.algorithms.descent import RATES
 from fedstrata.algorithms.estimators import weights_now
 from fedstrata.algorithms.saddles import Pair, down_up, first_estimates, kept_estimates, storm_pair
 from fedstrata.clients import Client, Clients
-from fedstrata.schedules import EqualSteps, Rate
+from fedstrata.core.schedules import EqualSteps, Rate
 
 
 class FGDA(Algorithm):

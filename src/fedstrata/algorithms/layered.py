@@ -10,13 +10,13 @@ from typing import Any
 
 import torch
 
-from fedstrata.algorithms.base import State
+from fedstrata.algorithms.algorithm import State
 from fedstrata.algorithms.descent import decayed
 from fedstrata.algorithms.estimators import moving_average, weight_of
 from fedstrata.clients import Client, Clients
+from fedstrata.core.errors import invalid
+from fedstrata.core.schedules import Rate
 from fedstrata.data.batch import Batch
-from fedstrata.errors import invalid
-from fedstrata.schedules import Rate
 
 Tensors = tuple[torch.Tensor, ...]
 Estimates = tuple[Tensors, torch.Tensor, Tensors]

@@ -24,12 +24,12 @@ from __future__ import annotations
 
 import torch
 
-from fedstrata.algorithms.base import Algorithm, State, param
+from fedstrata.algorithms.algorithm import Algorithm, State, param
 from fedstrata.algorithms.descent import RATES, decayed
 from fedstrata.clients import Client, Clients
-from fedstrata.oracles import Tensors
-from fedstrata.problem import Problem
-from fedstrata.schedules import Rate, Steps
+from fedstrata.core.schedules import Rate, Steps
+from fedstrata.problems.oracles import Tensors
+from fedstrata.problems.problem import Problem
 
 
 class LocalAdaAlter(Algorithm):

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import torch
 
-from fedstrata.algorithms.base import Algorithm, State, param
+from fedstrata.algorithms.algorithm import Algorithm, State, param
 from fedstrata.algorithms.descent import RATES, decayed
 from fedstrata.algorithms.estimators import moving_average, weight_of
 from fedstrata.algorithms.layered import (
@@ -40,7 +40,7 @@ from fedstrata.algorithms.layered import (
     to_send,
 )
 from fedstrata.clients import Client, Clients
-from fedstrata.schedules import EqualSteps, Rate
+from fedstrata.core.schedules import EqualSteps, Rate
 
 
 class LocalSCGDAM(Algorithm):

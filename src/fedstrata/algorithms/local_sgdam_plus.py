@@ -23,12 +23,12 @@ from __future__ import annotations
 
 import torch
 
-from fedstrata.algorithms.base import Algorithm, State, param
+from fedstrata.algorithms.algorithm import Algorithm, State, param
 from fedstrata.algorithms.descent import RATES
 from fedstrata.algorithms.estimators import moving_average
 from fedstrata.algorithms.saddles import Pair, check_period, down_up, gradients_at_snapshot, snapshot
 from fedstrata.clients import Client, Clients
-from fedstrata.schedules import Rate
+from fedstrata.core.schedules import Rate
 
 
 class LocalSGDAMPlus(Algorithm):

@@ -31,7 +31,7 @@ from __future__ import annotations
 
 import torch
 
-from fedstrata.algorithms.base import Algorithm, State, param
+from fedstrata.algorithms.algorithm import Algorithm, State, param
 from fedstrata.algorithms.descent import RATES
 from fedstrata.algorithms.estimators import weight_of
 from fedstrata.algorithms.layered import (
@@ -47,7 +47,7 @@ from fedstrata.algorithms.layered import (
     to_send,
 )
 from fedstrata.clients import Client, Clients
-from fedstrata.schedules import EqualSteps, Rate
+from fedstrata.core.schedules import EqualSteps, Rate
 
 
 class LocalSMCGDAM(Algorithm):

@@ -31,7 +31,7 @@ from __future__ import annotations
 
 import torch
 
-from fedstrata.algorithms.base import Algorithm, State, param
+from fedstrata.algorithms.algorithm import Algorithm, State, param
 from fedstrata.algorithms.descent import RATES
 from fedstrata.algorithms.estimators import (
     direction,
@@ -42,7 +42,7 @@ from fedstrata.algorithms.estimators import (
     weights_now,
 )
 from fedstrata.clients import Client, Clients
-from fedstrata.schedules import EqualSteps, Rate
+from fedstrata.core.schedules import EqualSteps, Rate
 
 
 class MFCGD(Algorithm):

@@ -9,8 +9,8 @@ import torch
 from fedstrata.algorithms.descent import decayed
 from fedstrata.algorithms.estimators import storm
 from fedstrata.clients import Client
+from fedstrata.core.errors import invalid
 from fedstrata.data.batch import Batch
-from fedstrata.errors import invalid
 
 Pair = tuple[torch.Tensor, torch.Tensor]
 """A vector for x and one for y."""

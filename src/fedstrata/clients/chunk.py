@@ -18,9 +18,9 @@ from __future__ import annotations
 
 import torch
 
+from fedstrata.core.errors import invalid
 from fedstrata.data.federated import FederatedData
-from fedstrata.errors import invalid
-from fedstrata.problem import Problem
+from fedstrata.problems.problem import Problem
 
 CPU_BUDGET = 16 << 20
 ACCELERATOR_BUDGET = 1 << 30

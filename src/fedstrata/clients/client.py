@@ -12,13 +12,13 @@ import torch
 from torch.utils._pytree import tree_map
 
 from fedstrata.clients.state import ClientState
+from fedstrata.core.errors import InputError
+from fedstrata.core.schedules import Clock, Epochs, EqualSteps, Rate, Steps, rate_at, steps_at
 from fedstrata.data.batch import NO_DATA, Batch
 from fedstrata.data.federated import FederatedData
 from fedstrata.data.sampling import Everything, Sampling, steps_per_epoch
-from fedstrata.errors import InputError
-from fedstrata.oracles import Chain, Oracles, Tensors
-from fedstrata.problem import Problem
-from fedstrata.schedules import Clock, Epochs, EqualSteps, Rate, Steps, rate_at, steps_at
+from fedstrata.problems.oracles import Chain, Oracles, Tensors
+from fedstrata.problems.problem import Problem
 
 Listener = Callable[[Clock, np.ndarray, dict[str, Callable[[], torch.Tensor]]], None]
 

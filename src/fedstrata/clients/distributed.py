@@ -15,11 +15,11 @@ import numpy as np
 import torch
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
-from fedstrata.clients.base import Counts, Terms, Work
 from fedstrata.clients.client import Setting
+from fedstrata.clients.clients import Counts, Terms, Work
+from fedstrata.clients.faults import Fault
+from fedstrata.clients.ranks import Ranks, dtype_named
 from fedstrata.clients.simulated import SimulatedClients
-from fedstrata.faults import Fault
-from fedstrata.ranks import Ranks, dtype_named
 
 DIGIT = 1 << 16
 """Counts travel as digits of this base: exact in any floating-point buffer for up to 256 ranks."""

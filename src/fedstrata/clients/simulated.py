@@ -10,11 +10,11 @@ import numpy as np
 import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
-from fedstrata.channels import Changes, bytes_of, send, unpacked
-from fedstrata.clients.base import Answer, Clients, Terms, Work, for_each
+from fedstrata.clients.channel import Changes, bytes_of, send, unpacked
 from fedstrata.clients.client import Client, Setting
-from fedstrata.faults import SILENT, Inject
-from fedstrata.schedules import Clock
+from fedstrata.clients.clients import Answer, Clients, Terms, Work, for_each
+from fedstrata.clients.faults import SILENT, Inject
+from fedstrata.core.schedules import Clock
 
 
 class SimulatedClients(Clients):

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from fedstrata.core.errors import InputError, invalid
 from fedstrata.data import intake
-from fedstrata.errors import InputError, invalid
 
 if TYPE_CHECKING:
     from fedstrata.data.federated import FederatedData
-    from fedstrata.data.partition import Partition
+    from fedstrata.data.partitions import Partition
 
 
 _AUXILIARY = 9
@@ -136,7 +136,7 @@ class Dataset:
             options: Any = {"clients": clients, "seed": seed, "holdout": holdout, "support": support}
             return rest.split(partition, **options).with_auxiliary(server.inputs, server.targets)
         from fedstrata.data.federated import FederatedData, Part
-        from fedstrata.data.partition import Partition, partition_named
+        from fedstrata.data.partitions import Partition, partition_named
 
         if isinstance(partition, str):
             partition = partition_named(partition)

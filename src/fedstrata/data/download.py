@@ -24,7 +24,7 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import IO
 
-from fedstrata.errors import InputError, MissingData
+from fedstrata.core.errors import InputError, MissingData
 
 CONNECT_SECONDS = 5.0
 READ_SECONDS = 30.0

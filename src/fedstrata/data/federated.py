@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from fedstrata.core.errors import InputError, MissingData, invalid
 from fedstrata.data import intake
 from fedstrata.data.batch import Batch
-from fedstrata.errors import InputError, MissingData, invalid
 
 Arrays = tuple[torch.Tensor, ...]
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedstrata.errors import InputError, invalid
+from fedstrata.core.errors import InputError, invalid
 
 Pair = tuple[torch.Tensor, torch.Tensor]
 

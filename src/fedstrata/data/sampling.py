@@ -10,8 +10,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from fedstrata import rng
-from fedstrata.errors import invalid, unknown
+from fedstrata.core import rng
+from fedstrata.core.errors import invalid, unknown
 
 _AHEAD = 16
 _AHEAD_POSITIONS = 1 << 18

@@ -19,10 +19,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedstrata.data import readers
+from fedstrata.core.errors import InputError, invalid, is_number, unknown
+from fedstrata.data import formats
 from fedstrata.data.dataset import Dataset
 from fedstrata.data.download import SOURCES, Progress, data_directory, find, locate
-from fedstrata.errors import InputError, invalid, is_number, unknown
 
 Directory = str | Path | None
 
@@ -141,7 +141,7 @@ def shakespeare(
         _check_whole(option, value, 1, None, "shakespeare")
     if roles is not None:
         _check_whole("roles", roles, 1, None, "shakespeare")
-    read = readers.shakespeare(locate("shakespeare/shakespeare_roles.jsonl.gz", data_directory(data_dir), progress))
+    read = formats.shakespeare(locate("shakespeare/shakespeare_roles.jsonl.gz", data_directory(data_dir), progress))
     tokens = np.full(129, CHARACTERS.index(" "), np.uint8)
     tokens[[ord(character) for character in CHARACTERS]] = np.arange(len(CHARACTERS))
     train, test, keys = [], [], []
@@ -181,7 +181,7 @@ def omniglot(data_dir: Directory = None, progress: Progress | None = None, size:
     probabilistic program induction", Science 2015; MIT.
     """
     _check_whole("size", size, 1, 105, "omniglot")
-    drawings = readers.omniglot(locate("omniglot.npz", data_directory(data_dir), progress))
+    drawings = formats.omniglot(locate("omniglot.npz", data_directory(data_dir), progress))
     background = np.flatnonzero(~drawings.evaluation.astype(bool))
     # Row i of the matrix weighs the old pixels by how much of them lies in new pixel i.
     new, old = np.arange(size)[:, None] * 105 / size, np.arange(105)
@@ -225,7 +225,7 @@ def ham10000(data_dir: Directory = None, progress: Progress | None = None) -> Da
     CC BY-NC 4.0 (not for commercial use).
     """
     path = locate("ham10000.npz", data_directory(data_dir), progress)
-    images, targets, is_test = readers.npz(path, "images", "melanoma", "is_test")
+    images, targets, is_test = formats.npz(path, "images", "melanoma", "is_test")
     if images.ndim != 4 or images.shape[3] != 3 or images.dtype != np.uint8:
         raise InputError(f"The file {path} cannot be read: images has {images.dtype} of shape {images.shape}.")
     pixels, test = _scale(images.transpose(0, 3, 1, 2), 0.5, 0.5), is_test.astype(bool)
@@ -269,8 +269,8 @@ def adult(data_dir: Directory = None, progress: Progress | None = None) -> Datas
     Becker and Kohavi, "Adult", UCI 1996; CC BY 4.0.
     """
     directory = data_directory(data_dir)
-    train, test = (readers.adult(locate(f"tabular/adult.{part}", directory, progress)) for part in ("data", "test"))
-    inputs, test_inputs = readers.encode(train, test)
+    train, test = (formats.adult(locate(f"tabular/adult.{part}", directory, progress)) for part in ("data", "test"))
+    inputs, test_inputs = formats.encode(train, test)
     return _dataset("adult", inputs, train.targets, test_inputs, test.targets, 2)
 
 
@@ -282,9 +282,9 @@ def bank(data_dir: Directory = None, progress: Progress | None = None) -> Datase
     answer is: fine to compare methods, not to predict. Moro et al., "A Data-Driven Approach to Predict the Success
     of Bank Telemarketing", Decision Support Systems 2014; CC BY 4.0.
     """
-    table = readers.bank(locate("tabular/bank-additional-full.csv", data_directory(data_dir), progress))
+    table = formats.bank(locate("tabular/bank-additional-full.csv", data_directory(data_dir), progress))
     train, test = (table.take(rows) for rows in _split(table.targets))
-    inputs, test_inputs = readers.encode(train, test)
+    inputs, test_inputs = formats.encode(train, test)
     return _dataset("bank", inputs, train.targets, test_inputs, test.targets, 2)
 
 
@@ -294,7 +294,7 @@ def mammography(data_dir: Directory = None, progress: Progress | None = None) ->
     Class 1 is a calcification (2.3 %); stratified 80/20 split, always the same. Woods et al., "Comparative Evaluation
     of Pattern Recognition Techniques for Detection of Microcalcifications in Mammography", 1993; licence not stated.
     """
-    inputs, labels = readers.mammography(locate("tabular/mammography.csv", data_directory(data_dir), progress))
+    inputs, labels = formats.mammography(locate("tabular/mammography.csv", data_directory(data_dir), progress))
     return _split_and_standardise("mammography", inputs, labels > 0)
 
 
@@ -386,7 +386,7 @@ def _split(targets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 def _split_and_standardise(name: str, inputs: np.ndarray, targets: np.ndarray) -> Dataset:
     train, test = _split(targets)
-    scaled, test_scaled = readers.standardise(inputs[train], inputs[test])
+    scaled, test_scaled = formats.standardise(inputs[train], inputs[test])
     return _dataset(name, scaled, targets[train], test_scaled, targets[test], 2)
 
 
@@ -407,7 +407,7 @@ def _idx_set(
     kinds = ("images-idx3-ubyte.gz", "labels-idx1-ubyte.gz")
     paths = [[locate(f"{folder}/{part}-{kind}", directory, progress) for kind in kinds] for part in ("train", "t10k")]
     for images, labels in paths:
-        pixels, targets = readers.idx_pair(images, labels)
+        pixels, targets = formats.idx_pair(images, labels)
         arrays += [_scale(pixels[:, None], mean, std), targets]
     return _dataset(name, arrays[0], arrays[1], arrays[2], arrays[3], 10)
 
@@ -421,21 +421,21 @@ def _cifar_set(
     mean: Sequence[float],
     std: Sequence[float],
 ) -> Dataset:
-    parts = [readers.cifar(readers.folder_files(folder, pattern), labels, classes) for pattern in patterns]
+    parts = [formats.cifar(formats.folder_files(folder, pattern), labels, classes) for pattern in patterns]
     (images, targets), (test_images, test_targets) = parts
     return _dataset(name, _scale(images, mean, std), targets, _scale(test_images, mean, std), test_targets, classes)
 
 
 def _medmnist_set(name: str, path: Path, positive: int, validation: bool) -> Dataset:
-    parts = [readers.medmnist(path, part) for part in ("train", "val")[: 2 if validation else 1]]
+    parts = [formats.medmnist(path, part) for part in ("train", "val")[: 2 if validation else 1]]
     images, labels = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
-    test_images, test_labels = readers.medmnist(path, "test")
+    test_images, test_labels = formats.medmnist(path, "test")
     pixels, test_pixels = (_scale(array[:, None], 0.5, 0.5) for array in (images, test_images))
     return _dataset(name, pixels, labels == positive, test_pixels, test_labels == positive, 2)
 
 
 def _libsvm(path: Path, features: int) -> tuple[np.ndarray, np.ndarray]:
-    inputs, labels = readers.libsvm(path, features)
+    inputs, labels = formats.libsvm(path, features)
     if not np.isin(labels, (-1, 1)).all():
         raise InputError(f"The file {path} cannot be read: it has labels other than -1 and +1.")
     return inputs, labels > 0

@@ -9,8 +9,8 @@ from typing import Any
 
 from torch import nn
 
+from fedstrata.core.schedules import schedule
 from fedstrata.data.federated import FederatedData
-from fedstrata.problem import Problem
 from fedstrata.problems.adversarial import adversarial
 from fedstrata.problems.agnostic import agnostic
 from fedstrata.problems.auc import auc
@@ -19,10 +19,10 @@ from fedstrata.problems.erm import erm
 from fedstrata.problems.fair import fair
 from fedstrata.problems.maml import damaml, maml
 from fedstrata.problems.multilevel import multilevel, risk_averse
+from fedstrata.problems.problem import Problem
 from fedstrata.problems.quadratic import Quadratic, composition, quadratic, quadratic_saddle
 from fedstrata.problems.robust import robust
 from fedstrata.problems.tower import tower
-from fedstrata.schedules import schedule
 
 
 @dataclass(frozen=True)

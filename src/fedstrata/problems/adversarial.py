@@ -9,13 +9,13 @@ from dataclasses import replace
 import torch
 from torch import nn
 
+from fedstrata.core.errors import invalid
 from fedstrata.data.federated import FederatedData
-from fedstrata.errors import invalid
-from fedstrata.flat import BatchNormRule
-from fedstrata.problem import Arrays, Problem
+from fedstrata.models.flat import BatchNormRule
 from fedstrata.problems.checks import check_positive
 from fedstrata.problems.erm import Losses, erm
-from fedstrata.projections import ball
+from fedstrata.problems.problem import Arrays, Problem
+from fedstrata.problems.projections import ball
 
 
 def adversarial(

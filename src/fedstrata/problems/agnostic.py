@@ -7,12 +7,12 @@ from dataclasses import replace
 import torch
 from torch import nn
 
+from fedstrata.core.errors import invalid
 from fedstrata.data.federated import FederatedData
-from fedstrata.errors import invalid
-from fedstrata.flat import BatchNormRule
-from fedstrata.problem import Arrays, Problem
+from fedstrata.models.flat import BatchNormRule
 from fedstrata.problems.erm import Losses, erm
-from fedstrata.projections import simplex
+from fedstrata.problems.problem import Arrays, Problem
+from fedstrata.problems.projections import simplex
 
 
 def agnostic(

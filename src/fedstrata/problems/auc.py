@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import nn
 
+from fedstrata.core.errors import InputError, invalid, is_number
 from fedstrata.data.federated import FederatedData
-from fedstrata.errors import InputError, invalid, is_number
-from fedstrata.flat import BatchNormRule, Flat
-from fedstrata.problem import Arrays, Problem
+from fedstrata.models.flat import BatchNormRule, Flat
 from fedstrata.problems.checks import check_positive, check_switch
 from fedstrata.problems.erm import binary_cross_entropy, check_model, cross_entropy, scores, two_samples, weighted_mean
+from fedstrata.problems.problem import Arrays, Problem
+from fedstrata.problems.projections import box
 from fedstrata.problems.shares import class_shares
-from fedstrata.projections import box
 
 if TYPE_CHECKING:
     from fedstrata.clients import Clients

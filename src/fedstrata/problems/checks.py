@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-from fedstrata.errors import invalid, is_number
-from fedstrata.schedules import Schedule
+from fedstrata.core.errors import invalid, is_number
+from fedstrata.core.schedules import Schedule
 
 
 def check_shift(name: str, shift: object) -> None:

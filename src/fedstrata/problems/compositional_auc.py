@@ -8,14 +8,14 @@ from typing import Literal
 import torch
 from torch import nn
 
-from fedstrata.errors import invalid
-from fedstrata.flat import BatchNormRule, Flat
-from fedstrata.problem import Arrays, Outer, Problem
+from fedstrata.core.errors import invalid
+from fedstrata.core.schedules import Rate
+from fedstrata.models.flat import BatchNormRule, Flat
 from fedstrata.problems.auc import auc, either_cross_entropy
 from fedstrata.problems.checks import check_rate, check_switch
 from fedstrata.problems.erm import weighted_mean
 from fedstrata.problems.maml import with_gradient_steps
-from fedstrata.schedules import Rate
+from fedstrata.problems.problem import Arrays, Outer, Problem
 
 
 def compositional_auc(

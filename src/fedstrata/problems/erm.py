@@ -8,10 +8,10 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from fedstrata.core.errors import InputError, invalid, unknown
 from fedstrata.data.federated import FederatedData
-from fedstrata.errors import InputError, invalid, unknown
-from fedstrata.flat import BatchNormRule, Flat
-from fedstrata.problem import Arrays, Problem
+from fedstrata.models.flat import BatchNormRule, Flat
+from fedstrata.problems.problem import Arrays, Problem
 
 Losses = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
@@ -57,7 +57,7 @@ def erm(model: nn.Module, loss: str | Losses = "cross_entropy", batchnorm: Batch
     """Build ordinary federated learning: min_x M_k[ mean loss of the model with weights x on client k's data ].
 
     ``loss`` is "cross_entropy", "binary_cross_entropy", "squared", or a function ``(outputs, targets) -> one loss per
-    sample``. ``batchnorm`` says what to do with BatchNorm layers: see :class:`fedstrata.flat.Flat`.
+    sample``. ``batchnorm`` says what to do with BatchNorm layers: see :class:`fedstrata.models.flat.Flat`.
     """
     if not isinstance(loss, str) and not callable(loss):
         raise invalid("loss", loss, f"one of {', '.join(LOSSES)}, or a function of outputs and targets")

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import nn
 
+from fedstrata.core.errors import InputError, invalid, is_number
 from fedstrata.data.federated import FederatedData
-from fedstrata.errors import InputError, invalid, is_number
-from fedstrata.flat import BatchNormRule
-from fedstrata.problem import Arrays, Problem
+from fedstrata.models.flat import BatchNormRule
 from fedstrata.problems.agnostic import agnostic
 from fedstrata.problems.erm import Losses, erm, weighted_mean
+from fedstrata.problems.problem import Arrays, Problem
+from fedstrata.problems.projections import simplex
 from fedstrata.problems.shares import class_shares
-from fedstrata.projections import simplex
 
 if TYPE_CHECKING:
     pass

@@ -9,13 +9,13 @@ from typing import Literal
 import torch
 from torch import nn
 
-from fedstrata.errors import invalid
-from fedstrata.flat import BatchNormRule
-from fedstrata.problem import Arrays, Outer, Problem
+from fedstrata.core.errors import invalid
+from fedstrata.core.schedules import Clock, Rate, Schedule, rate_at
+from fedstrata.models.flat import BatchNormRule
 from fedstrata.problems.checks import check_positive, check_rate, check_shift, check_switch
 from fedstrata.problems.erm import Losses, erm
+from fedstrata.problems.problem import Arrays, Outer, Problem
 from fedstrata.problems.robust import as_level, linked
-from fedstrata.schedules import Clock, Rate, Schedule, rate_at
 
 
 def maml(

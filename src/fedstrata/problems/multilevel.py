@@ -9,11 +9,11 @@ from typing import Literal
 import torch
 from torch import nn
 
-from fedstrata.errors import invalid
-from fedstrata.flat import BatchNormRule
-from fedstrata.problem import Arrays, Level, Outer, Problem
+from fedstrata.core.errors import invalid
+from fedstrata.models.flat import BatchNormRule
 from fedstrata.problems.checks import check_positive
 from fedstrata.problems.erm import Losses, erm, weighted_mean
+from fedstrata.problems.problem import Arrays, Level, Outer, Problem
 
 
 def multilevel(

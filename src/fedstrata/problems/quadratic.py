@@ -7,10 +7,10 @@ from typing import Literal
 
 import torch
 
+from fedstrata.core.errors import invalid
 from fedstrata.data.federated import FederatedData
-from fedstrata.errors import invalid
-from fedstrata.problem import Arrays, Problem
 from fedstrata.problems.checks import check_counts, check_numbers
+from fedstrata.problems.problem import Arrays, Problem
 
 
 @dataclass(frozen=True)

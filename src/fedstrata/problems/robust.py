@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import nn
 
-from fedstrata.errors import invalid, unknown
-from fedstrata.flat import BatchNormRule
-from fedstrata.problem import Arrays, Level, Outer, Problem
+from fedstrata.core.errors import invalid, unknown
+from fedstrata.models.flat import BatchNormRule
 from fedstrata.problems.checks import check_positive, check_shift
 from fedstrata.problems.erm import Losses, erm
-from fedstrata.questions import first_loss
+from fedstrata.problems.problem import Arrays, Level, Outer, Problem
+from fedstrata.problems.queries import first_loss
 
 if TYPE_CHECKING:
     from fedstrata.clients import Clients

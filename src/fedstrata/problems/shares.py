@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from fedstrata.questions import class_counts
+from fedstrata.problems.queries import class_counts
 
 if TYPE_CHECKING:
     from fedstrata.clients import Clients

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
+from fedstrata.core.errors import invalid
 from fedstrata.data.federated import FederatedData
-from fedstrata.errors import invalid
-from fedstrata.problem import Arrays, Level, Problem
 from fedstrata.problems.checks import check_counts, check_numbers, check_switch
+from fedstrata.problems.problem import Arrays, Level, Problem
 from fedstrata.problems.quadratic import Quadratic
 
 

@@ -1,0 +1,1 @@
+"""Experiments: configuration files, comparisons, tuning, and the papers' figures."""

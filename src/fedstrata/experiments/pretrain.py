@@ -1,0 +1,143 @@
+"""Pre-training: plain federated learning by cross-entropy, whose weights a problem starts from: ``[pretrain]``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedstrata.algorithms.algorithm import Algorithm
+from fedstrata.clients.ranks import ranks_here
+from fedstrata.core.errors import FedstrataError, InputError
+from fedstrata.data.federated import FederatedData
+from fedstrata.experiments.config import Experiment, within
+from fedstrata.models.flat import Flat
+from fedstrata.problems import erm
+from fedstrata.problems.erm import two_samples
+from fedstrata.problems.problem import Problem
+from fedstrata.training.callbacks import Callback
+from fedstrata.training.fingerprint import describe, digest_of
+from fedstrata.training.metrics.evaluation import Evaluation
+from fedstrata.training.rundir import RunDirectory
+from fedstrata.training.train import Run, check_run, train
+
+
+@dataclass(frozen=True)
+class Pretraining:
+    """What comes before the run of an experiment: ``erm`` with its data, its model and its settings of ``[train]``.
+
+    config: the tables of a file that runs just this.
+    """
+
+    problem: Problem
+    data: FederatedData
+    algorithm: Algorithm
+    settings: dict[str, Any]
+    evaluation: Evaluation
+    config: dict[str, Any]
+
+    @staticmethod
+    def of(experiment: Experiment) -> Pretraining | None:
+        """Return the pre-training that an experiment asks for, if any."""
+        config, data, flat = experiment.config, experiment.data, experiment.problem.flat
+        if not config.pretrain.rounds:
+            return None
+        if experiment.model is None or flat is None:
+            raise InputError(f"The problem {experiment.problem.name} has no model to pre-train: leave out [pretrain].")
+        if not data.classes:
+            raise InputError(f"[pretrain] is by cross-entropy, which needs classes: the data {data.name} have none.")
+        if experiment.problem.check is not None:
+            experiment.problem.check(data)
+        options = {"loss": _loss(flat, data), "batchnorm": config.problem.options.get("batchnorm", "refuse")}
+        settings = {**config.settings(), "rounds": config.pretrain.rounds}
+        clients = experiment.evaluation.clients  # what else is evaluated is about the problem itself
+        others = ("algorithms", "compare", "evaluate", "label", "plot", "pretrain", "tune", "variants")
+        tables = config.to_toml(*others) | {
+            "problem": {"name": "erm", **options},
+            "algorithm": describe(experiment.pretrainer),
+            "train": {
+                k: v for k, v in {**config.train.model_dump(), "rounds": settings["rounds"]}.items() if v is not None
+            },
+            "evaluate": {"clients": clients},
+        }
+        problem = erm(experiment.model, **options)
+        return Pretraining(problem, data, experiment.pretrainer, settings, Evaluation(clients), tables)
+
+    @property
+    def table(self) -> dict[str, Any]:
+        """The table ``[pretrain]`` of a configuration file, every option in it."""
+        options = {k: v for k, v in self.config["algorithm"].items() if k != "name"}
+        return {"rounds": self.settings["rounds"], "algorithm": self.algorithm.name, **options}
+
+    @cached_property
+    def key(self) -> str:
+        """What it depends on, as a text: two with the same key give the same weights."""
+        return json.dumps({**self.config, "digest": digest_of(self.problem, self.data)}, sort_keys=True)
+
+    def check(self) -> None:
+        """Refuse an algorithm, or data, that it is not made for; the rest it shares with the run."""
+        with within("[pretrain]"):
+            self.algorithm.check(self.problem, self.settings["participation"], self.data.clients)
+            assert self.problem.check is not None
+            self.problem.check(self.data)
+
+    def run(self, out: Path | None, callbacks: Sequence[Callback]) -> Run:
+        """Train, or go on with what is in the run directory ``out``."""
+        listeners = [listener for c in callbacks if (listener := c.for_pretraining()) is not None]
+        with within("[pretrain]", FedstrataError):
+            return train(
+                self.problem,
+                self.data,
+                self.algorithm,
+                **self.settings,
+                evaluate=self.evaluation,
+                out=out,
+                resume=out is not None,
+                callbacks=listeners,
+                config=self.config,
+            )
+
+
+def start(
+    experiment: Experiment,
+    before: Pretraining,
+    config: dict[str, Any],
+    out: Path | None,
+    resume: bool,
+    callbacks: Sequence[Callback],
+) -> None:
+    """Pre-train, and let the experiment start from there.
+
+    The run directory is opened first, with ``config``: pre-training has a directory in it, and a run that must not be
+    there, or is another one, is refused before anything is trained. The digest of its start is left to the run.
+    """
+    check_run(
+        experiment.problem,
+        experiment.data,
+        experiment.algorithm,
+        experiment.evaluation,
+        experiment.config.settings(),
+    )
+    before.check()
+    if out is None:
+        experiment.start_from(before.run(None, callbacks))
+        return
+    with closing(RunDirectory(out)) as directory:
+        if ranks_here().first:
+            data = digest_of(experiment.problem, experiment.data)["data"]
+            directory.open({**config, "digest": {"data": data}}, resume)
+        experiment.start_from(before.run(out / "pretrain", callbacks))
+
+
+def _loss(flat: Flat, data: FederatedData) -> str:
+    """Return the cross-entropy that fits the model: binary for one output and two classes."""
+    inputs = two_samples(flat, data)[0]
+    with torch.no_grad():
+        outputs = flat(flat.initial, inputs)
+    return "binary_cross_entropy" if outputs.numel() == 2 and data.classes == 2 else "cross_entropy"

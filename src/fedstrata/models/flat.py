@@ -1,0 +1,145 @@
+"""Vectors, not modules: any ``torch.nn.Module`` as a pure function of one flat vector, and back."""
+
+from __future__ import annotations
+
+import copy
+import math
+from typing import Literal
+
+import torch
+from torch import nn
+
+from fedstrata.core.errors import InputError, invalid
+
+BatchNormRule = Literal["refuse", "group", "batch"]
+
+
+class Flat:
+    """A module as a pure function of a flat vector: ``outputs = flat(x, inputs)``.
+
+    The vector holds the module's trainable parameters one after another, in the order of ``named_parameters()``;
+    parameters are views into it, never copies. Frozen parameters and constant buffers stay as they are.
+
+    Running statistics (BatchNorm) are state that a pure function cannot hold. ``batchnorm`` says what to do with them:
+    ``"refuse"`` (an error), ``"group"`` (GroupNorm in their place) or ``"batch"`` (always the batch's own statistics).
+    """
+
+    def __init__(self, module: nn.Module, batchnorm: BatchNormRule = "refuse") -> None:
+        self.module = _without_state(copy.deepcopy(module), batchnorm)
+        trainable = [(n, p) for n, p in self.module.named_parameters() if p.requires_grad]
+        if not trainable:
+            raise InputError(f"The model {type(module).__name__} has no trainable parameters.")
+        kinds = {p.dtype for _, p in trainable}
+        if len(kinds) > 1:
+            raise invalid("dtype of the model's parameters", sorted(map(str, kinds)), "one and the same")
+        self.names = tuple(n for n, _ in trainable)
+        self.shapes = tuple(p.shape for _, p in trainable)
+        self.sizes = [p.numel() for _, p in trainable]
+        self.size = sum(self.sizes)
+        owner = {id(p): n for n, p in trainable}
+        every = self.module.named_parameters(remove_duplicate=False)
+        self._aliases = {n: owner[id(p)] for n, p in every if owner.get(id(p), n) != n}
+        self.initial = torch.cat([p.detach().reshape(-1) for _, p in trainable])
+
+    def views(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Cut a vector into the module's parameters: views, no copies. What comes after them is left alone."""
+        parts = torch.split(x, [*self.sizes, len(x) - self.size])
+        return {n: part.view(s) for n, part, s in zip(self.names, parts, self.shapes, strict=False)}
+
+    def __call__(self, x: torch.Tensor, *inputs: torch.Tensor) -> torch.Tensor:
+        """Run the module with the weights in ``x``, a vector whose first ``size`` entries they are."""
+        out: torch.Tensor = torch.func.functional_call(
+            self.module, self.views(x), inputs, tie_weights=bool(self._aliases)
+        )
+        return out
+
+    def pure(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Run the module at its initial weights, and refuse it when it draws random numbers or changes its buffers."""
+        buffers = [b.clone() for b in self.module.buffers()]
+        before = torch.get_rng_state()
+        with torch.no_grad():
+            outputs = self(self.initial, inputs)
+        name = type(self.module).__name__
+        if not torch.equal(before, torch.get_rng_state()):
+            torch.set_rng_state(before)
+            raise InputError(f"The model {name} draws random numbers, so it is not a pure function of its weights.")
+        if any(not torch.equal(old, new) for old, new in zip(buffers, self.module.buffers(), strict=True)):
+            raise InputError(f"The model {name} changes its buffers, so it is not a pure function of its weights.")
+        return outputs
+
+    def state_dict(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Return the module's state_dict with the weights in ``x``."""
+        state = self.module.state_dict()
+        state.update({n: v.detach().clone() for n, v in self.views(x).items()})
+        state.update({alias: state[n] for alias, n in self._aliases.items()})
+        return state
+
+    def to_module(self, x: torch.Tensor) -> nn.Module:
+        """Return an ordinary module with the weights in ``x``."""
+        module = copy.deepcopy(self.module)
+        module.load_state_dict(self.state_dict(x))
+        return module.to(x.device)
+
+    def to_vector(self, state: dict[str, torch.Tensor]) -> torch.Tensor:
+        """Return the flat vector of a state_dict: the inverse of :meth:`state_dict`."""
+        missing = [n for n in self.names if n not in state]
+        if missing:
+            raise InputError(f"The state_dict lacks {', '.join(missing)}.")
+        return torch.cat([state[n].detach().reshape(-1) for n in self.names])
+
+    def last_matrix(self) -> slice:
+        """Return where the last layer's matrix stands in the flat vector: last in the order of ``named_parameters``."""
+        end = self.size
+        for shape, size in zip(reversed(self.shapes), reversed(self.sizes), strict=True):
+            if len(shape) >= 2:
+                return slice(end - size, end)
+            end -= size
+        raise InputError(f"The model {type(self.module).__name__} has no layer with a matrix.")
+
+    def layers(self) -> Literal["dense", "convolutional", "recurrent"]:
+        """Tell the kind of layers, which decides how many clients should advance together."""
+        modules = list(self.module.modules())
+        if any(isinstance(m, nn.RNNBase) for m in modules):
+            return "recurrent"
+        if any(isinstance(m, nn.modules.conv._ConvNd) for m in modules):
+            return "convolutional"
+        return "dense"
+
+
+def _without_state(module: nn.Module, batchnorm: BatchNormRule) -> nn.Module:
+    if batchnorm not in ("refuse", "group", "batch"):
+        raise invalid("batchnorm", batchnorm, "'refuse', 'group' or 'batch'")
+    for name, part in list(module.named_modules()):
+        dropout = part.p if isinstance(part, nn.modules.dropout._DropoutNd) else getattr(part, "dropout", 0.0)
+        if isinstance(dropout, int | float) and dropout > 0:
+            raise InputError(
+                f"The layer {name!r} ({type(part).__name__}, dropout {dropout}) draws random numbers, so the model "
+                "is not a pure function of its weights. Remove it or set it to 0."
+            )
+        if not isinstance(part, nn.modules.batchnorm._NormBase) or not part.track_running_stats:
+            continue
+        if batchnorm == "refuse":
+            raise InputError(
+                f"The layer {name!r} ({type(part).__name__}) keeps running statistics, which a pure function of the "
+                "weights cannot hold. Pass batchnorm='group' (GroupNorm instead) or batchnorm='batch' (always the "
+                "batch's own statistics)."
+            )
+        if batchnorm == "batch":
+            part.track_running_stats = False
+            part.running_mean = part.running_var = part.num_batches_tracked = None
+        elif not name:
+            module = _group_norm(part)
+        else:
+            parent, _, leaf = name.rpartition(".")
+            setattr(module.get_submodule(parent), leaf, _group_norm(part))
+    return module
+
+
+def _group_norm(norm: nn.modules.batchnorm._NormBase) -> nn.GroupNorm:
+    """Return a GroupNorm over the same channels, with the same scale and shift."""
+    channels = norm.num_features
+    group = nn.GroupNorm(math.gcd(channels, 8), channels, eps=norm.eps, affine=norm.affine)
+    if norm.affine:
+        group.load_state_dict({"weight": norm.weight, "bias": norm.bias})
+        group.to(norm.weight.dtype)
+    return group

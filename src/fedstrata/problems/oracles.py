@@ -1,0 +1,327 @@
+"""Oracles: values and derivatives of a problem for C clients at once, on tensors [C, .].
+
+Several clients are ``torch.func.vmap`` of one client's function. For shapes that come again and again the function is
+traced once into a graph of tensor operations, which takes away most of the dispatch cost of vmap and grad; for the
+others, and for functions that cannot be traced, one client is plain autograd. A function that vmap cannot take (it
+decides by values, or uses a recurrent kernel) runs one client at a time. All forms give the same numbers.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+import torch
+
+from fedstrata.core.errors import FedstrataError
+from fedstrata.data.batch import Batch
+from fedstrata.problems.problem import Arrays, Level, Problem
+from fedstrata.problems.trace import trace
+
+Tensors = tuple[torch.Tensor, ...]
+Function = Callable[..., torch.Tensor]
+Form = Callable[..., Tensors]
+
+
+class Chain(NamedTuple):
+    """One pass through all layers.
+
+    gradient:    J_1^T ... J_K^T grad f, the layers' chain rule: [C, d].
+    values:      what the levels gave, g_1(x), g_2(u_1)..g_K(u_{K-1}).
+    outer_grads: the gradient of f at u_K, and in y when there is a dual.
+    """
+
+    gradient: torch.Tensor
+    values: Tensors
+    outer_grads: Tensors
+
+
+@runtime_checkable
+class HasPullback(Protocol):
+    """A level that knows a quicker way to its transposed Jacobian times a vector."""
+
+    def pullback(self, u: torch.Tensor, cotangent: torch.Tensor, batch: Arrays) -> torch.Tensor:
+        """Return J^T cotangent."""
+        ...
+
+
+def _value(fn: Function) -> tuple[Form, Form]:
+    def one(*args: Any) -> Tensors:
+        return (fn(*args),)
+
+    return one, one
+
+
+def _gradient(fn: Function, derivatives: int) -> tuple[Form, Form]:
+    def one(*args: Any) -> Tensors:
+        leaves = [a.detach().requires_grad_() for a in args[:derivatives]]
+        with torch.enable_grad():
+            value = fn(*leaves, *args[derivatives:])
+        return _backward(value, leaves, None)
+
+    many: Form = torch.func.grad(fn, argnums=tuple(range(derivatives)))
+    return one, many
+
+
+def _pullback(fn: Level) -> tuple[Form, Form]:
+    def one(u: torch.Tensor, cotangent: torch.Tensor, batch: Arrays) -> Tensors:
+        _, pull = _linearised(fn, u, batch)
+        return (pull(cotangent),)
+
+    def many(u: torch.Tensor, cotangent: torch.Tensor, batch: Arrays) -> Tensors:
+        if isinstance(fn, HasPullback):
+            return (fn.pullback(u, cotangent, batch),)
+        _, pull = _linearised_many(fn, u, batch)
+        return (pull(cotangent),)
+
+    return one, many
+
+
+def _jacobian(fn: Level) -> tuple[Form, Form]:
+    def many(u: torch.Tensor, batch: Arrays) -> Tensors:
+        value, pull = _linearised_many(fn, u, batch)
+        if value.numel() == 1:
+            return value, pull(torch.ones_like(value)).unsqueeze(0)
+        rows: torch.Tensor = torch.func.vmap(pull)(torch.eye(value.numel(), dtype=value.dtype, device=value.device))
+        return value, rows
+
+    def one(u: torch.Tensor, batch: Arrays) -> Tensors:
+        value, pull = _linearised(fn, u, batch)
+        rows = torch.eye(value.numel(), dtype=value.dtype, device=value.device)
+        return value, torch.stack([pull(row) for row in rows])
+
+    return one, many
+
+
+def _chain(problem: Problem, carried: bool) -> tuple[Form, Form]:
+    """Return the pass through all layers; ``carried`` when level k gives ``offset_k + weight * g_k``."""
+    count = len(problem.levels)
+    duals = 1 if problem.dual else 0
+    outer_one, outer_many = _gradient(problem.outer, 1 + duals)
+
+    def form(linearised: Callable[..., Any], outer_grads: Form) -> Form:
+        def run(x: torch.Tensor, *rest: Any) -> Tensors:
+            y, rest = rest[:duals], rest[duals:]
+            offsets, weight, batches = rest[:count], rest[count], rest[count + 1 :]
+            batches = batches if carried else rest
+            u, values, pulls = x, [], []
+            for k, level in enumerate(problem.levels):
+                value, pull = linearised(level, u, batches[k])
+                u = offsets[k] + weight * value if carried else value
+                values.append(value)
+                pulls.append(pull)
+            grads = outer_grads(u, *y, batches[-1])
+            gradient = grads[0]
+            for pull in reversed(pulls):
+                gradient = pull(gradient)
+            return (gradient, *values, *grads)
+
+        return run
+
+    return form(_linearised, outer_one), form(_linearised_many, outer_many)
+
+
+def _linearised(fn: Level, u: torch.Tensor, batch: Arrays) -> tuple[torch.Tensor, Function]:
+    """Return g(u) and its pullback, by plain autograd."""
+    leaf = u.detach().requires_grad_()
+    with torch.enable_grad():
+        value = fn(leaf, batch)
+    return value.detach(), lambda v: _backward(value, [leaf], v, retain_graph=True)[0]
+
+
+def _linearised_many(fn: Level, u: torch.Tensor, batch: Arrays) -> tuple[torch.Tensor, Function]:
+    """Return g(u) and its pullback, in a form that vmap and tracing take."""
+    value, pull = torch.func.vjp(lambda z: fn(z, batch), u)[:2]
+    return value, lambda v: pull(v)[0]
+
+
+def _backward(
+    value: torch.Tensor, leaves: list[torch.Tensor], cotangent: torch.Tensor | None, retain_graph: bool = False
+) -> Tensors:
+    if not value.requires_grad:
+        return tuple(torch.zeros_like(leaf) for leaf in leaves)
+    return torch.autograd.grad(value, leaves, cotangent, retain_graph=retain_graph, materialize_grads=True)
+
+
+def _flat(function: Form, vectors: int, lengths: tuple[int, ...]) -> Form:
+    """Return the function with its batches spread out into arguments, which spares a traced graph from unpacking."""
+
+    def flat(*args: Any) -> Tensors:
+        batches, start = [], vectors
+        for length in lengths:
+            batches.append(args[start : start + length])
+            start += length
+        return function(*args[:vectors], *batches)
+
+    return flat
+
+
+class Oracles:
+    """Values and derivatives of one problem, vectorised over a leading client axis."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self._graphs: dict[tuple[object, ...], Form | None] = {}
+        self._flattened: dict[tuple[object, ...], tuple[Form, Form, Form]] = {}
+        self._alone: set[str] = set()
+        # A recurrent layer has a kernel of its own, which neither tracing nor vmap can keep.
+        self._recurrent = problem.flat is not None and problem.flat.layers() == "recurrent"
+        # Levels that are one and the same function share what is traced for it.
+        self._first = [problem.levels.index(level) + 1 for level in problem.levels]
+
+    @cached_property
+    def _functions(self) -> dict[str, tuple[Form, Form]]:
+        problem = self.problem
+        functions = {
+            "outer": _value(problem.outer),
+            "outer_grads": _gradient(problem.outer, 2 if problem.dual else 1),
+            "chain": _chain(problem, False),
+            "chain_from": _chain(problem, True),
+        }
+        for k, level in enumerate(problem.levels, start=1):
+            functions[f"level_{k}"] = _value(level)
+            functions[f"level_vjp_{k}"] = _pullback(level)
+            functions[f"level_jacobian_{k}"] = _jacobian(level)
+        if problem.best_y is not None:
+            functions["best_y"] = _value(problem.best_y)
+        return functions
+
+    def outer(self, u: torch.Tensor, y: torch.Tensor | None, batch: Batch) -> torch.Tensor:
+        """Return f for each client: [C]."""
+        return self._run("outer", (u, *self._dual(y)), [batch])[0]
+
+    def outer_grads(self, u: torch.Tensor, y: torch.Tensor | None, batch: Batch) -> Tensors:
+        """Return the gradient of f in u, and in y when there is a dual, for each client."""
+        return self._run("outer_grads", (u, *self._dual(y)), [batch])
+
+    def best_y(self, x: torch.Tensor, batch: Batch) -> torch.Tensor:
+        """Return the dual that maximises f at x for each client: [C, p]."""
+        return self._run("best_y", (x,), [batch])[0]
+
+    def level(self, k: int, u: torch.Tensor, batch: Batch) -> torch.Tensor:
+        """Return g^(k)(u) for each client."""
+        return self._run(f"level_{self._first[k - 1]}", (u,), [batch])[0]
+
+    def level_vjp(self, k: int, u: torch.Tensor, cotangent: torch.Tensor, batch: Batch) -> torch.Tensor:
+        """Return J^T cotangent for each client, J the Jacobian of g^(k) at u."""
+        return self._run(f"level_vjp_{self._first[k - 1]}", (u, cotangent), [batch])[0]
+
+    def level_jacobian(self, k: int, u: torch.Tensor, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return g^(k)(u), [C, r], and its Jacobian, [C, r, d]."""
+        value, jacobian = self._run(f"level_jacobian_{self._first[k - 1]}", (u,), [batch])
+        return value, jacobian
+
+    def chain(
+        self,
+        x: torch.Tensor,
+        y: torch.Tensor | None,
+        batches: Sequence[Batch],
+        offsets: Sequence[torch.Tensor] | None = None,
+        weight: float = 1.0,
+    ) -> Chain:
+        """Go through all layers in one pass: u_k = offset_k + weight * g_k(u_{k-1}), then f, and back again.
+
+        ``batches`` has one for each level and one for the outer function. Without ``offsets``, u_k = g_k(u_{k-1}).
+        """
+        count = len(self.problem.levels)
+        if len(batches) != count + 1:
+            raise FedstrataError(f"A chain of {count} levels takes {count + 1} batches. Got {len(batches)}.")
+        vectors = (x, *self._dual(y))
+        if offsets is not None:
+            vectors = (*vectors, *offsets, x.new_full((len(x),), weight))
+        out = self._run("chain" if offsets is None else "chain_from", vectors, batches)
+        return Chain(out[0], out[1 : 1 + count], out[1 + count :])
+
+    def _dual(self, y: torch.Tensor | None) -> Tensors:
+        if self.problem.dual != (y is not None):
+            has = "has a dual: pass y" if self.problem.dual else "has no dual: pass no y"
+            raise FedstrataError(f"The problem {self.problem.name!r} {has}.")
+        return () if y is None else (y,)
+
+    def _run(self, name: str, vectors: Tensors, batches: Sequence[Batch]) -> Tensors:
+        if all(b.where is None for b in batches):
+            return self._on(name, vectors, tuple(b.parts[0] for b in batches), all(b.traced for b in batches))
+        out: list[torch.Tensor] = []
+        for where, arrays in _groups(batches, len(vectors[0])):
+            part = self._on(name, tuple(v[where] for v in vectors), arrays, False)
+            if not out:
+                out = [p.new_empty(len(vectors[0]), *p.shape[1:]) for p in part]
+            for whole, p in zip(out, part, strict=True):
+                whole[where] = p
+        return tuple(out)
+
+    def _on(self, name: str, vectors: Tensors, batches: tuple[Arrays, ...], traced: bool) -> Tensors:
+        single = len(vectors[0]) == 1
+        traced = traced and not self._recurrent
+        if not single and (self._recurrent or name in self._alone):
+            return self._one_by_one(name, vectors, batches, traced)
+        lengths = tuple(map(len, batches))
+        tensors = (*vectors, *(a for arrays in batches for a in arrays))
+        if single:
+            tensors = tuple(t[0] for t in tensors)
+        plain, together, traceable = self._forms(name, len(vectors), lengths)
+        run = plain if single else together
+        if traced:
+            tensors = tuple(t.contiguous() for t in tensors)
+            shape = (name, single, lengths, *((t.shape, t.dtype, t.device) for t in tensors))
+            if shape not in self._graphs:
+                self._graphs[shape] = trace(traceable if single else together, *tensors)
+            run = self._graphs[shape] or run
+        try:
+            out = run(*tensors)
+        except RuntimeError as error:
+            if single or isinstance(error, torch.OutOfMemoryError):
+                raise
+            return self._give_up_company(name, vectors, batches, traced, error)
+        return tuple(o.unsqueeze(0) for o in out) if single else tuple(out)
+
+    def _forms(self, name: str, vectors: int, lengths: tuple[int, ...]) -> tuple[Form, Form, Form]:
+        """Return a function for one client by autograd, for many by vmap, and for one as it can be traced."""
+        key = (name, lengths)
+        if key not in self._flattened:
+            one, many = self._functions[name]
+            plain, traceable = _flat(one, vectors, lengths), _flat(many, vectors, lengths)
+            self._flattened[key] = (plain, torch.func.vmap(traceable), traceable)
+        return self._flattened[key]
+
+    def _give_up_company(
+        self, name: str, vectors: Tensors, batches: tuple[Arrays, ...], traced: bool, error: RuntimeError
+    ) -> Tensors:
+        """Go on one client at a time; an error in the function itself comes up again there, and then counts."""
+        out = self._one_by_one(name, vectors, batches, traced)
+        self._alone.add(name)
+        reason = str(error).split("\n")[0]
+        warnings.warn(f"{self.problem.name} runs one client at a time, use chunk=1: {reason}", stacklevel=2)
+        return out
+
+    def _one_by_one(self, name: str, vectors: Tensors, batches: tuple[Arrays, ...], traced: bool) -> Tensors:
+        rows = [slice(c, c + 1) for c in range(len(vectors[0]))]
+        parts = [
+            self._on(
+                name, tuple(v[r] for v in vectors), tuple(tuple(a[r] for a in arrays) for arrays in batches), traced
+            )
+            for r in rows
+        ]
+        return tuple(torch.cat(column) for column in zip(*parts, strict=True))
+
+
+def _groups(batches: Sequence[Batch], clients: int) -> Iterator[tuple[torch.Tensor, tuple[Arrays, ...]]]:
+    """Yield clients that share a part of every batch, with their rows of it."""
+    part = torch.zeros(len(batches), clients, dtype=torch.long)
+    row = torch.arange(clients).repeat(len(batches), 1)
+    for b, batch in enumerate(batches):
+        for i, where in enumerate(batch.where or ()):
+            part[b, where] = i
+            row[b, where] = torch.arange(len(where))
+    kinds, kind = torch.unique(part, dim=1, return_inverse=True)
+    for i in range(kinds.shape[1]):
+        where = torch.nonzero(kind == i).squeeze(1)
+        yield (
+            where,
+            tuple(
+                tuple(a[row[b, where].to(a.device)] for a in batch.parts[int(kinds[b, i])])
+                for b, batch in enumerate(batches)
+            ),
+        )

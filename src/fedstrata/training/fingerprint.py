@@ -1,0 +1,69 @@
+"""What a run is: its settings as tables, and a digest of its data and its start, so that no other is ever resumed."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from hashlib import blake2b
+from typing import Any
+
+from fedstrata.algorithms.algorithm import Algorithm
+from fedstrata.clients.channel import PLAIN
+from fedstrata.data.federated import FederatedData
+from fedstrata.problems.problem import Problem
+
+
+def settings_of(
+    problem: Problem, data: FederatedData, algorithm: Algorithm, settings: dict[str, Any]
+) -> dict[str, Any]:
+    """Return what is known of a run as the tables of a configuration file."""
+    around = {k: settings[k] for k in ("channel", "faults") if settings.get(k) not in (None, PLAIN)}
+    return {
+        **{k: _without_none(dataclasses.asdict(v)) for k, v in around.items()},
+        "train": {k: v for k, v in settings.items() if v is not None and k not in ("channel", "faults")},
+        "algorithm": describe(algorithm),
+        "problem": {"name": problem.name, "size": len(problem.x0), **_plain(problem.options)},
+        "data": {"name": data.name, "clients": data.clients},
+    }
+
+
+def _without_none(table: dict[str, Any]) -> dict[str, Any]:
+    return {k: _without_none(v) if isinstance(v, dict) else v for k, v in table.items() if v is not None}
+
+
+def _plain(options: Mapping[str, object]) -> dict[str, object]:
+    """Return options as a file holds them: functions by their name, nothing for what was left out."""
+    tables = {k: _table(v) for k, v in options.items()}
+    named = {k: getattr(v, "__name__", repr(v)) if callable(v) else v for k, v in tables.items()}
+    return {k: v for k, v in named.items() if v is not None}
+
+
+def _table(value: object) -> object:
+    """Return a schedule, or a number of epochs, as the table that a file holds; anything else as it is."""
+    if not dataclasses.is_dataclass(value) or isinstance(value, type):
+        return value
+    named = {"schedule": value.name} if hasattr(value, "name") else {}
+    return {**named, **dataclasses.asdict(value)}
+
+
+def digest_of(problem: Problem, data: FederatedData) -> dict[str, str]:
+    """Return what tells other data or another start from these, so that nothing else is ever resumed."""
+    start = [problem.x0] if problem.y0 is None else [problem.x0, problem.y0]
+    parts = [p for p in (data.train, data.support, data.client_test, data.auxiliary) if p is not None]
+    arrays = {id(a): a for p in parts for a in (*p.arrays, p.rows)}
+    tensors = {"start": start, "data": [*arrays.values(), *(data.test or ())]}
+    out = {}
+    for name, group in tensors.items():
+        digest = blake2b(b"".join(p.sizes.tobytes() for p in parts), digest_size=8)
+        for tensor in group:
+            digest.update(tensor.detach().cpu().contiguous().numpy().data)
+        out[name] = digest.hexdigest()
+    return out
+
+
+def describe(algorithm: Algorithm) -> dict[str, Any]:
+    """Return an algorithm as the table of a configuration file that builds it again."""
+    table: dict[str, Any] = {"name": algorithm.name}
+    for option in dataclasses.fields(algorithm):  # type: ignore[arg-type]
+        table[option.name] = _table(getattr(algorithm, option.name))
+    return table

@@ -1,0 +1,1 @@
+"""What is measured of a model, on pooled data, over clients, after adapting to each, and under attack."""

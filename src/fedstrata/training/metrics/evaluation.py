@@ -1,0 +1,382 @@
+"""What is measured at an evaluation: loss, accuracy and AUC, pooled, over clients and after adapting to each."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+
+from fedstrata.core.errors import InputError, invalid, is_number
+from fedstrata.core.rng import key_of, permutations
+from fedstrata.data.federated import FederatedData, Part
+from fedstrata.problems.adversarial import perturbed
+from fedstrata.problems.erm import scores
+from fedstrata.problems.problem import Arrays, Problem
+from fedstrata.problems.projections import ball
+from fedstrata.training.metrics.attack import worst_perturbation
+from fedstrata.training.metrics.objective import gradient_norm as gradient_norm
+from fedstrata.training.metrics.objective import objective as objective
+
+_ROWS = 1024
+
+Measures = dict[str, float]
+
+MEASURES = (
+    *("loss", "accuracy", "auc", "auc_mean", "auc_worst", "objective", "gradient_norm"),
+    *("accuracy_worst_class", "distance", "distance_dual", "attacked_loss", "attacked_accuracy", "attacked_auc"),
+    *("adapted_loss", "adapted_accuracy", "adapted_auc"),
+    *(
+        f"{name}_{over}"
+        for name in ("loss", "accuracy", "personal_loss", "personal_accuracy")
+        for over in ("mean", "worst", "spread")
+    ),
+)
+"""Every measure there is; which of them a run has depends on its problem, data and evaluation."""
+
+POOLED = ("loss", "accuracy", "auc", "accuracy_worst_class", "attacked_loss", "attacked_accuracy", "attacked_auc")
+"""What is measured of a model as it is, on one set of samples."""
+
+PER_CLIENT = ("loss", "accuracy", "auc")
+"""What is measured of every client by itself, with the model as it is."""
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """How to measure a model.
+
+    clients:      on which data the per-client measures are taken: "test" (each client's held-out part), "train",
+                  "none", or "auto": the held-out part if there is one, the training data otherwise.
+    adapt_steps:  gradient steps that make the model each client's own before it is measured there; 0 for none. By
+                  default what the problem says.
+    adapt_lr:     their learning rate; by default the problem's.
+    adapt_rows:   how many of its training rows, at most, a client adapts on; by default all of them.
+    stationarity: whether to measure ``objective`` and ``gradient_norm`` on all the training data, the mean over clients
+                  uniform whatever the run's weighting.
+    attack_radius: the norm of a perturbation, the same for all inputs, under which the model is measured as well; by
+                  default that of an ``adversarial`` problem, and none for the others.
+    attack_steps: gradient steps to find the perturbation that hurts most (see ``fedstrata.training.metrics.attack``).
+
+    Gives ``loss``, ``accuracy`` and ``accuracy_worst_class`` (with classes) and ``auc`` (with two) on the pooled test
+    set, else on the clients' held-out parts, else on the training data; and over the clients ``loss_mean``,
+    ``loss_worst``, ``loss_spread`` (standard deviation), ``accuracy_mean``, ``accuracy_worst``, ``accuracy_spread``,
+    ``auc_mean`` and ``auc_worst`` (of clients that have both classes). A problem without a model gives ``loss``, its
+    objective, on the clients' held-out parts where all have one, else on the training data.
+
+    When the model is adapted, ``personal_loss`` and ``personal_accuracy`` (``_mean``, ``_worst``, ``_spread``) are
+    measured on the same data with each client's own model: full-batch steps x <- x - lr grad(mean loss) on the rows
+    that the client's inner level draws from (its support rows, if there are any). They are NaN when an adapted model is
+    no longer finite. A problem with a global inner mean has one adapted model for all instead, the mean over clients of
+    where their steps lead: ``adapted_loss``, ``adapted_accuracy`` and ``adapted_auc`` on the pooled data. The mean is
+    uniform, whatever the run's weighting.
+
+    Under attack there are ``attacked_loss``, ``attacked_accuracy`` and ``attacked_auc``, measured on the pooled data
+    with the perturbation that was found on them. Where the solution is known there are ``distance``, of x and y
+    together, and ``distance_dual``, of y alone.
+    """
+
+    clients: Literal["auto", "test", "train", "none"] = "auto"
+    adapt_steps: int | None = None
+    adapt_lr: float | None = None
+    adapt_rows: int | None = None
+    stationarity: bool = False
+    attack_radius: float | None = None
+    attack_steps: int = 10
+
+    def __post_init__(self) -> None:
+        if self.clients not in ("auto", "test", "train", "none"):
+            raise invalid("clients of the evaluation", self.clients, "'auto', 'test', 'train' or 'none'")
+        for name, least in (("adapt_steps", 0), ("adapt_rows", 1), ("attack_steps", 0)):
+            value = getattr(self, name)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
+                raise invalid(f"{name} of the evaluation", value, f"a whole number of at least {least}")
+        for name in ("adapt_lr", "attack_radius"):
+            value = getattr(self, name)
+            number = is_number(value) and 0 < value < math.inf
+            if value is not None and not number:
+                raise invalid(f"{name} of the evaluation", value, "a positive number")
+        if not isinstance(self.stationarity, bool):
+            raise invalid("stationarity of the evaluation", self.stationarity, "true or false")
+
+    def __call__(self, problem: Problem, data: FederatedData, x: torch.Tensor, y: torch.Tensor | None) -> Measures:
+        """Return the measures at ``x`` (and ``y``)."""
+        measures: Measures = {}
+        self.adaptation(problem)
+        if problem.predict is None or problem.losses is None:
+            measures["loss"] = objective(problem, data, x, y)
+        else:
+            arrays = pooled(data)
+            measures |= _pooled_measures(problem, data.classes, *predict(problem, x, arrays))
+            measures |= self._attacked(problem, data.classes, x, y, arrays)
+            measures |= self._adapted(problem, data, x, arrays)
+            part = self.part(data)
+            for name, values in self.per_client(problem, data, x).items():
+                assert part is not None
+                measures |= over_clients(name, values[~np.isnan(values) if name == "auc" else part.sizes > 0])
+        if problem.known is not None:
+            measures |= _distances(problem.known, x, y)
+        if self.stationarity:
+            measures["objective"] = objective(problem, data, x, y, training=True)
+            measures["gradient_norm"] = gradient_norm(problem, data, x, y)
+        return measures
+
+    def _attacked(
+        self, problem: Problem, classes: int, x: torch.Tensor, y: torch.Tensor | None, arrays: Arrays
+    ) -> Measures:
+        """Return the pooled measures under the perturbation that hurts most."""
+        if not self.attacks(problem, inputs=arrays[0]):
+            return {}
+        project = problem.projected if self.attack_radius is None else ball(self.attack_radius)
+        inputs, targets = arrays
+        start = x.new_zeros(inputs[0].numel()) if y is None or not problem.perturbs else project(y)
+        worst = worst_perturbation(problem, x, start, project, arrays, self.attack_steps)
+        found = _pooled_measures(problem, classes, *predict(problem, x, (perturbed(inputs, worst), targets)))
+        return {f"attacked_{name}": value for name, value in found.items() if name in ("loss", "accuracy", "auc")}
+
+    def _adapted(self, problem: Problem, data: FederatedData, x: torch.Tensor, arrays: Arrays) -> Measures:
+        """Return the pooled measures at the mean over clients of where the steps lead, for a global inner mean."""
+        adaptation = self.adaptation(problem)
+        if adaptation is None or not _shared(problem):
+            return {}
+        point = adapted_point(problem, data, x, *adaptation, self.adapt_rows)
+        found = _pooled_measures(problem, data.classes, *predict(problem, point, arrays))
+        names = ("loss", "accuracy", "auc") if math.isfinite(found["loss"]) else ()
+        return {f"adapted_{name}": value for name, value in found.items() if name in names}
+
+    def per_client(self, problem: Problem, data: FederatedData, x: torch.Tensor) -> dict[str, np.ndarray]:
+        """Return ``loss``, ``accuracy`` and ``auc`` of each client; NaN where a client has no samples to measure on.
+
+        Where the model is adapted, ``personal_loss`` and ``personal_accuracy`` too.
+        """
+        part = self.part(data)
+        if part is None or problem.predict is None or problem.losses is None:
+            return {}
+        outputs, targets = predict(problem, x, tuple(a[part.rows.to(a.device)] for a in part.arrays))
+        owner = np.repeat(np.arange(len(part.sizes)), part.sizes)
+        counts = np.maximum(part.sizes, 1)
+        empty = part.sizes == 0
+
+        def means(values: torch.Tensor) -> np.ndarray:
+            sums = np.bincount(owner, weights=values.double().cpu().numpy(), minlength=len(counts))
+            return np.where(empty, np.nan, sums / counts)
+
+        found = {"loss": means(problem.losses(outputs, targets))}
+        if classifies(problem, outputs, data.classes):
+            found["accuracy"] = means(correct(outputs, targets))
+        if data.classes == 2:
+            pairs = zip(
+                np.split(scores(outputs).cpu().numpy(), part.offsets[1:-1]),
+                np.split(targets.cpu().numpy(), part.offsets[1:-1]),
+                strict=True,
+            )
+            found["auc"] = np.array([auc(s, t) for s, t in pairs])
+        return found | self._personal(problem, data, x, part, "accuracy" in found)
+
+    def _personal(
+        self, problem: Problem, data: FederatedData, x: torch.Tensor, part: Part, classified: bool
+    ) -> dict[str, np.ndarray]:
+        adaptation = self.adaptation(problem)
+        if adaptation is None or _shared(problem):
+            return {}
+        assert problem.losses is not None
+        losses, accuracies = (np.full(len(part.sizes), np.nan) for _ in range(2))
+        for client in np.flatnonzero(part.sizes).tolist():
+            own = adapt(problem, x, _pieces(data.part(1), client, self.adapt_rows), *adaptation)
+            outputs, targets = predict(problem, own, part.of_client(client))
+            loss = float(problem.losses(outputs, targets).double().mean())
+            if math.isfinite(loss):
+                losses[client] = loss
+                accuracies[client] = float(correct(outputs, targets).double().mean()) if classified else np.nan
+        return {"personal_loss": losses} | ({"personal_accuracy": accuracies} if classified else {})
+
+    def adaptation(self, problem: Problem) -> tuple[int, float] | None:
+        """Return how many steps, and at which rate, make the model a client's own; None when it is not adapted."""
+        given = [n for n in ("adapt_steps", "adapt_lr", "adapt_rows") if getattr(self, n) is not None]
+        if self.adapt_steps == 0:
+            return None
+        if given and problem.predict is None:
+            raise InputError(f"The problem {problem.name} has no model to adapt: leave out {', '.join(given)}.")
+        steps, lr = problem.adapt or (None, None)
+        steps = steps if self.adapt_steps is None else self.adapt_steps
+        lr = lr if self.adapt_lr is None else self.adapt_lr
+        if steps is not None and lr is not None:
+            return (steps, lr) if steps else None
+        if given:
+            raise InputError(
+                f"To adapt a model of the problem {problem.name} to each client, the evaluation needs adapt_steps and "
+                f"adapt_lr. Got only {' and '.join(given)}."
+            )
+        return None
+
+    def attacks(self, problem: Problem, inputs: torch.Tensor) -> bool:
+        """Whether the model is measured under attack as well."""
+        if self.attack_radius is None and not problem.perturbs:
+            return False
+        if problem.predict is None:
+            raise InputError(f"The problem {problem.name} has no model to attack: leave out attack_radius.")
+        if not inputs.is_floating_point():
+            raise InputError("Inputs of whole numbers cannot be perturbed: leave out attack_radius of the evaluation.")
+        return True
+
+    def part(self, data: FederatedData) -> Part | None:
+        """Return the clients' data that the per-client measures are taken on."""
+        if self.clients == "test" and data.client_test is None:
+            raise InputError("Clients have no held-out test data: split with holdout > 0, or evaluate on 'train'.")
+        if self.clients == "none":
+            return None
+        return data.train if self.clients == "train" or data.client_test is None else data.client_test
+
+
+def _shared(problem: Problem) -> bool:
+    """Whether adapted models are averaged into one for all clients, instead of each client keeping its own."""
+    return problem.adapt is not None and bool(problem.levels) and problem.inner_mean == "global"
+
+
+def measured_on(problem: Problem, data: FederatedData, evaluation: Evaluation) -> dict[str, str]:
+    """Say in words what the measures were taken on, and where there are two, of which model."""
+    part = evaluation.part(data)
+    clients = "nothing" if part is None else "training data" if part is data.train else "held-out test data"
+    found = {"pooled": "training data" if pooled_is_training(data) else "test data", "clients": clients}
+    adaptation = evaluation.adaptation(problem) if _shared(problem) else None
+    if adaptation is not None:
+        steps, lr = adaptation
+        rows = "all" if evaluation.adapt_rows is None else f"at most {evaluation.adapt_rows}"
+        where = f"the clients' mean after {steps} gradient steps at rate {lr:g} on {rows} of each one's rows"
+        found["model"] = f"the one at x, before the inner steps; 'adapted' is at G(x), {where}"
+    return found
+
+
+def pooled_is_training(data: FederatedData) -> bool:
+    """Whether there is no test data at all."""
+    return data.test is None and data.client_test is None
+
+
+def pooled(data: FederatedData) -> Arrays:
+    """Return the pooled test set: the set's own, else the clients' held-out parts, else the training data."""
+    if data.test is not None:
+        return data.test
+    part = data.train if data.client_test is None else data.client_test
+    return tuple(a[part.rows.to(a.device)] for a in part.arrays)
+
+
+@torch.no_grad()
+def predict(problem: Problem, x: torch.Tensor, arrays: Arrays) -> Arrays:
+    """Return the model's outputs on all rows, and their targets."""
+    assert problem.predict is not None
+    inputs, targets = arrays
+    parts = []
+    for rows in torch.split(inputs, _ROWS):
+        parts.append(problem.predict(x, rows if rows.is_floating_point() else rows.long()))
+    return torch.cat(parts), targets
+
+
+@torch.no_grad()
+def adapt(problem: Problem, x: torch.Tensor, pieces: Sequence[Arrays], steps: int, lr: float) -> torch.Tensor:
+    """Return ``x`` after gradient steps x <- x - lr grad(mean loss of the model over the rows of all pieces)."""
+    assert problem.predict is not None and problem.losses is not None
+    rows = sum(len(targets) for _, targets in pieces)
+    for _ in range(steps):
+        gradient = torch.zeros_like(x)
+        for inputs, targets in pieces:
+            leaf = x.detach().requires_grad_()
+            with torch.enable_grad():
+                loss = problem.losses(problem.predict(leaf, inputs), targets).sum() / rows
+            gradient += torch.autograd.grad(loss, leaf)[0]
+        x = x - lr * gradient
+    return x
+
+
+def adapted_point(
+    problem: Problem,
+    data: FederatedData,
+    x: torch.Tensor,
+    steps: int | None = None,
+    lr: float | None = None,
+    rows: int | None = None,
+) -> torch.Tensor:
+    """Return G(x), the uniform mean over clients of where their own full-batch gradient steps lead from ``x``.
+
+    ``run.problem.model(adapted_point(run.problem, data, run.x))`` is the model of a run after its inner steps.
+    ``steps`` and ``lr`` are the problem's by default; where the rate follows a schedule, ``run.problem`` has that of
+    the last round. ``rows`` is how many rows, at most, a client takes; all by default.
+    """
+    own = problem.adapt or (None, None)
+    steps, lr = own[0] if steps is None else steps, own[1] if lr is None else lr
+    if steps is None or lr is None or problem.predict is None:
+        raise InputError(f"The problem {problem.name} has no gradient steps inside: pass steps and lr, of a model.")
+    ends = (adapt(problem, x, _pieces(data.part(1), client, rows), steps, lr) for client in range(data.clients))
+    total = torch.zeros_like(x)
+    for end in ends:
+        total += end
+    return total / data.clients
+
+
+def _pieces(part: Part, client: int, limit: int | None) -> list[Arrays]:
+    """Return a client's rows, at most ``limit`` of them, in pieces that keep the memory of a gradient within bounds."""
+    positions = np.arange(part.sizes[client])
+    if limit is not None and limit < len(positions):
+        # The rows stand in class order, so the first ones would be of one class.
+        order = permutations(key_of("adapt"), np.array([client]), np.zeros(1), np.array([len(positions)]))
+        positions = order[0, :limit]
+    cut = [positions[None, start : start + _ROWS] for start in range(0, len(positions), _ROWS)]
+    return [tuple(a[0] for a in part.gather(np.array([client]), c, None, False).parts[0]) for c in cut]
+
+
+def _pooled_measures(problem: Problem, classes: int, outputs: torch.Tensor, targets: torch.Tensor) -> Measures:
+    assert problem.losses is not None
+    measures = {"loss": float(problem.losses(outputs, targets).double().mean())}
+    if classifies(problem, outputs, classes):
+        right = correct(outputs, targets).double()
+        measures["accuracy"] = float(right.mean())
+        measures["accuracy_worst_class"] = min(float(right[targets == c].mean()) for c in torch.unique(targets))
+    if classes == 2:
+        measures["auc"] = auc(scores(outputs).cpu().numpy(), targets.cpu().numpy())
+    return measures
+
+
+def _distances(known: tuple[torch.Tensor, torch.Tensor | None], x: torch.Tensor, y: torch.Tensor | None) -> Measures:
+    square = float(((x - known[0]) ** 2).sum())
+    if y is None or known[1] is None:
+        return {"distance": math.sqrt(square)}
+    dual = float(((y - known[1]) ** 2).sum())
+    return {"distance": math.sqrt(square + dual), "distance_dual": math.sqrt(dual)}
+
+
+def over_clients(name: str, values: np.ndarray) -> Measures:
+    """Return the mean, the worst and, but for AUC, the spread of a measure, one value for each client."""
+    if not len(values):
+        return {}
+    worst = values.max() if name.endswith("loss") else values.min()
+    found = {f"{name}_mean": float(values.mean()), f"{name}_worst": float(worst)}
+    if name != "auc":
+        with np.errstate(invalid="ignore", over="ignore"):  # of a loss beyond all bounds
+            found[f"{name}_spread"] = float(values.std())
+    return found
+
+
+def classifies(problem: Problem, outputs: torch.Tensor, classes: int) -> bool:
+    """Whether outputs say which class: a column for each, or one logit for two. Squared errors have no classes."""
+    columns = outputs.reshape(len(outputs), -1).shape[1]
+    squared = getattr(problem.losses, "__name__", "") == "squared"
+    return not squared and not problem.ranks and classes > 1 and (columns == classes or (columns == 1 and classes == 2))
+
+
+def correct(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Return 1 where the predicted class is the target, else 0."""
+    flat = outputs.reshape(len(outputs), -1)
+    predicted = (flat[:, 0] > 0).long() if flat.shape[1] == 1 else flat.argmax(1)
+    return (predicted == targets).to(outputs.dtype)
+
+
+def auc(scores: np.ndarray, targets: np.ndarray) -> float:
+    """Return the area under the ROC curve, ties counted half; NaN when a class is missing."""
+    positives = int(targets.sum())
+    negatives = len(targets) - positives
+    if positives == 0 or negatives == 0:
+        return float("nan")
+    _, inverse, counts = np.unique(scores, return_inverse=True, return_counts=True)
+    ranks = (np.cumsum(counts) - (counts - 1) / 2)[inverse]
+    return float((ranks[targets == 1].sum() - positives * (positives + 1) / 2) / (positives * negatives))

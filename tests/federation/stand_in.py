@@ -1,0 +1,188 @@
+"""A federation without a network: messages become records of Flower and go to nodes in this process.
+
+Everything that ``fedstrata.federation.app`` does with a message is done: only the way between the machines is missing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+from flwr.app import Metadata
+from flwr.app.message import make_message
+from flwr.supercore.date import now
+
+import fedstrata as fs
+from fedstrata.experiments.config import Config, Experiment, parse
+from fedstrata.experiments.overlay import merge
+from fedstrata.federation import app, keys, wire
+from fedstrata.federation.deploy import write_app, write_nodes_data
+from fedstrata.federation.server import SERVER, Nodes, Reply, serve
+from fedstrata.training.callbacks import Callback
+
+Tables = dict[str, Any]
+
+DIGITS: Tables = {
+    "data": {
+        "name": "digits",
+        "subset": 240,
+        "clients": 3,
+        "partition": {"name": "dirichlet", "alpha": 1.0, "min_samples": 10},
+    },
+    "model": {"name": "logreg"},
+    "train": {"rounds": 3, "batch_size": 8, "threads": 1},
+}
+CANCER: Tables = {**DIGITS, "data": {**DIGITS["data"], "name": "breast_cancer"}}
+
+
+def made(base: Tables, *overrides: Tables) -> Config:
+    """Build a configuration from tables laid over each other."""
+    for tables in overrides:
+        base = merge(base, tables)
+    return parse(base, "a test")
+
+
+def simulated(config: Config, callbacks: Sequence[Callback] = (), faults: fs.Faults | None = None) -> fs.Run:
+    """Run an experiment with clients in this process."""
+    built = Experiment(config)
+    settings = config.settings()
+    settings["faults"] = settings["faults"] if faults is None else faults
+    return fs.train(
+        built.problem, built.data, built.algorithm, **settings, evaluate=built.evaluation, callbacks=callbacks
+    )
+
+
+@dataclass
+class Sent:
+    """A message under way: to which node, its header's text and its arrays."""
+
+    node: int
+    text: str
+    arrays: list[np.ndarray]
+
+    @property
+    def header(self) -> dict[str, Any]:
+        table: dict[str, Any] = json.loads(self.text)
+        return table
+
+
+Change = Callable[["Site", Sent, Reply], Reply | None]
+
+
+@dataclass
+class Site:
+    """Nodes of a federation, each with a folder of its own; it is the server's post too.
+
+    change:    makes another reply of a node's true one, or none.
+    offline:   the nodes that are not connected.
+    scrambled: whether the last one asked answers first.
+    """
+
+    folder: Path
+    config: Config
+    names: list[str]
+    public: list[str]
+    experiment: str
+    change: Change | None = None
+    offline: set[int] = field(default_factory=set)
+    scrambled: bool = False
+    sent: list[Sent] = field(default_factory=list)
+    replies: list[Reply] = field(default_factory=list)
+    waiting: dict[str, Reply | None] = field(default_factory=dict)
+
+    def here(self, node: int) -> dict[str, str]:
+        """The configuration of a node."""
+        own = self.folder / "nodes" / self.names[node]
+        return {"data": str(own / "data"), "key": str(own / "node.key"), "state": str(own / "state")}
+
+    def again(self, **changes: Any) -> Site:
+        """The same nodes after a restart: nothing is left but what is on their disks."""
+        return dataclasses.replace(self, sent=[], replies=[], waiting={}, **changes)
+
+    # --- the server's post ---
+
+    def nodes(self) -> Mapping[str, int]:
+        return {key: 100 + k for k, key in enumerate(self.public) if k not in self.offline}
+
+    def send(self, node: int, text: str, arrays: Sequence[np.ndarray]) -> str:
+        sent = Sent(node - 100, text, list(arrays))
+        self.sent.append(sent)
+        reply: Reply | None = self.answered(sent)
+        assert reply is not None
+        self.replies.append(reply)
+        if self.change is not None:
+            reply = self.change(self, sent, reply)
+        ticket = f"ticket {len(self.sent)}"
+        self.waiting[ticket] = reply
+        return ticket
+
+    def fetch(self, ticket: str, node: int) -> Reply | None:
+        if self.scrambled and ticket != next(reversed(self.waiting)):
+            return None
+        return self.waiting.pop(ticket) if self.waiting[ticket] is not None else None
+
+    # --- a node ---
+
+    def answered(self, sent: Sent, **here: str) -> Reply:
+        """What the node answers, as Flower would bring it."""
+        about = Metadata(1, "a message", SERVER, 100 + sent.node, "", "0", now().timestamp(), 100.0, "query")
+        message = make_message(metadata=about, content=app._records(sent.text, b"", sent.arrays))
+        context = SimpleNamespace(node_config=self.here(sent.node) | here, run_config={"experiment": self.experiment})
+        try:
+            return app._reply(app.query(message, context).content)
+        except Exception as error:
+            return Reply(error=f"failed ({type(error)}:<'{error}'>)")
+
+    def signed(self, node: int, header: Any, arrays: Sequence[np.ndarray] = ()) -> Reply:
+        """A reply with any header, text or table, that the node's true key signs."""
+        text = header if isinstance(header, str) else json.dumps(header)
+        content = wire.digest(text, arrays)
+        return Reply(text, keys.sign(Path(self.here(node)["key"]), content), tuple(arrays))
+
+    # --- a run ---
+
+    def serve(
+        self,
+        out: Path | None = None,
+        resume: bool = False,
+        callbacks: Sequence[Callback] = (),
+        pooled: bool = True,
+        say: Callable[[str], None] = lambda _: None,
+    ) -> fs.Run:
+        """Run the experiment with these nodes."""
+        table = dict(zip(self.names, self.public, strict=True))
+        return serve(
+            parse(tomllib.loads(self.experiment), "the experiment"),
+            Nodes.read(json.dumps(table)),
+            self,
+            self.folder / "run" if out is None else out,
+            resume,
+            self.folder / "server" / "data" if pooled else None,
+            callbacks,
+            say,
+        )
+
+    def faults(self, out: Path | None = None) -> list[dict[str, Any]]:
+        """Who was left out, as the run directory says it."""
+        file = (self.folder / "run" if out is None else out) / "faults.jsonl"
+        return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+
+def site(folder: Path, config: Config, data: fs.FederatedData | None = None) -> Site:
+    """Write what nodes have of an experiment's data, and their keys."""
+    data = Experiment(config).data if data is None else data
+    names = [f"node{k}" for k in range(data.clients)]
+    write_nodes_data(data, folder, names)
+    public = [keys.make_key(folder / "nodes" / name / "node.key") for name in names]
+    plain = config.data.model_copy(update={"holdout": 0.0, "support": 0.0})
+    ready = config.model_copy(update={"data": plain})
+    write_app(ready, folder / "app", dict(zip(names, public, strict=True)), folder / "run")
+    project = tomllib.loads((folder / "app" / "pyproject.toml").read_text())
+    return Site(folder, config, names, public, project["tool"]["flwr"]["app"]["config"]["experiment"])

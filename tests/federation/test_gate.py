@@ -1,0 +1,52 @@
+"""The gate before the SuperLink: nodes come through, and nothing else does."""
+
+from __future__ import annotations
+
+import shutil
+import ssl
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from federation.stand_in import DIGITS, made
+from fedstrata.federation import local
+from fedstrata.federation.deploy import gate_file
+
+
+@pytest.mark.flower
+@pytest.mark.skipif(shutil.which("nginx") is None, reason="the gate is nginx")
+def test_nodes_come_through_the_gate_and_nobody_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gate = local.free_ports(1)[0]
+    refused: list[int] = []
+    start_server, node_command = local.Federation.start_server, local.node_command
+
+    def started(self: local.Federation, *options: str) -> None:
+        start_server(self, *options)
+        server = self.folder / "server"
+        (server / "nginx.conf").write_text(gate_file(f"127.0.0.1:{gate}", self.ports[0]))
+        self.start("gate", ["nginx", "-p", str(server), "-c", "nginx.conf", "-e", "gate.log", "-g", "daemon off;"])
+
+    def asked(federation: local.Federation) -> None:
+        if refused:
+            return
+        context = ssl.create_default_context(cafile=str(federation.folder / "server" / "ca.crt"))
+        for path in ("/v1/control/list-runs", "/v1/runtime/acquire-task", "/", "/v1/fleet/../control/list-runs"):
+            request = urllib.request.Request(f"https://127.0.0.1:{gate}{path}", data=b"")
+            with pytest.raises(urllib.error.HTTPError) as error:
+                urllib.request.urlopen(request, context=context)
+            refused.append(error.value.code)
+            error.value.close()
+
+    monkeypatch.setattr(local.Federation, "start_server", started)
+    through: Any = lambda address, *rest: node_command(f"127.0.0.1:{gate}", *rest)  # noqa: E731
+    monkeypatch.setattr(local, "node_command", through)
+    config = made(DIGITS, {"algorithm": {"name": "fedavg", "steps": 2}, "train": {"rounds": 1}})
+    folder = tmp_path / "federation"
+    summary = local.run_locally(config, 2, folder, tmp_path / "run", False, [], lambda _: None, hook=asked)
+    assert summary["status"] == "finished" and summary["failed"] == 0
+    assert refused == [403] * 4
+    paths = {line.split()[6] for line in (folder / "server" / "access.log").read_text().splitlines()}
+    assert "/v1/fleet/push-messages" in paths
