@@ -11,9 +11,9 @@ from torch import nn
 
 import fedstrata as fs
 from fedstrata.algorithms import Algorithm
-from fedstrata.clients import Counts, Terms
+from fedstrata.clients import Clients, Simulated, Usage
 from fedstrata.clients.client import Client, Setting
-from fedstrata.clients.simulated import SimulatedClients
+from fedstrata.clients.queries import learn
 from fedstrata.clients.state import ClientState
 from fedstrata.core.schedules import Clock
 from fedstrata.data.sampling import SAMPLINGS
@@ -49,9 +49,9 @@ def make_clients(
     participation: int | float = 1.0,
     weighting: str = "uniform",
     chunk: int = 100,
-) -> SimulatedClients:
+) -> Clients:
     """Build simulated clients that stand at the start of round 0."""
-    clients = SimulatedClients(setting, Terms(rounds, participation, weighting), chunk)  # type: ignore[arg-type]
+    clients = Clients(Simulated(setting, chunk), rounds, participation, weighting)  # type: ignore[arg-type]
     clients.begin(0)
     return clients
 
@@ -167,7 +167,7 @@ def play(
     weighting: str = "uniform",
     chunk: int = 100,
     **options: Any,
-) -> tuple[fs.State, Counts]:
+) -> tuple[Any, Usage]:
     """Run rounds without a training loop around them; graphs traced for a problem are used by all its runs."""
     setting = make_setting(problem, data, oracles=shared_oracles(problem), **options)
     clients = make_clients(setting, rounds=rounds, participation=participation, weighting=weighting, chunk=chunk)
@@ -176,15 +176,17 @@ def play(
         for r in range(rounds):
             clients.begin(r)
             state = algorithm.round(state, clients)
-    return state, clients.counts
+    return state, clients.usage
 
 
-def started(algorithm: Algorithm, clients: SimulatedClients) -> fs.State:
+def started(algorithm: Algorithm, clients: Clients) -> Any:
     """Let problem and algorithm prepare themselves, as training does before the first round."""
     clients.begin(-1)
-    if clients.problem.asks is not None and clients.problem.given is not None:
-        clients.adopt(clients.problem.given(clients.problem, clients.problem.asks(clients.problem, clients)))
-    return algorithm.start(algorithm.init(clients.problem), clients)
+    query = clients.problem.query
+    if query is not None:
+        clients.engine.adopt(query.inform(clients.problem, learn(query, clients)))
+    x, y = clients.problem.x0.clone(), clients.problem.y0
+    return algorithm.start(x, x[:0] if y is None else y.clone(), clients)
 
 
 def drawn(

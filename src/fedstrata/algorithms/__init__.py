@@ -1,7 +1,5 @@
-"""The algorithms, one file each, named as on the command line."""
+"""The algorithms, one file per algorithm box of a paper, named as on the command line."""
 
-from fedstrata.algorithms.adafgda import AdaFGDA
-from fedstrata.algorithms.adamfcgd import AdaMFCGD
 from fedstrata.algorithms.afl import AFL
 from fedstrata.algorithms.algorithm import ALGORITHMS, Algorithm, State, algorithm, param
 from fedstrata.algorithms.cdma import CDMA
@@ -9,29 +7,23 @@ from fedstrata.algorithms.coda import CoDA
 from fedstrata.algorithms.codasca import CODASCA
 from fedstrata.algorithms.comfedl import ComFedL
 from fedstrata.algorithms.drfa import DRFA
-from fedstrata.algorithms.fedadagrad import FedAdagrad
-from fedstrata.algorithms.fedadam import FedAdam
-from fedstrata.algorithms.fedams import FedAMS
 from fedstrata.algorithms.fedavg import FedAvg
 from fedstrata.algorithms.fedlalr import FedLALR
 from fedstrata.algorithms.fednest import FedNest
+from fedstrata.algorithms.fedopt import FedAdagrad, FedAdam, FedAMS, FedYogi
 from fedstrata.algorithms.fedprox import FedProx
-from fedstrata.algorithms.fedyogi import FedYogi
-from fedstrata.algorithms.fgda import FGDA
+from fedstrata.algorithms.fgda import FGDA, AdaFGDA
 from fedstrata.algorithms.lafedopt import LaFedOPT
 from fedstrata.algorithms.local_adaalter import LocalAdaAlter
 from fedstrata.algorithms.local_amsgrad import LocalAMSGrad
 from fedstrata.algorithms.local_moml import LocalMOML
-from fedstrata.algorithms.local_scgd import LocalSCGD
+from fedstrata.algorithms.local_scgd import LocalSCGD, LocalSCGDM
 from fedstrata.algorithms.local_scgdam import LocalSCGDAM
-from fedstrata.algorithms.local_scgdm import LocalSCGDM
-from fedstrata.algorithms.local_sgda import LocalSGDA
-from fedstrata.algorithms.local_sgda_plus import LocalSGDAPlus
-from fedstrata.algorithms.local_sgdam import LocalSGDAM
-from fedstrata.algorithms.local_sgdam_plus import LocalSGDAMPlus
+from fedstrata.algorithms.local_sgda import LocalSGDA, LocalSGDAPlus
+from fedstrata.algorithms.local_sgdam import LocalSGDAM, LocalSGDAMPlus
 from fedstrata.algorithms.local_sgdm_rl import LocalSGDMRL
 from fedstrata.algorithms.local_smcgdam import LocalSMCGDAM
-from fedstrata.algorithms.mfcgd import MFCGD
+from fedstrata.algorithms.mfcgd import MFCGD, AdaMFCGD
 from fedstrata.algorithms.qfedavg import QFedAvg
 from fedstrata.algorithms.sagda import SAGDA
 from fedstrata.algorithms.scaffold import Scaffold

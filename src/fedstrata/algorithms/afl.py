@@ -16,14 +16,23 @@ iterates after each round.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 
-from fedstrata.algorithms.algorithm import Algorithm, State, param
-from fedstrata.algorithms.descent import RATES
-from fedstrata.algorithms.mixture import own_loss
-from fedstrata.clients import Client, Clients
+from fedstrata.algorithms.algorithm import Algorithm, param
+from fedstrata.algorithms.descent import RATES, own_loss
+from fedstrata.clients import Client, Clients, remote
 from fedstrata.core.schedules import Rate
-from fedstrata.problems.problem import Problem
+
+
+class State(NamedTuple):
+    """The point, and the means of its iterates."""
+
+    x: torch.Tensor
+    y: torch.Tensor
+    x_mean: torch.Tensor
+    y_mean: torch.Tensor
 
 
 class AFL(Algorithm):
@@ -32,38 +41,33 @@ class AFL(Algorithm):
     name = "afl"
     dual = True
     mixture = True
-    answers = {"gradient": "zero zero"}
-    up, down = "d + 1", "d"
     full_participation = True
 
     lr: Rate = param(0.1, "step size of the model", above=0, search=RATES)
     dual_lr: Rate = param(0.1, "step size of the dual weights", above=0, search=RATES)
     average: bool = param(True, "return the mean of the iterates, as in the paper, instead of the last one")
 
-    def init(self, problem: Problem) -> State:
+    def start(self, x: torch.Tensor, y: torch.Tensor, clients: Clients) -> State:
         """Start at x_0 and the uniform mixture; they are also their own means."""
-        assert problem.y0 is not None
-        x, y = problem.x0, problem.y0
-        return State(x=x.clone(), y=y.clone(), x_mean=x.clone(), y_mean=y.clone())
+        return State(x, y, x, y)
 
     def round(self, s: State, clients: Clients) -> State:
         """Take one step in x and one in y."""
         gradients, losses = clients.gather(self.gradient, s.x)
         x = s.x - clients.rate(self.lr) * (s.y @ gradients)
-        y = clients.problem.projected(s.y + clients.rate(self.dual_lr) * losses)
+        y = clients.project_y(s.y + clients.rate(self.dual_lr) * losses)
         part = 1 / (clients.clock.round + 1)
-        return s.replace(x=x, y=y, x_mean=s.x_mean + part * (x - s.x_mean), y_mean=s.y_mean + part * (y - s.y_mean))
+        return State(x, y, s.x_mean + part * (x - s.x_mean), s.y_mean + part * (y - s.y_mean))
 
-    def solution(self, s: State) -> State:
+    def solution(self, s: State) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the means of the iterates, or the last ones."""
-        return s.replace(x=s.x_mean, y=s.y_mean) if self.average else s
+        return (s.x_mean, s.y_mean) if self.average else (s.x, s.y)
 
+    @remote
     def gradient(self, client: Client, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return gradient and value of the client's own loss on one batch."""
-        g, loss = client.repeat(1, self.step, x)
-        return g, loss
-
-    def step(self, client: Client, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Do the one step's work."""
-        batch = client.draw()
-        return client.f_grads(x, batch, own_loss(client))[0], client.loss(x, batch, own_loss(client))
+        k = client.variables()
+        for _ in client.loop(1, k):
+            batch, y = client.draw(), own_loss(client)
+            k.g, k.loss = client.f_grads(x, batch, y)[0], client.loss(x, batch, y)
+        return k.g, k.loss

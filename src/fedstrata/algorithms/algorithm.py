@@ -6,42 +6,24 @@ import dataclasses
 import inspect
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, dataclass_transform
+from typing import Any, ClassVar, NamedTuple, dataclass_transform
 
 import torch
 
-from fedstrata.clients.clients import Clients, cohort_size
+from fedstrata.clients.clients import Clients
+from fedstrata.clients.cohort import cohort_size
 from fedstrata.core.errors import InputError, invalid, unknown
 from fedstrata.core.schedules import Epochs, EqualSteps, Interval, Rate, Schedule, Steps, local_work, schedule
 from fedstrata.problems.problem import Problem
 
 
-class State(Mapping[str, torch.Tensor]):
-    """The server's vectors by name: ``s.x``, ``s.replace(x=...)``. Saved whole in every checkpoint."""
+class State(NamedTuple):
+    """The server's state of an algorithm that needs nothing but the point: x, and y, of length 0 without a dual."""
 
-    def __init__(self, **tensors: torch.Tensor) -> None:
-        self._tensors = tensors
-
-    def __getattr__(self, name: str) -> torch.Tensor:
-        try:
-            return self.__dict__["_tensors"][name]  # type: ignore[no-any-return]
-        except KeyError:
-            raise AttributeError(f"The server's state has no {name!r}. It has: {', '.join(self)}.") from None
-
-    def __getitem__(self, name: str) -> torch.Tensor:
-        return self._tensors[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._tensors)
-
-    def __len__(self) -> int:
-        return len(self._tensors)
-
-    def replace(self, **tensors: torch.Tensor) -> State:
-        """Return a state with these vectors exchanged or added."""
-        return State(**{**self._tensors, **tensors})
+    x: torch.Tensor
+    y: torch.Tensor
 
 
 def param(
@@ -65,23 +47,24 @@ def param(
 
 @dataclass_transform(frozen_default=True, field_specifiers=(param,))
 class Algorithm(ABC):
-    """The base of every algorithm; subclass it once, never an algorithm itself.
+    """The base of every algorithm.
 
-    A subclass becomes a frozen dataclass of its hyperparameters and is registered under ``name``.
+    A subclass becomes a frozen dataclass of its hyperparameters and is registered under ``name``. Algorithms do not
+    inherit from each other; a subclass of an algorithm is a *preset*, another name for it with other defaults::
 
-    name:                as on the command line.
+        class AdaFGDA(FGDA):
+            name = "adafgda"
+            defaults = {"matrix": "adam", "gamma": 0.01}
+
+    name:                as on the command line; "" for an algorithm with presets only.
     levels, dual:        the problems it solves: the numbers K of inner levels, and whether there is a dual; None when
                          it solves problems with one and without.
     inner_mean:          "local" or "global": which mean is inside, where there are levels.
     mixture:             whether the dual must be one that weighs the clients.
-    up, down:            numbers sent per client and round, in terms of d (size of x), p (size of y), r (what the last
-                         level gives), R (what all levels give together) and C (classes); a property where it depends
-                         on a hyperparameter.
     full_participation:  whether every client must take part in every round.
     auxiliary:           whether the server needs samples of its own, some of every class.
-    answers:             what clients answer to each method that they are asked for: for every thing it returns the name
-                         of the argument that it is near, "zero" for a change, a gradient or a number, "point" for a
-                         point whose start is not among the arguments. Channels look at answers as changes.
+    hidden:              names of hyperparameters that only other presets of the file have, as in "matrix rho".
+    defaults:            of a preset: hyperparameters with another default.
     """
 
     name: ClassVar[str]
@@ -89,21 +72,23 @@ class Algorithm(ABC):
     dual: ClassVar[bool | None] = False
     inner_mean: ClassVar[str] = "local"
     mixture: ClassVar[bool] = False
-    up: ClassVar[Any]
-    down: ClassVar[Any]
     full_participation: ClassVar[bool] = False
     auxiliary: ClassVar[bool] = False
-    answers: ClassVar[Any] = {}
+    defaults: ClassVar[Mapping[str, Any]] = {}
+    hidden: ClassVar[str] = ""
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        if Algorithm not in cls.__bases__:
-            raise TypeError(f"{cls.__name__} must derive from Algorithm itself: algorithms do not inherit.")
+        if Algorithm in cls.__bases__:
+            for hidden in cls.hidden.split():
+                vars(cls)[hidden].init = vars(cls)[hidden].repr = False
+        else:
+            _make_preset(cls)
         dataclass(frozen=True)(cls)
-        if inspect.isabstract(cls):
-            return
-        if not isinstance(getattr(cls, "name", None), str):
+        if not isinstance(cls.__dict__.get("name"), str):
             raise TypeError(f"{cls.__name__} must have a name, the one it has on the command line: name = '...'.")
+        if not cls.name:
+            return
         other = ALGORITHMS.get(cls.name)
         if other is not None and (other.__module__, other.__qualname__) != (cls.__module__, cls.__qualname__):
             raise TypeError(
@@ -115,22 +100,20 @@ class Algorithm(ABC):
         for field in dataclasses.fields(self):  # type: ignore[arg-type]
             _check(f"{field.name} of {self.name}", getattr(self, field.name), kind_of(field), field.metadata)
 
-    def init(self, problem: Problem) -> State:
-        """Return the server's state before the first round; an algorithm with more than x and y adds to it."""
-        start = State(x=problem.x0.clone())
-        return start if problem.y0 is None else start.replace(y=problem.y0.clone())
+    def start(self, x: torch.Tensor, y: torch.Tensor, clients: Clients) -> Any:
+        """Return the server's state before the first round, a NamedTuple; every client can be asked.
 
-    def start(self, s: State, clients: Clients) -> State:
-        """Prepare the server's state with the clients' help, once, before the first round; every client takes part."""
-        return s
+        ``y`` has length 0 where there is no dual. The annotation of what it returns is how a checkpoint is read.
+        """
+        return State(x, y)
 
     @abstractmethod
-    def round(self, s: State, clients: Clients) -> State:
+    def round(self, s: Any, clients: Clients) -> Any:
         """Do one round on the server, with as many exchanges with the clients as it takes."""
 
-    def solution(self, s: State) -> State:
-        """Return the solution, x and y, that the state stands for; the last iterate unless an algorithm averages."""
-        return s
+    def solution(self, s: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Return the solution, x and y, that the state stands for: the last iterate unless an algorithm averages."""
+        return s.x, getattr(s, "y", None)
 
     @classmethod
     def solves(cls, problem: Problem) -> bool:
@@ -152,6 +135,25 @@ class Algorithm(ABC):
             )
         if self.full_participation and cohort_size(participation, clients) < clients:
             raise invalid(f"participation of {self.name}", participation, "1.0 (every client in every round)")
+
+
+def _make_preset(cls: type[Algorithm]) -> None:
+    """Give a preset its defaults; refuse a subclass that is more than a preset."""
+    inherited: dict[str, dataclasses.Field[Any]] = cls.__dataclass_fields__  # type: ignore[attr-defined]
+    allowed = {"name", "defaults", "hidden", *(k for k in Algorithm.__annotations__)}
+    own = {k for k in vars(cls) if not k.startswith("__") and k != "_abc_impl"} - allowed
+    unknown_names = {*cls.defaults, *cls.hidden.split()} - set(inherited)
+    wrong = own | unknown_names | set(inspect.get_annotations(cls))
+    if wrong:
+        raise TypeError(
+            f"{cls.__name__} must derive from Algorithm itself, or be a preset that only sets name, defaults and "
+            f"hidden: algorithms do not inherit. Got {', '.join(sorted(wrong))}."
+        )
+    for name, field in inherited.items():
+        default = cls.defaults.get(name, field.default)
+        shown = name not in cls.hidden.split()
+        setattr(cls, name, dataclasses.field(default=default, init=shown, repr=shown, metadata=field.metadata))
+    cls.__annotations__ = {name: field.type for name, field in inherited.items()}
 
 
 ALGORITHMS: dict[str, type[Algorithm]] = {}
@@ -214,7 +216,7 @@ def algorithm(name: str, options: Mapping[str, Any] | None = None, **more: Any) 
     if name not in ALGORITHMS:
         raise unknown("algorithm", name, ALGORITHMS)
     kind = ALGORITHMS[name]
-    fields = {f.name: kind_of(f) for f in dataclasses.fields(kind)}  # type: ignore[arg-type]
+    fields = {f.name: kind_of(f) for f in dataclasses.fields(kind) if f.init}  # type: ignore[arg-type]
     built: dict[str, Any] = {}
     for option, value in {**(options or {}), **more}.items():
         if option not in fields:

@@ -11,7 +11,10 @@ Problem: min_x max_y M_k[ f_k(x, y) ], no inner level. z = (x, y), and F_k is th
                                 x_k <- x_k - lr D_x,    y_k <- Pi[ y_k + dual_lr D_y ]
     z_old <- z,   z <- M_k[ z_k ]
 
-Sent: up 2*(d + p), down 3*(d + p). In two exchanges. CDMA-ADA (ada = true) sends z_old too: down 4*(d + p).
+Sent, per client and round:
+    cdma                up 2*(d + p)    down 3*(d + p)
+    cdma, ada = true    up 2*(d + p)    down 4*(d + p)
+In two exchanges; CDMA-ADA sends z_old too.
 
 Departures from the paper: the rule is that of the authors' public code; the paper's text could not be consulted. The
 learning rates of CDMA-ADA are divided by (r + 1)^exponent in round r, and a = min(1, weight / (r + 1)^(2 exponent)).
@@ -21,15 +24,26 @@ its gradient is CDMA's.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 
-from fedstrata.algorithms.algorithm import Algorithm, State, param
-from fedstrata.algorithms.descent import RATES
-from fedstrata.algorithms.saddles import Pair, down_up, gradients
-from fedstrata.clients import Client, Clients
+from fedstrata.algorithms.algorithm import Algorithm, param
+from fedstrata.algorithms.descent import RATES, Pair, down_up, gradients
+from fedstrata.clients import Client, Clients, remote
 from fedstrata.core.errors import InputError
 from fedstrata.core.schedules import EqualSteps, Rate
-from fedstrata.problems.problem import Problem
+
+
+class State(NamedTuple):
+    """The point; of CDMA-ADA also the point before and the gradient G, else empty."""
+
+    x: torch.Tensor
+    y: torch.Tensor
+    x_old: torch.Tensor
+    y_old: torch.Tensor
+    g_x: torch.Tensor
+    g_y: torch.Tensor
 
 
 class CDMA(Algorithm):
@@ -37,8 +51,6 @@ class CDMA(Algorithm):
 
     name = "cdma"
     dual = True
-    up = "2*(d + p)"
-    answers = {"collect": "zero zero", "change": "zero zero", "local": "x y"}
 
     lr: Rate = param(0.1, "learning rate of x", above=0, search=RATES)
     dual_lr: Rate = param(0.1, "learning rate of y", above=0, search=RATES)
@@ -53,60 +65,53 @@ class CDMA(Algorithm):
         if not self.ada and (self.weight, self.exponent) != (CDMA.weight, CDMA.exponent):
             raise InputError("The weight and the exponent of cdma belong to CDMA-ADA: pass ada = true with them.")
 
-    @property
-    def down(self) -> str:
-        """What the server sends in a round."""
-        return "4*(d + p)" if self.ada else "3*(d + p)"
-
-    def init(self, problem: Problem) -> State:
+    def start(self, x: torch.Tensor, y: torch.Tensor, clients: Clients) -> State:
         """Start CDMA-ADA with an empty past."""
-        s = super().init(problem)
         if not self.ada:
-            return s
-        return s.replace(x_old=s.x, y_old=s.y, g_x=torch.zeros_like(s.x), g_y=torch.zeros_like(s.y))
+            return State(x, y, x[:0], y[:0], x[:0], y[:0])
+        return State(x, y, x, y, torch.zeros_like(x), torch.zeros_like(y))
 
     def round(self, s: State, clients: Clients) -> State:
         """Ask one cohort for the gradient and another for local steps."""
-        time = clients.clock.round + 1
+        time, pace = clients.clock.round + 1, 1.0
         if self.ada:
-            kept = 0.0 if time == 1 else 1 - min(1.0, self.weight / time ** (2 * self.exponent))
-            g_x, g_y = clients.mean(self.change, s.x, s.y, s.x_old, s.y_old, kept)
-            g_x, g_y = g_x + kept * s.g_x, g_y + kept * s.g_y
-            s = s.replace(x_old=s.x, y_old=s.y, g_x=g_x, g_y=g_y)
+            pace = time**-self.exponent
+            past = 0.0 if time == 1 else 1 - min(1.0, self.weight / time ** (2 * self.exponent))
+            g_x, g_y = clients.mean(self.correction, s.x, s.y, s.x_old, s.y_old, past)
+            g_x, g_y = g_x + past * s.g_x, g_y + past * s.g_y
+            s = s._replace(x_old=s.x, y_old=s.y, g_x=g_x, g_y=g_y)
         else:
-            g_x, g_y = clients.mean(self.collect, s.x, s.y)
-        pace = time**-self.exponent if self.ada else 1.0
-        second = clients.choose(len(clients))
-        x, y = second.mean(self.local, s.x, s.y, g_x, g_y, pace)
-        return s.replace(x=x, y=y)
+            g_x, g_y = clients.mean(self.gradient, s.x, s.y)
+        dx, dy = clients.choose(len(clients)).mean(self.local, s.x, s.y, g_x, g_y, pace)
+        return s._replace(x=s.x + dx, y=s.y + dy)
 
-    def collect(self, client: Client, x: torch.Tensor, y: torch.Tensor) -> Pair:
+    @remote
+    def gradient(self, client: Client, x: torch.Tensor, y: torch.Tensor) -> Pair:
         """Return the gradients on all of a client's data."""
         return gradients(client, x, y, client.all_data(), self.weight_decay)
 
-    def change(
-        self, client: Client, x: torch.Tensor, y: torch.Tensor, x_old: torch.Tensor, y_old: torch.Tensor, kept: float
+    @remote
+    def correction(
+        self, client: Client, x: torch.Tensor, y: torch.Tensor, x_old: torch.Tensor, y_old: torch.Tensor, past: float
     ) -> Pair:
-        """Return how the gradients on all of a client's data differ from a part of what they were."""
+        """Return the gradients on all of a client's data, less a part of those at the point before."""
         batch = client.all_data()
         g_x, g_y = gradients(client, x, y, batch, self.weight_decay)
-        if kept == 0:
+        if past == 0:
             return g_x, g_y
         old_x, old_y = gradients(client, x_old, y_old, batch, self.weight_decay)
-        return g_x - kept * old_x, g_y - kept * old_y
+        return g_x - past * old_x, g_y - past * old_y
 
+    @remote
     def local(
         self, client: Client, x: torch.Tensor, y: torch.Tensor, g_x: torch.Tensor, g_y: torch.Tensor, pace: float
     ) -> Pair:
         """Take K local steps around the gradient."""
-        out: Pair = client.repeat(self.steps, self.step, x, y, x, y, g_x, g_y, pace)
-        return out
-
-    def step(self, client: Client, x: torch.Tensor, y: torch.Tensor, *others: torch.Tensor) -> Pair:
-        """Take one step; ``others`` are the point where G was taken, G, and the pace."""
-        x_0, y_0, g_x, g_y, pace = others
-        batch = client.draw()
-        here_x, here_y = gradients(client, x, y, batch, self.weight_decay)
-        there_x, there_y = gradients(client, x_0, y_0, batch, self.weight_decay)
-        rates = float(pace) * client.rate(self.lr), float(pace) * client.rate(self.dual_lr)
-        return down_up(client, x, y, (here_x - there_x + g_x, here_y - there_y + g_y), rates)
+        k = client.variables(x=x, y=y)
+        for _ in client.loop(self.steps, k):
+            batch = client.draw()
+            here_x, here_y = gradients(client, k.x, k.y, batch, self.weight_decay)
+            start_x, start_y = gradients(client, x, y, batch, self.weight_decay)
+            rates = pace * client.rate(self.lr), pace * client.rate(self.dual_lr)
+            down_up(client, k, (here_x - start_x + g_x, here_y - start_y + g_y), rates)
+        return k.x - x, k.y - y

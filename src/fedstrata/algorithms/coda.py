@@ -12,9 +12,8 @@ in every round.
         y_k <- Pi[ y_k + rate grad_y f_k ], both from the old point; every I steps the means of x_k and y_k
     at its end  x <- the mean of x_k over the stage's steps and the clients,   y <- Pi[ the best y at x, on a batch ]
 
-Sent: up d + p, down d + p. At the end of a stage another d up (with average), then d down and p up (where
-the problem knows its best y). Kept on a client: x_0, and the sum
-of the stage's x_k.
+Sent: up d + p, down d + p. At the end of a stage another d up (with average), then d down and p up (where the problem
+knows its best y). Kept on a client: x_0, and the sum of the stage's x_k - x_0.
 
 Departures from the paper: the original text could not be consulted; the rule is that of the method's descriptions. The
 best alpha there is the mean score of a client's negatives minus that of its positives, averaged over clients; here it
@@ -26,14 +25,22 @@ round of a stage is shorter where I does not divide the stage. ``average = false
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import torch
 
-from fedstrata.algorithms.algorithm import Algorithm, State, param
-from fedstrata.algorithms.descent import RATES
-from fedstrata.algorithms.saddles import gradients
-from fedstrata.clients import Client, Clients
+from fedstrata.algorithms.algorithm import Algorithm, param
+from fedstrata.algorithms.descent import RATES, Pair, gradients
+from fedstrata.clients import Client, Clients, remote
 from fedstrata.core.schedules import EqualSteps
+
+
+class State(NamedTuple):
+    """The point, and the x_0 of the stage."""
+
+    x: torch.Tensor
+    y: torch.Tensor
+    x_0: torch.Tensor
 
 
 class CoDA(Algorithm):
@@ -41,7 +48,6 @@ class CoDA(Algorithm):
 
     name = "coda"
     dual = True
-    up = down = "d + p"
     full_participation = True
 
     lr: float = param(0.1, "learning rate of x and y in the first stage", above=0, search=RATES)
@@ -52,22 +58,23 @@ class CoDA(Algorithm):
     estimate_batches: int = param(10, "batches for the best y at the end of a stage", least=1)
     average: bool = param(True, "a stage ends in the mean of its iterates instead of the last one")
 
-    @property
-    def answers(self) -> dict[str, str]:
-        """What clients answer: the mean over a stage starts from nothing that is sent."""
-        return {"local": "x y", "best": "zero"} | ({"result": "point"} if self.average else {})
+    def start(self, x: torch.Tensor, y: torch.Tensor, clients: Clients) -> State:
+        """Start the first stage."""
+        return State(x, y, x)
 
     def round(self, s: State, clients: Clients) -> State:
-        """Average what the clients' steps led to; at the end of a stage, average over the stage and renew y."""
+        """Average the clients' updates; at the end of a stage, average over the stage and find the best y."""
         stage, done, length = self.place(clients.clock.round)
         here = min(clients.steps_now(self.steps), length - done)
-        x, y = clients.mean(self.local, s.x, s.y, self.lr / self.factor**stage, here, done == 0)
-        if done + here == length:
-            if self.average:
-                x = clients.mean(self.result, length)
-            if clients.problem.best_y is not None:
-                y = clients.problem.projected(clients.mean(self.best, x))
-        return s.replace(x=x, y=y)
+        dx, dy = clients.mean(self.local, s.x, s.y, self.lr / self.factor**stage, here, done == 0)
+        x, y = s.x + dx, s.y + dy
+        if done + here < length:
+            return State(x, y, s.x_0)
+        if self.average:
+            x = s.x_0 + clients.mean(self.mean_of_stage, length)
+        if clients.problem.best_y is not None:
+            y = clients.project_y(clients.mean(self.best, x))
+        return State(x, y, x)
 
     def place(self, number: int) -> tuple[int, int, int]:
         """Return the stage that a round is in, the steps of the stage done before it, and the stage's length."""
@@ -86,28 +93,28 @@ class CoDA(Algorithm):
                 return stage, done, length
             stage, earlier = stage + 1, earlier + rounds
 
-    def local(
-        self, client: Client, x: torch.Tensor, y: torch.Tensor, lr: float, steps: int, first: bool
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    @remote
+    def local(self, client: Client, x: torch.Tensor, y: torch.Tensor, lr: float, steps: int, first: bool) -> Pair:
         """Take proximal local steps, and add their points to the stage's sum."""
-        x_0 = x if first else client.recall("x_0", x)
-        total = torch.zeros_like(x) if first else client.recall("total", x)
-        x, y, total = client.repeat(steps, self.step, x, y, total, x_0, lr)
-        client.keep(x_0=x_0, total=total)
-        return x, y
+        if first:
+            k = client.variables(x=x, y=y, x_0=x, total=torch.zeros_like(x))
+        else:
+            k = client.recall("x_0", "total", x=x, y=y)
+        for _ in client.loop(steps, k):
+            g_x, g_y = gradients(client, k.x, k.y, client.draw())
+            k.x = (k.x + (lr / self.gamma) * k.x_0 - lr * g_x) / (1 + lr / self.gamma)
+            k.y = client.project_y(k.y + lr * g_y)
+            k.total = k.total + (k.x - k.x_0)
+        client.keep(x_0=k.x_0, total=k.total)
+        return k.x - x, k.y - y
 
-    def step(
-        self, client: Client, x: torch.Tensor, y: torch.Tensor, total: torch.Tensor, x_0: torch.Tensor, lr: float
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Take one proximal step down in x and one step up in y."""
-        g_x, g_y = gradients(client, x, y, client.draw())
-        x = (x + (lr / self.gamma) * x_0 - lr * g_x) / (1 + lr / self.gamma)
-        return x, client.project_y(y + lr * g_y), total + x
+    @remote
+    def mean_of_stage(self, client: Client, length: int) -> torch.Tensor:
+        """Return how far the mean of the client's points in the stage is from the stage's start."""
+        total: torch.Tensor = client.recall("total").total
+        return total / length
 
-    def result(self, client: Client, length: int) -> torch.Tensor:
-        """Return the mean of the client's points in the stage."""
-        return client.recall("total", client.problem.x0.expand(len(client), -1)) / length
-
+    @remote
     def best(self, client: Client, x: torch.Tensor) -> torch.Tensor:
         """Return the best y at x, on so many batches."""
         return client.best_y(x, client.draw(batch_size=client.worth(self.estimate_batches)))

@@ -12,8 +12,10 @@ y = alpha >= 0); every client in every round.
     c_k <- the mean of the round's g (not clipped),  c <- M_k[c_k],   x <- x + server_lr M_k[x_k - x],  y likewise
     every T_0 steps  lr <- lr / 3,   x_ref <- the mean of x_k over those steps and the clients
 
-Sent: up 2*(d + p), down 2*(d + p). Every T_0 steps another d up and d down. Kept on a client: c_k, x_ref, and the sum
-of the x_k since x_ref was renewed. With control = false, up d + p, down d + p.
+Sent, per client and round:
+    codasca                     up 2*(d + p)    down 2*(d + p)
+    codasca, control = false    up d + p        down d + p
+Every T_0 steps another d up and d down. Kept on a client: c_k, x_ref, and the sum of x_k - x_ref since x_ref was set.
 
 Departures from the paper: this is the authors' public script, not the paper's algorithm, which could not be consulted,
 except for these: rounds are I steps from the first on; both gradients are taken at the old point; x_ref starts at x
@@ -26,14 +28,26 @@ has no such trap.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 
-from fedstrata.algorithms.algorithm import Algorithm, State, param
-from fedstrata.algorithms.descent import RATES
-from fedstrata.algorithms.saddles import Pair, down_up, gradients
-from fedstrata.clients import Client, Clients
+from fedstrata.algorithms.algorithm import Algorithm, param
+from fedstrata.algorithms.descent import RATES, down_up, gradients
+from fedstrata.clients import Client, Clients, remote
 from fedstrata.core.schedules import EqualSteps, Rate, steps_at
-from fedstrata.problems.problem import Problem
+
+Tensors = tuple[torch.Tensor, ...]
+
+
+class State(NamedTuple):
+    """The point, the centre of the stage, and the control variates, empty where there are none."""
+
+    x: torch.Tensor
+    y: torch.Tensor
+    x_ref: torch.Tensor
+    c_x: torch.Tensor
+    c_y: torch.Tensor
 
 
 class CODASCA(Algorithm):
@@ -42,7 +56,6 @@ class CODASCA(Algorithm):
     name = "codasca"
     dual = True
     full_participation = True
-    answers = {"local": "x y zero zero", "mean_of_stage": "point", "centre": "zero"}
 
     lr: Rate = param(0.1, "learning rate of x and y", above=0, search=RATES)
     steps: EqualSteps = param(10, "local steps per round, I, or an Interval")
@@ -54,72 +67,60 @@ class CODASCA(Algorithm):
     weight_decay: float = param(1e-5, "L2 penalty on x", least=0)
     control: bool = param(True, "use control variates")
 
-    @property
-    def up(self) -> str:
-        """What a client sends in a round."""
-        return "2*(d + p)" if self.control else "d + p"
-
-    @property
-    def down(self) -> str:
-        """What the server sends in a round."""
-        return self.up
-
-    def init(self, problem: Problem) -> State:
-        """Start with the control variates at zero."""
-        s = super().init(problem)
-        return s.replace(c_x=torch.zeros_like(s.x), c_y=torch.zeros_like(s.y)) if self.control else s
+    def start(self, x: torch.Tensor, y: torch.Tensor, clients: Clients) -> State:
+        """Start with the centre at x and the control variates at zero."""
+        c = (torch.zeros_like(x), torch.zeros_like(y)) if self.control else (x[:0], y[:0])
+        return State(x, y, x, *c)
 
     def round(self, s: State, clients: Clients) -> State:
-        """Average what the clients' steps led to and the control variates; at the end of a stage, renew its centre."""
+        """Average updates and control variates; at the end of a stage, set its centre anew."""
         stage, place = divmod(clients.clock.round, self.stage_rounds)
-        variates = (s.c_x, s.c_y) if self.control else ()
-        x, y, *variates_new = clients.mean(self.local, s.x, s.y, self.factor**-stage, *variates)
-        if self.control:
-            s = s.replace(c_x=variates_new[0], c_y=variates_new[1])
-        rate = clients.rate(self.server_lr)
-        s = s.replace(x=s.x + rate * (x - s.x), y=clients.problem.projected(s.y + rate * (y - s.y)))
+        dx, dy, c_x, c_y = clients.mean(self.local, s.x, s.y, self.factor**-stage, s.c_x, s.c_y)
+        rate, x_ref = clients.rate(self.server_lr), s.x_ref
         if place == self.stage_rounds - 1:
-            clients.mean(self.centre, clients.mean(self.mean_of_stage))
-        return s
+            x_ref = s.x_ref + clients.mean(self.mean_of_stage)
+            clients.mean(self.centre, x_ref)
+        return State(s.x + rate * dx, clients.project_y(s.y + rate * dy), x_ref, c_x, c_y)
 
+    @remote
     def centre(self, client: Client, x_ref: torch.Tensor) -> torch.Tensor:
-        """Take over the new centre; nothing is sent."""
+        """Keep the new centre; nothing is sent."""
         client.keep(x_ref=x_ref, total=torch.zeros_like(x_ref))
         return x_ref[:, :0]
 
+    @remote
     def mean_of_stage(self, client: Client) -> torch.Tensor:
-        """Return the mean of the client's points in the stage."""
-        total = client.recall("total", client.problem.x0.expand(len(client), -1))
+        """Return how far the mean of the client's points in the stage is from the stage's centre."""
+        total: torch.Tensor = client.recall("total").total
         now = client.clock.round
         stage = range(now - self.stage_rounds + 1, now + 1)
         return total / sum(steps_at(self.steps, number) for number in stage)
 
+    @remote
     def local(
-        self, client: Client, x: torch.Tensor, y: torch.Tensor, pace: float, *c: torch.Tensor
-    ) -> tuple[torch.Tensor, ...]:
-        """Take corrected proximal steps, then renew c_k."""
-        zeros = torch.zeros_like(x), torch.zeros_like(y)
-        x_ref, total = client.recall("x_ref", x), client.recall("total", zeros[0])
-        drift: Pair = zeros
+        self, client: Client, x: torch.Tensor, y: torch.Tensor, pace: float, c_x: torch.Tensor, c_y: torch.Tensor
+    ) -> Tensors:
+        """Take corrected proximal steps, then set c_k to the mean gradient."""
+        zero_x, zero_y = torch.zeros_like(x), torch.zeros_like(y)
+        k = (
+            client.variables(x=x, y=y, x_ref=x, total=zero_x)
+            if client.first
+            else client.recall("x_ref", "total", x=x, y=y)
+        )
+        k.sum_x, k.sum_y, k.drift_x, k.drift_y = zero_x, zero_y, zero_x, zero_y
         if self.control:
-            drift = c[0] - client.recall("c_x", zeros[0]), c[1] - client.recall("c_y", zeros[1])
-        x, y, total, sum_x, sum_y = client.repeat(self.steps, self.step, x, y, total, *zeros, x_ref, *drift, pace)
-        client.keep(x_ref=x_ref, total=total)
+            k.drift_x, k.drift_y = c_x - client.kept("c_x", zero_x), c_y - client.kept("c_y", zero_y)
+        for _ in client.loop(self.steps, k):
+            g_x, g_y = gradients(client, k.x, k.y, client.draw())
+            clipped = g_x.clamp(-self.clip, self.clip) if self.clip else g_x
+            direction = clipped + k.drift_x + (k.x - k.x_ref) / self.gamma + self.weight_decay * k.x
+            lr = pace * client.rate(self.lr)
+            down_up(client, k, (direction, g_y + k.drift_y), (lr, lr))
+            k.total, k.sum_x, k.sum_y = k.total + (k.x - k.x_ref), k.sum_x + g_x, k.sum_y + g_y
+        client.keep(x_ref=k.x_ref, total=k.total)
         if not self.control:
-            return x, y
+            return k.x - x, k.y - y, c_x, c_y  # empty: nothing is sent
         steps = client.steps_now(self.steps)
-        c_x, c_y = sum_x / steps, sum_y / steps
+        c_x, c_y = k.sum_x / steps, k.sum_y / steps
         client.keep(c_x=c_x, c_y=c_y)
-        return x, y, c_x, c_y
-
-    def step(
-        self, client: Client, x: torch.Tensor, y: torch.Tensor, total: torch.Tensor, *others: torch.Tensor
-    ) -> tuple[torch.Tensor, ...]:
-        """Take one step; ``others`` are the sums of the gradients, the centre, the drifts c - c_k, and the pace."""
-        sum_x, sum_y, x_ref, drift_x, drift_y, pace = others
-        g_x, g_y = gradients(client, x, y, client.draw())
-        clipped = g_x.clamp(-self.clip, self.clip) if self.clip else g_x
-        direction = clipped + drift_x + (x - x_ref) / self.gamma + self.weight_decay * x
-        lr = float(pace) * client.rate(self.lr)
-        x, y = down_up(client, x, y, (direction, g_y + drift_y), (lr, lr))
-        return x, y, total + x, sum_x + g_x, sum_y + g_y
+        return k.x - x, k.y - y, c_x, c_y

@@ -10,7 +10,7 @@ Problem: min_x M_k[ f_k( g_k(x) ) ], any number K >= 1 of levels, a local inner 
     x   <- M_k[x_k]
 
 Sent: up d, down d. Where f weighs losses (``robust``, ``damaml``) and ``normalise`` is on: one number more each way,
-and before the first round up 1, down d.
+and before the first round one up and d down.
 
 Departures from the paper: with more than one level, every level has a batch of its own and the Jacobians are chained.
 The mean inside exp is over a minibatch, as printed, so the direction is biased for small inner batches.
@@ -26,16 +26,24 @@ eq. (6) leaves out the logarithm. (With another link than exp it is the gradient
 from __future__ import annotations
 
 import warnings
+from typing import NamedTuple
 
 import torch
 
-from fedstrata.algorithms.algorithm import Algorithm, State, param
+from fedstrata.algorithms.algorithm import Algorithm, param
 from fedstrata.algorithms.descent import RATES
-from fedstrata.clients import Client, Clients
+from fedstrata.clients import Client, Clients, remote
 from fedstrata.core.schedules import Rate, Steps
 
 TINY_WEIGHT = 1e-30
 """A mean weight below this is about to vanish in single precision."""
+
+
+class State(NamedTuple):
+    """The point, and the clients' mean weight in the last round, empty where there are no weights."""
+
+    x: torch.Tensor
+    weight: torch.Tensor
 
 
 class ComFedL(Algorithm):
@@ -43,61 +51,55 @@ class ComFedL(Algorithm):
 
     name = "comfedl"
     levels = range(1, 100)
-    up = down = "d"
-    answers = {"first_weight": "zero", "local": "x", "local_normalised": "x weight"}
 
     lr: Rate = param(0.1, "local learning rate, eta", above=0, search=RATES)
     steps: Steps = param(5, "local steps per round, tau, or Epochs(e), or an Interval")
     normalise: bool = param(True, "let the clients' weights average to one, where f weighs losses")
 
-    def start(self, s: State, clients: Clients) -> State:
+    def start(self, x: torch.Tensor, y: torch.Tensor, clients: Clients) -> State:
         """Ask for the mean weight at the starting point, where there are weights."""
-        if not (self.normalise and clients.problem.weighs):
-            return s
-        return s.replace(weight=clients.mean(self.first_weight, s.x))
+        weighs = self.normalise and clients.problem.weighs
+        return State(x, clients.mean(self.first_weight, x) if weighs else x[:0])
 
     def round(self, s: State, clients: Clients) -> State:
         """Average the clients' models (line 20), and their weights if the steps are normalised."""
-        if "weight" not in s:
-            return s.replace(x=clients.mean(self.local, s.x))
-        x, weight = clients.mean(self.local_normalised, s.x, s.weight, len(clients))
+        if not len(s.weight):
+            return s._replace(x=s.x + clients.mean(self.local, s.x))
+        dx, change = clients.mean(self.local_normalised, s.x, s.weight, len(clients))
+        weight = s.weight + change
         if float(weight) < TINY_WEIGHT:
             warnings.warn(
                 f"The clients' mean weight is {float(weight):.1g}: their losses are so far below the shift that the "
                 "weights soon vanish, and training stalls. A larger gamma is the remedy.",
                 stacklevel=2,
             )
-        return s.replace(x=x, weight=weight)
+        return State(s.x + dx, weight)
 
+    @remote
     def local(self, client: Client, x: torch.Tensor) -> torch.Tensor:
         """Take local steps (lines 6 to 17)."""
-        out: torch.Tensor = client.repeat(self.steps, self.step, x)
-        return out
+        k = client.variables(x=x)
+        for _ in client.loop(self.steps, k):
+            k.x = k.x.sub(client.chain(k.x, client.draw_all()).gradient, alpha=client.rate(self.lr))
+        return k.x - x
 
-    def step(self, client: Client, x: torch.Tensor) -> torch.Tensor:
-        """Take one compositional gradient step (lines 8 to 16)."""
-        z = client.chain(x, client.draw_all()).gradient
-        return x.sub(z, alpha=client.rate(self.lr))
-
+    @remote
     def first_weight(self, client: Client, x: torch.Tensor) -> torch.Tensor:
         """Return grad f at the starting point: [C, 1]."""
         return client.chain(x, client.draw_all()).outer_grads[0]
 
+    @remote
     def local_normalised(
         self, client: Client, x: torch.Tensor, weight: torch.Tensor, most: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Take local steps whose weights are divided by ``weight`` and are at most ``most``; return the mean weight."""
+        """Take steps whose weights are divided by ``weight``, and at most ``most``; return the mean weight's update too."""
         counts = torch.from_numpy(client.step_counts(self.steps)).to(x).unsqueeze(1)
         tiny = torch.finfo(x.dtype).tiny
-        inverse = 1 / weight.clamp(min=tiny)
-
-        def step(
-            client: Client, x: torch.Tensor, total: torch.Tensor, inverse: torch.Tensor
-        ) -> tuple[torch.Tensor, torch.Tensor]:
-            chain = client.chain(x, client.draw_all())
+        k = client.variables(x=x, total=torch.zeros_like(weight), inverse=1 / weight.clamp(min=tiny))
+        for _ in client.loop(self.steps, k):
+            chain = client.chain(k.x, client.draw_all())
             v = chain.outer_grads[0]
-            scale = torch.minimum(inverse, most / v.clamp(min=tiny))
-            return torch.addcmul(x, chain.gradient, scale, value=-client.rate(self.lr)), total + v
-
-        x, total = client.repeat(self.steps, step, x, torch.zeros_like(weight), inverse)
-        return x, total / counts
+            scale = torch.minimum(k.inverse, most / v.clamp(min=tiny))
+            k.x = torch.addcmul(k.x, chain.gradient, scale, value=-client.rate(self.lr))
+            k.total = k.total + v
+        return k.x - x, k.total / counts - weight

@@ -1,11 +1,17 @@
-"""Local gradient descent, as several algorithms share it."""
+"""Gradient steps that several algorithms share: local SGD, and steps down in x and up in y."""
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 
-from fedstrata.clients import Client
+from fedstrata.clients import Client, Variables
 from fedstrata.core.schedules import Rate, Steps
+from fedstrata.data.batch import Batch
+
+Pair = tuple[torch.Tensor, torch.Tensor]
+"""A vector for x and one for y."""
 
 RATES = (1e-3, 1.0)
 """The range of learning rates that ``fedstrata tune`` searches, on a logarithmic scale."""
@@ -17,13 +23,34 @@ def decayed(gradient: torch.Tensor, x: torch.Tensor, weight_decay: float) -> tor
 
 
 def local_sgd(client: Client, x: torch.Tensor, steps: Steps, lr: Rate, weight_decay: float) -> torch.Tensor:
-    """Take SGD steps from ``x``: x <- x - lr * (grad f(x; batch) + weight_decay * x)."""
-
-    def step(client: Client, x: torch.Tensor) -> torch.Tensor:
-        g = decayed(client.grads(x, client.draw()), x, weight_decay)
+    """Take steps x_k <- x_k - lr * (grad f(x_k; batch) + weight_decay * x_k) from ``x``; return the update x_k - x."""
+    k = client.variables(x=x)
+    for _ in client.loop(steps, k):
         rate = client.rate(lr)
-        client.report(rate=lambda: torch.full_like(x, rate))
-        return x.sub(g, alpha=rate)
+        client.report(rate=partial(torch.full_like, k.x, rate))
+        k.x = k.x.sub(decayed(client.grads(k.x, client.draw()), k.x, weight_decay), alpha=rate)
+    return k.x - x
 
-    out: torch.Tensor = client.repeat(steps, step, x)
-    return out
+
+def scaled_rate(lr: float, scale: torch.Tensor) -> torch.Tensor:
+    """Return the learning rate of every entry, for diagnostics."""
+    return lr / scale
+
+
+def gradients(client: Client, x: torch.Tensor, y: torch.Tensor, batch: Batch, weight_decay: float = 0.0) -> Pair:
+    """Return the gradients of f in x and in y; ``weight_decay`` is an L2 penalty on x."""
+    g_x, g_y = client.f_grads(x, batch, y)
+    return decayed(g_x, x, weight_decay), g_y
+
+
+def down_up(client: Client, k: Variables, directions: Pair, rates: tuple[float, float]) -> None:
+    """Step down in k.x and up in k.y at once, and project y."""
+    k.x = k.x.sub(directions[0], alpha=rates[0])
+    k.y = client.project_y(k.y.add(directions[1], alpha=rates[1]))
+
+
+def own_loss(client: Client) -> torch.Tensor:
+    """Return the dual of a mixture at which f_k is the client's own loss: the uniform one."""
+    y0 = client.problem.y0
+    assert y0 is not None
+    return torch.full_like(y0, 1 / len(y0)).expand(len(client), -1)

@@ -22,9 +22,8 @@ from __future__ import annotations
 import torch
 
 from fedstrata.algorithms.algorithm import Algorithm, State, param
-from fedstrata.algorithms.descent import RATES, decayed
-from fedstrata.algorithms.mixture import own_loss
-from fedstrata.clients import Client, Clients
+from fedstrata.algorithms.descent import RATES, decayed, own_loss
+from fedstrata.clients import Client, Clients, remote
 from fedstrata.core.schedules import EqualSteps, Rate
 
 
@@ -34,8 +33,6 @@ class DRFA(Algorithm):
     name = "drfa"
     dual = True
     mixture = True
-    answers = {"local": "x x", "loss": "zero"}
-    up, down = "2*d + 1", "2*d"
 
     lr: Rate = param(0.1, "local learning rate", above=0, search=RATES)
     dual_lr: Rate = param(0.01, "step size of the dual weights", above=0, search=RATES)
@@ -47,25 +44,24 @@ class DRFA(Algorithm):
         steps = clients.steps_now(self.steps)
         snapshot = clients.integer(1, steps)
         drawn = clients.choose(len(clients), probabilities=s.y.cpu())
-        x, z = drawn.mean(self.local, s.x, snapshot, weighting="uniform")
+        dx, dz = drawn.mean(self.local, s.x, snapshot, weighting="uniform")
         asked = clients.choose(len(clients))
         v = torch.zeros_like(s.y)
-        v[torch.from_numpy(asked.cohort)] = clients.total / len(asked) * asked.gather(self.loss, z)
-        return s.replace(x=x, y=clients.problem.projected(s.y + steps * clients.rate(self.dual_lr) * v))
+        v[torch.from_numpy(asked.cohort)] = clients.total / len(asked) * asked.gather(self.loss, s.x + dz)
+        return State(s.x + dx, clients.project_y(s.y + steps * clients.rate(self.dual_lr) * v))
 
+    @remote
     def local(self, client: Client, x: torch.Tensor, snapshot: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Take local steps; return the model after all of them and after ``snapshot`` of them."""
-        x, z = client.repeat(self.steps, lambda client, x, z: self.step(client, x, z, snapshot), x, x)
-        return x, z
+        """Take local steps on the client's own loss; return the updates after all and after ``snapshot`` of them."""
+        k = client.variables(x=x, z=x)
+        for step in client.loop(self.steps, k):
+            g = client.f_grads(k.x, client.draw(), own_loss(client))[0]
+            k.x = k.x.sub(decayed(g, k.x, self.weight_decay), alpha=client.rate(self.lr))
+            if step + 1 == snapshot:
+                k.z = k.x
+        return k.x - x, k.z - x
 
-    def step(
-        self, client: Client, x: torch.Tensor, z: torch.Tensor, snapshot: int
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Take one SGD step on the client's own loss."""
-        g = client.f_grads(x, client.draw(), own_loss(client))[0]
-        x = x.sub(decayed(g, x, self.weight_decay), alpha=client.rate(self.lr))
-        return x, x if client.clock.step + 1 == snapshot else z
-
+    @remote
     def loss(self, client: Client, x: torch.Tensor) -> torch.Tensor:
         """Return the loss at the snapshot, on one batch: [C]."""
         return client.loss(x, client.draw(), own_loss(client))

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from fedstrata.clients import Client, Clients
+from fedstrata.clients import Client, Clients, Variables
 from fedstrata.core.errors import InputError
 from fedstrata.core.schedules import Rate
 
@@ -29,15 +29,6 @@ def weight_of(client: Client, rate: Rate, scale: float) -> float:
     return min(1.0, client.rate(rate) * scale)
 
 
-def stores_jacobian(clients: Clients, jacobian: str, radii: tuple[float, float]) -> bool:
-    """Whether clients store the inner Jacobian ("exact"), or only its products ("product"); "auto" goes by its size."""
-    d, r = len(clients.problem.x0), clients.inner_sizes[0]
-    exact = jacobian == "exact" or (jacobian == "auto" and (r == 1 or d * r <= EXACT_BUDGET))
-    if not exact and any(radii):
-        raise InputError("The projections c_g and c_f need jacobian = 'exact': products are not projected.")
-    return exact
-
-
 def weights_now(client: Client, rates: Sequence[Rate], eta: Rate, kind: str, ago: int = 1) -> list[float]:
     """Return the weights of fresh values after the step so many iterations ago, at most 1.
 
@@ -47,55 +38,62 @@ def weights_now(client: Client, rates: Sequence[Rate], eta: Rate, kind: str, ago
     return [min(1.0, scale * client.rate(rate, ago=ago)) for rate in rates]
 
 
-def kept_estimates(client: Client, x: torch.Tensor, exact: bool) -> dict[str, torch.Tensor]:
-    """Return the estimates that the clients kept: h, u, v, or h, w."""
-    return {name: client.recall(name, x) for name in (("h", "u", "v") if exact else ("h", "w"))}
+# --- of a composition f(g(x)): h estimates g, u its Jacobian, v the gradient of f; or w the product u^T v ------------
 
 
-def first_estimates(client: Client, x: torch.Tensor, exact: bool, batches: int) -> dict[str, torch.Tensor]:
-    """Return the estimates of f(g(x)) on ``batches`` batches' worth of samples: h, u, v, or h, w."""
+def stores_jacobian(clients: Clients, jacobian: str, radii: tuple[float, float]) -> bool:
+    """Whether clients store the inner Jacobian ("exact") or only its products ("product"); "auto" goes by its size."""
+    d, r = len(clients.problem.x0), clients.inner_sizes[0]
+    exact = jacobian == "exact" or (jacobian == "auto" and (r == 1 or d * r <= EXACT_BUDGET))
+    if not exact and any(radii):
+        raise InputError("The projections c_g and c_f need jacobian = 'exact': products are not projected.")
+    return exact
+
+
+def estimate_first(client: Client, k: Variables, exact: bool, batches: int) -> None:
+    """Estimate f(g(k.x)) on ``batches`` batches' worth of samples: k.h, k.u and k.v, or k.h and k.w."""
     inner, outer = client.draw_all(batch_size=client.worth(batches))
     if exact:
-        h, u = client.g_jacobian(1, x, inner)
-        return {"h": h, "u": u, "v": client.f_grads(h, outer)[0]}
-    chain = client.chain(x, [inner, outer])
-    return {"h": chain.values[0], "w": chain.gradient}
+        k.h, k.u = client.g_jacobian(1, k.x, inner)
+        k.v = client.f_grads(k.h, outer)[0]
+    else:
+        chain = client.chain(k.x, [inner, outer])
+        k.h, k.w = chain.values[0], chain.gradient
 
 
-def next_estimates(
+def estimate_next(
     client: Client,
-    old: torch.Tensor,
+    k: Variables,
     x: torch.Tensor,
-    estimates: dict[str, torch.Tensor],
     weights: Sequence[float],
     radii: tuple[float, float] = (0.0, 0.0),
-) -> dict[str, torch.Tensor]:
-    """Return the STORM estimates after a step from ``old`` to ``x``, on fresh batches.
+) -> None:
+    """Update the estimates by STORM for the step from k.x to ``x``, on fresh batches.
 
     ``weights`` are alpha (inner value), beta (inner Jacobian, or the product) and varrho (outer gradient).
     """
     alpha, beta, varrho = weights
     inner, outer = client.draw_all()
-    h = estimates["h"]
-    if "u" in estimates:
-        g_old, jacobian_old = client.g_jacobian(1, old, inner)
+    if hasattr(k, "u"):
+        g_old, jacobian_old = client.g_jacobian(1, k.x, inner)
         g_new, jacobian_new = client.g_jacobian(1, x, inner)
-        h_new = storm(h, g_new, g_old, alpha)
-        u = storm(estimates["u"], jacobian_new, jacobian_old, beta)
-        v = storm(estimates["v"], client.f_grads(h_new, outer)[0], client.f_grads(h, outer)[0], varrho)
-        return {"h": h_new, "u": into_ball(u, radii[0]), "v": into_ball(v, radii[1])}
-    at_old = client.chain(old, [inner, outer], offsets=[h], weight=0.0)
-    carried = (1 - alpha) * (h - at_old.values[0])
+        h = storm(k.h, g_new, g_old, alpha)
+        u = storm(k.u, jacobian_new, jacobian_old, beta)
+        v = storm(k.v, client.f_grads(h, outer)[0], client.f_grads(k.h, outer)[0], varrho)
+        k.h, k.u, k.v = h, into_ball(u, radii[0]), into_ball(v, radii[1])
+        return
+    at_old = client.chain(k.x, [inner, outer], offsets=[k.h], weight=0.0)
+    carried = (1 - alpha) * (k.h - at_old.values[0])
     at_new = client.chain(x, [inner, outer], offsets=[carried], weight=1.0)
-    return {"h": carried + at_new.values[0], "w": storm(estimates["w"], at_new.gradient, at_old.gradient, beta)}
+    k.h, k.w = carried + at_new.values[0], storm(k.w, at_new.gradient, at_old.gradient, beta)
 
 
-def direction(estimates: dict[str, torch.Tensor]) -> torch.Tensor:
+def direction(k: Variables) -> torch.Tensor:
     """Return w = u^T v, the estimate of the gradient: [C, d]."""
-    if "w" in estimates:
-        return estimates["w"]
-    u, v = estimates["u"], estimates["v"]
-    out: torch.Tensor = u[:, 0] * v if u.shape[1] == 1 else torch.einsum("crd,cr->cd", u, v)
+    if hasattr(k, "w"):
+        w: torch.Tensor = k.w
+        return w
+    out: torch.Tensor = k.u[:, 0] * k.v if k.u.shape[1] == 1 else torch.einsum("crd,cr->cd", k.u, k.v)
     return out
 
 

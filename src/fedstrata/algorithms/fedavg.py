@@ -21,7 +21,7 @@ import torch
 
 from fedstrata.algorithms.algorithm import Algorithm, State, param
 from fedstrata.algorithms.descent import RATES, local_sgd
-from fedstrata.clients import Client, Clients
+from fedstrata.clients import Client, Clients, remote
 from fedstrata.core.schedules import Rate, Steps
 
 
@@ -29,8 +29,6 @@ class FedAvg(Algorithm):
     """Local SGD on every client, then the mean of the models."""
 
     name = "fedavg"
-    up = down = "d"
-    answers = {"local": "x"}
 
     lr: Rate = param(0.1, "local learning rate", above=0, search=RATES)
     steps: Steps = param(10, "local steps per round, or Epochs(e), or an Interval")
@@ -38,10 +36,10 @@ class FedAvg(Algorithm):
     weight_decay: float = param(0.0, "L2 penalty on the local objective", least=0)
 
     def round(self, s: State, clients: Clients) -> State:
-        """Average the clients' models."""
-        x = clients.mean(self.local, s.x)
-        return s.replace(x=s.x + clients.rate(self.server_lr) * (x - s.x))
+        """Move by the clients' mean update."""
+        return s._replace(x=s.x + clients.rate(self.server_lr) * clients.mean(self.local, s.x))
 
+    @remote
     def local(self, client: Client, x: torch.Tensor) -> torch.Tensor:
-        """ClientUpdate: local steps from the server's model."""
+        """ClientUpdate: take local steps from the server's model."""
         return local_sgd(client, x, self.steps, self.lr, self.weight_decay)

@@ -18,7 +18,11 @@ nor a bias correction. ``restart`` is Corollary 2: every round begins with m_k =
 "max"`` is Corollary 3: the server takes the elementwise maximum of the vhat_k. The adaptive interval of Theorem 2 is
 ``steps = Interval(initial, base)``.
 
-Sent: up 3d, down 3d. With ``restart``: up 2d, down 2d.
+Sent, per client and round:
+    fedlalr                                       up 3*d    down 3*d
+    fedlalr, aggregate = "max"                    up 3*d    down 3*d
+    fedlalr, restart = true                       up 2*d    down 2*d
+    fedlalr, restart = true, aggregate = "max"    up 2*d    down 2*d
 
 Departures from the paper: section V-D prints a ceiling around the interval's logarithm, but only a floor gives the 10
 local steps in rounds 64 to 100 that it tells of (a ceiling gives 11 from round 65 on), so an ``Interval`` rounds down
@@ -30,69 +34,65 @@ enters: here it is part of g, and so of m and v.
 
 from __future__ import annotations
 
+from functools import partial
+from typing import NamedTuple
+
 import torch
 
-from fedstrata.algorithms.algorithm import Algorithm, State, param
-from fedstrata.algorithms.descent import decayed
-from fedstrata.clients import Client, Clients
+from fedstrata.algorithms.algorithm import Algorithm, param
+from fedstrata.algorithms.descent import decayed, scaled_rate
+from fedstrata.clients import Client, Clients, remote
 from fedstrata.core.errors import invalid
 from fedstrata.core.schedules import Rate, Steps
-from fedstrata.problems.oracles import Tensors
-from fedstrata.problems.problem import Problem
+
+Tensors = tuple[torch.Tensor, ...]
+
+
+class State(NamedTuple):
+    """The model and the moments; m is empty where every round begins with m = 0."""
+
+    x: torch.Tensor
+    vhat: torch.Tensor
+    m: torch.Tensor
 
 
 class FedLALR(Algorithm):
     """Local AMSGrad whose learning rates follow each client's own data; averaged with the model."""
 
     name = "fedlalr"
-    answers = {"local": "x vhat moments"}
 
     lr: Rate = param(2e-3, "base learning rate, alpha", above=0, search=(1e-4, 1e-1))
     steps: Steps = param(10, "local steps per round, or Epochs(e), or an Interval")
-    beta1: float = param(0.9, "memory of the first moment", least=0, below=1)
-    beta2: float = param(0.995, "memory of the second moment", least=0, below=1)
+    beta1: float = param(0.9, "decay rate of the first moment", least=0, below=1)
+    beta2: float = param(0.995, "decay rate of the second moment", least=0, below=1)
     eps: float = param(1e-8, "square root of the smallest vhat", above=0)
     restart: bool = param(False, "begin every round with m = 0, and do not send m")
-    aggregate: str = param("mean", "what the server makes of the clients' vhat", choices=("mean", "max"))
+    aggregate: str = param("mean", "how the server combines the clients' vhat", choices=("mean", "max"))
     weight_decay: float = param(0.0, "L2 penalty on the local objective", least=0)
 
-    @property
-    def up(self) -> str:
-        """What a client sends in a round."""
-        return "2*d" if self.restart else "3*d"
-
-    @property
-    def down(self) -> str:
-        """What the server sends in a round."""
-        return self.up
-
-    def init(self, problem: Problem) -> State:
+    def start(self, x: torch.Tensor, y: torch.Tensor, clients: Clients) -> State:
         """Start with m = 0 and vhat = eps^2."""
-        if torch.tensor(self.eps, dtype=problem.x0.dtype) ** 2 == 0:
-            raise invalid(f"eps of {self.name}", self.eps, f"one whose square is above 0 in {problem.x0.dtype}")
-        s = super().init(problem).replace(vhat=torch.full_like(problem.x0, self.eps**2))
-        return s if self.restart else s.replace(m=torch.zeros_like(problem.x0))
+        if torch.tensor(self.eps, dtype=x.dtype) ** 2 == 0:
+            raise invalid(f"eps of {self.name}", self.eps, f"one whose square is above 0 in {x.dtype}")
+        return State(x, torch.full_like(x, self.eps**2), x[:0] if self.restart else torch.zeros_like(x))
 
     def round(self, s: State, clients: Clients) -> State:
         """Average the clients' models and moments (lines 14 to 18)."""
-        moments = () if self.restart else (s.m,)
-        how = ("mean", self.aggregate, *("mean" for _ in moments))
-        x, vhat, *m = clients.combine(how, self.local, s.x, s.vhat, *moments)
-        s = s.replace(x=x, vhat=vhat.clamp(min=self.eps**2))
-        return s if self.restart else s.replace(m=m[0])
+        dx, change, dm = clients.combine(("mean", self.aggregate, "mean"), self.local, *s)
+        return State(s.x + dx, (s.vhat + change).clamp(min=self.eps**2), s.m + dm)
 
-    def local(self, client: Client, x: torch.Tensor, vhat: torch.Tensor, *moments: torch.Tensor) -> Tensors:
-        """Take AMSGrad steps from the server's model and moments (lines 3 to 11)."""
-        m = torch.zeros_like(x) if self.restart else moments[0].clone()
-        x, m, _, vhat = client.repeat(self.steps, self.step, x, m, vhat.clone(), vhat.clone())
-        return (x, vhat) if self.restart else (x, vhat, m)
-
-    def step(self, client: Client, x: torch.Tensor, m: torch.Tensor, v: torch.Tensor, vhat: torch.Tensor) -> Tensors:
-        """Take one AMSGrad step (lines 5 to 10); the client's own m, v and vhat are renewed in place."""
-        lr = client.rate(self.lr)
-        g = decayed(client.grads(x, client.draw()), x, self.weight_decay)
-        m.lerp_(g, 1 - self.beta1)
-        v.mul_(self.beta2).addcmul_(g, g, value=1 - self.beta2)
-        torch.maximum(vhat, v, out=vhat)
-        client.report(vhat=vhat, rate=lambda: lr * vhat.rsqrt())
-        return x.addcdiv(m, vhat.sqrt(), value=-lr), m, v, vhat
+    @remote
+    def local(self, client: Client, x: torch.Tensor, vhat: torch.Tensor, m: torch.Tensor) -> Tensors:
+        """Take AMSGrad steps from the server's model and moments; the client's own moments are updated in place."""
+        first = torch.zeros_like(x) if self.restart else m.clone()
+        k = client.variables(x=x, m=first, v=vhat.clone(), vhat=vhat.clone())
+        for _ in client.loop(self.steps, k):  # lines 3 to 11
+            lr = client.rate(self.lr)
+            g = decayed(client.grads(k.x, client.draw()), k.x, self.weight_decay)
+            k.m.lerp_(g, 1 - self.beta1)
+            k.v.mul_(self.beta2).addcmul_(g, g, value=1 - self.beta2)
+            torch.maximum(k.vhat, k.v, out=k.vhat)
+            root = k.vhat.sqrt()
+            client.report(vhat=k.vhat, rate=partial(scaled_rate, lr, root))
+            k.x = k.x.addcdiv(k.m, root, value=-lr)
+        return k.x - x, k.vhat - vhat, m if self.restart else k.m - m

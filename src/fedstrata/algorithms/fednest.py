@@ -19,8 +19,13 @@ round.
     then (FedOut):     p = M_k[grad f_k(u)],  h = M_k[J_k(x)^T p]
                        x_k <- x;   tau times:  x_k <- x_k - (alpha / tau) h;   x <- M_k[x_k]
 
-Sent, minimax: up 2*T*p + 2*d, down 2*T*d + 3*T*p + 3*d + 2*p. In 2T + 2 exchanges. Compositional: up 2*T*r + r + 2*d,
-down T*d + 3*T*r + 3*d + 2*r. In 2T + 3 exchanges; before the first round: up r, down d.
+Sent, per client and round, with T = inner_rounds:
+    fednest (minimax)                                      up 2*T*p + 2*d        down 2*T*d + 3*T*p + 3*d + 2*p
+    fednest (minimax), inner_rounds = 4                    up 2*T*p + 2*d        down 2*T*d + 3*T*p + 3*d + 2*p
+    fednest (compositional)                                up 2*T*r + r + 2*d    down T*d + 3*T*r + 3*d + 2*r
+    fednest (compositional), inner_rounds = 4              up 2*T*r + r + 2*d    down T*d + 3*T*r + 3*d + 2*r
+    fednest (compositional), before the first round        up r                  down d
+In 2T + 2 exchanges (minimax) or 2T + 3.
 
 Departures from the paper: not the general bilevel mode. In these two the inner Hessian needs no Neumann series: at the
 maximum the indirect part of the gradient vanishes, and in the compositional mode the Hessian is the identity. There the
@@ -32,14 +37,23 @@ batch. The projection of y, after each local step, is not in the paper.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 
-from fedstrata.algorithms.algorithm import Algorithm, State, param
-from fedstrata.algorithms.descent import RATES
-from fedstrata.algorithms.saddles import gradients
-from fedstrata.clients import Client, Clients
+from fedstrata.algorithms.algorithm import Algorithm, param
+from fedstrata.algorithms.descent import RATES, gradients
+from fedstrata.clients import Client, Clients, remote
 from fedstrata.core.schedules import EqualSteps, Rate
 from fedstrata.problems.problem import Problem
+
+
+class State(NamedTuple):
+    """The point, and the mean inner value of a composition, empty for a saddle."""
+
+    x: torch.Tensor
+    y: torch.Tensor
+    u: torch.Tensor
 
 
 class FedNest(Algorithm):
@@ -50,33 +64,11 @@ class FedNest(Algorithm):
     dual = True
     inner_mean = "global"
     full_participation = True
-    answers = {
-        "grad_y": "zero",
-        "climb": "y",
-        "grad_x": "zero",
-        "descend": "x",
-        "inner": "zero",
-        "residual": "zero",
-        "inner_steps": "u",
-        "outer": "zero",
-        "pull": "zero",
-        "outer_steps": "x",
-    }
 
     alpha: Rate = param(0.1, "outer step size", above=0, search=RATES)
     beta: Rate = param(0.5, "inner step size", above=0, search=(0.05, 1))
     inner_rounds: int = param(1, "T, inner rounds before each outer one", least=1)
     steps: EqualSteps = param(5, "tau, local steps, or an Interval")
-
-    @property
-    def up(self) -> str:
-        """What a client sends in an epoch."""
-        return f"2*{self.inner_rounds}*(p + r) + r + 2*d"
-
-    @property
-    def down(self) -> str:
-        """What the server sends in an epoch."""
-        return f"(2 - K)*{self.inner_rounds}*d + 3*{self.inner_rounds}*(p + r) + 3*d + 2*(p + r)"
 
     @classmethod
     def solves(cls, problem: Problem) -> bool:
@@ -85,9 +77,9 @@ class FedNest(Algorithm):
             return not problem.levels
         return len(problem.levels) == 1 and problem.inner_mean == "global"
 
-    def start(self, s: State, clients: Clients) -> State:
+    def start(self, x: torch.Tensor, y: torch.Tensor, clients: Clients) -> State:
         """Start the inner variable of a composition at the mean of r_k."""
-        return s if clients.problem.dual else s.replace(u=clients.mean(self.inner, s.x))
+        return State(x, y, x[:0] if clients.problem.dual else clients.mean(self.inner, x))
 
     def round(self, s: State, clients: Clients) -> State:
         """Do one epoch (Algorithm 1)."""
@@ -97,81 +89,87 @@ class FedNest(Algorithm):
 
     def minimax(self, s: State, clients: Clients) -> State:
         """Climb in y, then descend in x."""
-        x, y = s.x, s.y
+        x, y, tau = s.x, s.y, clients.steps_now(self.steps)
         for _ in range(self.inner_rounds):
             q = clients.mean(self.grad_y, x, y)
-            y = clients.mean(self.climb, x, y, q, clients.rate(self.beta) / clients.steps_now(self.steps))
+            y = y + clients.mean(self.climb, x, y, q, clients.rate(self.beta) / tau)
         h = clients.mean(self.grad_x, x, y)
-        x = clients.mean(self.descend, x, y, h, clients.rate(self.alpha) / clients.steps_now(self.steps))
-        return s.replace(x=x, y=y)
+        return s._replace(x=x + clients.mean(self.descend, x, y, h, clients.rate(self.alpha) / tau), y=y)
 
+    @remote
     def grad_y(self, client: Client, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         """Return the gradient in y on a batch (Algorithm 3)."""
         return gradients(client, x, y, client.draw())[1]
 
+    @remote
     def grad_x(self, client: Client, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         """Return the gradient in x on a batch (Algorithm 2)."""
         return gradients(client, x, y, client.draw())[0]
 
+    @remote
     def climb(self, client: Client, x: torch.Tensor, y: torch.Tensor, q: torch.Tensor, lr: float) -> torch.Tensor:
         """Take corrected steps up in y (Algorithm 3)."""
-
-        def step(client: Client, y_k: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
-            x, y, q = others
+        k = client.variables(y=y)
+        for _ in client.loop(self.steps, k):
             batch = client.draw()
-            change = gradients(client, x, y_k, batch)[1] - gradients(client, x, y, batch)[1]
-            return client.project_y(y_k + lr * (change + q))
+            change = gradients(client, x, k.y, batch)[1] - gradients(client, x, y, batch)[1]
+            k.y = client.project_y(k.y + lr * (change + q))
+        return k.y - y
 
-        out: torch.Tensor = client.repeat(self.steps, step, y, x, y, q)
-        return out
-
+    @remote
     def descend(self, client: Client, x: torch.Tensor, y: torch.Tensor, h: torch.Tensor, lr: float) -> torch.Tensor:
         """Take corrected steps down in x (Algorithm 2)."""
-
-        def step(client: Client, x_k: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
-            x, y, h = others
+        k = client.variables(x=x)
+        for _ in client.loop(self.steps, k):
             batch = client.draw()
-            change = gradients(client, x_k, y, batch)[0] - gradients(client, x, y, batch)[0]
-            return x_k - lr * (change + h)
-
-        out: torch.Tensor = client.repeat(self.steps, step, x, x, y, h)
-        return out
+            change = gradients(client, k.x, y, batch)[0] - gradients(client, x, y, batch)[0]
+            k.x = k.x - lr * (change + h)
+        return k.x - x
 
     # --- compositional ------------------------------------------------------------------------------------------
 
     def compositional(self, s: State, clients: Clients) -> State:
         """Follow the mean inner value, then descend in x."""
-        x, u = s.x, s.u
+        x, u, tau = s.x, s.u, clients.steps_now(self.steps)
         for _ in range(self.inner_rounds):
             q = clients.mean(self.residual, x, u)
-            u = clients.mean(self.inner_steps, u, q, clients.rate(self.beta) / clients.steps_now(self.steps))
+            u = u + clients.mean(self.inner_steps, u, q, clients.rate(self.beta) / tau)
         p = clients.mean(self.outer, u)
         h = clients.mean(self.pull, x, p)
-        x = clients.mean(self.outer_steps, x, h, clients.rate(self.alpha) / clients.steps_now(self.steps))
-        return s.replace(x=x, u=u)
+        return s._replace(x=x + clients.mean(self.outer_steps, x, h, clients.rate(self.alpha) / tau), u=u)
 
+    @remote
     def inner(self, client: Client, x: torch.Tensor) -> torch.Tensor:
         """Return r_k(x)."""
         return client.g(1, x, client.draw(1))
 
+    @remote
     def residual(self, client: Client, x: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
         """Return the inner gradient u - r_k(x) (Algorithm 3)."""
         return u - client.g(1, x, client.draw(1))
 
+    @remote
     def inner_steps(self, client: Client, u: torch.Tensor, q: torch.Tensor, lr: float) -> torch.Tensor:
         """Take corrected inner steps (Algorithm 3)."""
-        out: torch.Tensor = client.repeat(self.steps, lambda client, v, u, q: v - lr * (v - u + q), u, u, q)
-        return out
+        k = client.variables(u=u)
+        for _ in client.loop(self.steps, k):
+            k.u = k.u - lr * (k.u - u + q)
+        return k.u - u
 
+    @remote
     def outer(self, client: Client, u: torch.Tensor) -> torch.Tensor:
         """Return grad f_k(u) (Algorithm 4)."""
         return client.f_grads(u, client.draw())[0]
 
+    @remote
     def pull(self, client: Client, x: torch.Tensor, p: torch.Tensor) -> torch.Tensor:
         """Return J_k(x)^T p (Algorithm 2)."""
         return client.g_vjp(1, x, p, client.draw(1))
 
+    @remote
     def outer_steps(self, client: Client, x: torch.Tensor, h: torch.Tensor, lr: float) -> torch.Tensor:
         """Take outer steps along the global h (Algorithm 2)."""
-        out: torch.Tensor = client.repeat(self.steps, lambda client, x, h: x - lr * h, x, h)
-        return out
+        k = client.variables(x=x)
+        for _ in client.loop(self.steps, k):
+            k.x = k.x - lr * h
+        return k.x - x

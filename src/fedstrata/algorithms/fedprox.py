@@ -21,7 +21,7 @@ import torch
 
 from fedstrata.algorithms.algorithm import Algorithm, State, param
 from fedstrata.algorithms.descent import RATES, decayed
-from fedstrata.clients import Client, Clients
+from fedstrata.clients import Client, Clients, remote
 from fedstrata.core.schedules import Rate, Steps
 
 
@@ -29,8 +29,6 @@ class FedProx(Algorithm):
     """Local SGD with a proximal pull towards the server's model."""
 
     name = "fedprox"
-    up = down = "d"
-    answers = {"local": "x"}
 
     lr: Rate = param(0.1, "local learning rate", above=0, search=RATES)
     mu: float = param(0.01, "strength of the proximal pull", least=0, search=(1e-3, 1.0))
@@ -39,16 +37,14 @@ class FedProx(Algorithm):
     weight_decay: float = param(0.0, "L2 penalty on the local objective", least=0)
 
     def round(self, s: State, clients: Clients) -> State:
-        """Average the clients' models."""
-        x = clients.mean(self.local, s.x)
-        return s.replace(x=s.x + clients.rate(self.server_lr) * (x - s.x))
+        """Move by the clients' mean update."""
+        return s._replace(x=s.x + clients.rate(self.server_lr) * clients.mean(self.local, s.x))
 
+    @remote
     def local(self, client: Client, x: torch.Tensor) -> torch.Tensor:
-        """Solve the proximal problem inexactly, from the server's model."""
-        x_k: torch.Tensor = client.repeat(self.steps, self.step, x, x)
-        return x_k
-
-    def step(self, client: Client, x_k: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-        """Take one SGD step on h_k(x_k) = f_k(x_k) + mu/2 ||x_k - x||^2."""
-        g = decayed(client.grads(x_k, client.draw()), x_k, self.weight_decay)
-        return x_k.sub(g + self.mu * (x_k - x), alpha=client.rate(self.lr))
+        """Take SGD steps on h_k(x_k) = f_k(x_k) + mu/2 ||x_k - x||^2."""
+        k = client.variables(x=x, start=x)
+        for _ in client.loop(self.steps, k):
+            g = decayed(client.grads(k.x, client.draw()), k.x, self.weight_decay)
+            k.x = k.x.sub(g + self.mu * (k.x - k.start), alpha=client.rate(self.lr))
+        return k.x - x

@@ -1,20 +1,30 @@
-"""FGDA: federated gradient descent ascent with variance-reduced estimates.
+"""FGDA and AdaFGDA: federated gradient descent ascent with variance-reduced estimates, and with adaptive matrices.
 
-Huang, Wang, Li, Chen: "Adaptive federated minimax optimization with lower complexities", AISTATS 2024, Algorithm 1 with
-A = B = I.
+Huang, Wang, Li, Chen: "Adaptive federated minimax optimization with lower complexities", AISTATS 2024, Algorithm 1;
+FGDA is A = B = I.
 
 Problem: min_x max_y M_k[ f_k(x, y) ], no inner level; every client in every round.
 
-    repeat q times, the last time on the server with the means of x_k, y_k, w_k, v_k (synchronisation):
-        x_k <- x_k - eta gamma w_k,    y_k <- Pi[ y_k + eta lam v_k ]
+    repeat q times, the last time on the server with the means of x_k, y_k, w_k, v_k, after A and B were updated:
+        x_k <- x_k - eta gamma A^{-1} w_k,    y_k <- Pi[ y_k + eta lam B^{-1} v_k ]
     and after each step, on one fresh batch, from the client's own old point to the new one:
         w_k <- grad_x f(new) + (1 - beta)  (w_k - grad_x f(old))
         v_k <- grad_y f(new) + (1 - alpha) (v_k - grad_y f(old))
     after a synchronisation w_k and v_k are then averaged as well (two phases).
+    A, at a synchronisation only:  a <- theta a + (1 - theta) wbar^2,  A = diag(sqrt(a) + rho)        (matrix = "adam")
+    B likewise, from vbar; see ``matrices.py`` for the other matrices.
 
-Sent: up 3*(d + p), down 2*(d + p). In two exchanges: down w, v, up x, y, w, v; then down x, y, up w, v. With
-synchronisation = "single" one exchange: up 2*(d + p), down d + p. Before the first round: down and up d + p. Kept on a
-client: x_k, y_k, w_k, v_k.
+Sent, per client and round:
+    fgda                                               up 3*(d + p)    down 2*(d + p)
+    fgda, synchronisation = "single"                   up 2*(d + p)    down d + p
+    adafgda                                            up 3*(d + p)    down 3*(d + p)
+    adafgda, matrix = "belief"                         up 3*(d + p)    down 3*(d + p)
+    adafgda, matrix = "norm"                           up 3*(d + p)    down 2*(d + p) + 2
+    adafgda, synchronisation = "single"                up 2*(d + p)    down 2*(d + p)
+    adafgda, synchronisation = "single", matrix = "norm"    up 2*(d + p)    down d + p + 2
+    before the first round                             up d + p        down d + p
+In two exchanges, down w, v, A, B and up x, y, w, v, then down x, y and up w, v; one with "single". Kept on a client:
+x_k, y_k, w_k, v_k.
 
 Departures from the paper: as printed, the update of the estimates stands in the branch without synchronisation, so
 what w and v are after one is open. The proof needs them equal on all clients right after it (Lemma 11), and each to
@@ -26,19 +36,37 @@ projection is not in the paper, where y is free; it is of y + eta lam v. The tex
 step of y; the algorithm has the plus. Batches of any size take the place of single samples; the first estimates use
 ``first_batches`` of them (the paper has q samples). The paper's output is a random iterate; here it is the last one. A
 rate that follows the rounds, not the iterations, is read in the round of the update. ``cube_root`` counts t from 0, the
-paper from 1.
+paper from 1. The paper has the matrices "adam" and "belief"; "norm" and "amsgrad" are two of the "many other" ones it
+mentions. It does not say how A_1 and B_1, in use until the first synchronisation, are made: ``first_matrix`` =
+"average" applies the rule to the means of the first estimates, "accumulator" takes a = b = 0, so A_1 = B_1 = rho I,
+"identity" takes I. The previous wbar of "belief" is that of the first phase; it starts at 0.
 """
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 
-from fedstrata.algorithms.algorithm import Algorithm, State, param
-from fedstrata.algorithms.descent import RATES
-from fedstrata.algorithms.estimators import weights_now
-from fedstrata.algorithms.saddles import Pair, down_up, first_estimates, kept_estimates, storm_pair
-from fedstrata.clients import Client, Clients
+from fedstrata.algorithms.algorithm import Algorithm, param
+from fedstrata.algorithms.descent import RATES, Pair, gradients
+from fedstrata.algorithms.estimators import storm, weights_now
+from fedstrata.algorithms.matrices import MATRICES, accumulator, diagonal, divided, updated
+from fedstrata.clients import Client, Clients, Variables, remote
 from fedstrata.core.schedules import EqualSteps, Rate
+
+Tensors = tuple[torch.Tensor, ...]
+
+
+class State(NamedTuple):
+    """The point, the estimates w and v of its gradients, and the accumulators of A and B."""
+
+    x: torch.Tensor
+    y: torch.Tensor
+    w: torch.Tensor
+    v: torch.Tensor
+    a: torch.Tensor
+    b: torch.Tensor
 
 
 class FGDA(Algorithm):
@@ -47,11 +75,12 @@ class FGDA(Algorithm):
     name = "fgda"
     dual = True
     full_participation = True
+    hidden = "matrix theta rho first_matrix"
 
     gamma: float = param(0.1, "step size of x, multiplied by eta", above=0, search=RATES)
     lam: float = param(0.1, "lambda, step size of y, multiplied by eta", above=0, search=RATES)
     eta: Rate = param(1.0, "eta_t: 1 and constant weights, or the theorem's cube_root schedule", above=0)
-    steps: EqualSteps = param(10, "q, local steps per round, the synchronisation among them, or an Interval")
+    steps: EqualSteps = param(10, "q, local steps per round, the synchronisation included, or an Interval")
     alpha: Rate = param(0.5, "weight of a fresh gradient in y; c_1 with weights = 'theorem'", least=0, search=(0.05, 1))
     beta: Rate = param(0.5, "weight of a fresh gradient in x; c_2", least=0, search=(0.05, 1))
     weights: str = param(
@@ -59,97 +88,111 @@ class FGDA(Algorithm):
         "'constant': alpha and beta as they are; 'theorem': times eta_t^2; either way at most 1",
         choices=("constant", "theorem"),
     )
+    matrix: str = param("identity", "the matrices A and B", choices=MATRICES)
+    theta: Rate = param(0.9, "decay rate of the matrices, varrho in the paper", above=0, below=1)
+    rho: float = param(0.1, "added to the matrices, their smallest entry", above=0)
+    first_matrix: str = param(
+        "average", "the matrices before the first synchronisation", choices=("average", "accumulator", "identity")
+    )
     synchronisation: str = param(
         "two_phase",
         "'two_phase' averages the estimates too; 'single' saves that exchange",
         choices=("two_phase", "single"),
     )
-    first_batches: int = param(0, "batches for the first estimates; 0 is as many as steps", least=0)
+    first_batches: int = param(0, "batches for the first estimates; 0 means as many as steps", least=0)
 
-    @property
-    def answers(self) -> dict[str, str]:
-        """What clients answer: two phases start from points that only the clients keep."""
-        if self.synchronisation == "single":
-            return {"first": "zero zero", "renew_and_local": "x y zero zero"}
-        return {"first": "zero zero", "local": "point point w v", "renew": "zero zero"}
-
-    @property
-    def up(self) -> str:
-        """What a client sends in a round."""
-        return "3*(d + p)" if self.synchronisation == "two_phase" else "2*(d + p)"
-
-    @property
-    def down(self) -> str:
-        """What the server sends in a round."""
-        return "2*(d + p)" if self.synchronisation == "two_phase" else "d + p"
-
-    def start(self, s: State, clients: Clients) -> State:
-        """Let every client make its first estimates, and average them (lines 1 and 2)."""
-        w, v = clients.mean(self.first, s.x, s.y)
-        return s.replace(w=w, v=v)
+    def start(self, x: torch.Tensor, y: torch.Tensor, clients: Clients) -> State:
+        """Make and average the first estimates."""
+        w, v = clients.mean(self.first, x, y)  # lines 1-2
+        a, b = accumulator(self.matrix, x), accumulator(self.matrix, y)
+        if self.first_matrix == "average":
+            a, b = self.update(a, b, w, v, clients.rate(self.theta))
+        return State(x, y, w, v, a, b)
 
     def round(self, s: State, clients: Clients) -> State:
-        """Average, step with the means (lines 5 to 8), then average the estimates at the new point."""
+        """Let clients step, synchronise, then average the estimates at the new point."""
+        A, B = self.diagonals(s.a, s.b)  # line 13: frozen between synchronisations
+        if self.first_matrix == "identity" and clients.clock.round == 0:
+            A, B = torch.ones_like(A), torch.ones_like(B)
         if self.synchronisation == "single":
-            x, y, w, v = clients.mean(self.renew_and_local, s.x, s.y)
+            dx, dy, w, v = clients.mean(self.catch_up, s.x, s.y, A, B)
         else:
-            x, y, w, v = clients.mean(self.local, s.w, s.v)
-        eta = clients.rate(self.eta, after=clients.steps_now(self.steps) - 1)
-        x, y = x - eta * self.gamma * w, clients.problem.projected(y + eta * self.lam * v)
+            dx, dy, dw, dv = clients.mean(self.local, s.w, s.v, A, B)  # lines 10-16, then 5
+            w, v = s.w + dw, s.v + dv
+        last = clients.steps_now(self.steps) - 1
+        a, b = self.update(s.a, s.b, w, v, clients.rate(self.theta, after=last))  # line 6
+        eta = clients.rate(self.eta, after=last)
+        x, y = self.move(clients, eta, (s.x + dx, s.y + dy), (w, v), self.diagonals(a, b))  # lines 7-8
         if self.synchronisation == "two_phase":
-            w, v = clients.mean(self.renew, x, y)
-        return s.replace(x=x, y=y, w=w, v=v)
+            w, v = clients.mean(self.refresh, x, y)  # lines 14-16, at the server's point
+        return State(x, y, w, v, a, b)
 
+    def update(self, a: torch.Tensor, b: torch.Tensor, w: torch.Tensor, v: torch.Tensor, theta: float) -> Pair:
+        """Update the accumulators of A and B."""
+        theta = min(1.0, theta)
+        return updated(self.matrix, a, w, theta), updated(self.matrix, b, v, theta)
+
+    def diagonals(self, a: torch.Tensor, b: torch.Tensor) -> Pair:
+        """Return the diagonals of A and B."""
+        return diagonal(self.matrix, a, self.rho), diagonal(self.matrix, b, self.rho)
+
+    def move(self, on: Client | Clients, eta: float, point: Pair, estimates: Pair, matrices: Pair) -> Pair:
+        """Step down in x and up in y: lines 7-8 on the server, 11-12 on a client."""
+        (x, y), (w, v), (A, B) = point, estimates, matrices
+        return x - eta * self.gamma * divided(w, A), on.project_y(y + eta * self.lam * divided(v, B))
+
+    def follow(self, client: Client, k: Variables, x: torch.Tensor, y: torch.Tensor, ago: int = 0) -> None:
+        """Go to (x, y); the estimates follow, on one fresh batch (lines 14-16)."""
+        alpha, beta = weights_now(client, (self.alpha, self.beta), self.eta, self.weights, ago)
+        batch = client.draw()
+        (w_new, v_new), (w_old, v_old) = gradients(client, x, y, batch), gradients(client, k.x, k.y, batch)
+        k.w, k.v = storm(k.w, w_new, w_old, beta), storm(k.v, v_new, v_old, alpha)
+        k.x, k.y = x, y
+
+    @remote
     def first(self, client: Client, x: torch.Tensor, y: torch.Tensor) -> Pair:
-        """Make the first estimates, and keep them with the point."""
-        return first_estimates(client, x, y, self.first_batches or client.steps_now(self.steps))
-
-    def local(self, client: Client, w: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Step and renew the estimates, q - 1 times from the server's last point (lines 10 to 16)."""
-        x, y = client.recall("x", w), client.recall("y", v)
-        steps = client.steps_now(self.steps)
-        if steps > 1:
-            x, y, w, v = client.repeat(steps - 1, self.step, x, y, w, v)
+        """Return the first estimates, and keep them with the point."""
+        batches = self.first_batches or client.steps_now(self.steps)
+        w, v = gradients(client, x, y, client.draw(batch_size=client.worth(batches)))
         client.keep(x=x, y=y, w=w, v=v)
-        return x, y, w, v
-
-    def renew(self, client: Client, x: torch.Tensor, y: torch.Tensor) -> Pair:
-        """Renew the estimates from the client's own old point to the server's new one (lines 14 to 16)."""
-        w, v = client.repeat(1, self.estimate, *kept_estimates(client, x, y), x, y)
-        client.keep(x=x, y=y)
         return w, v
 
-    def step(
-        self, client: Client, x: torch.Tensor, y: torch.Tensor, *estimates: torch.Tensor
-    ) -> tuple[torch.Tensor, ...]:
-        """Step (lines 11, 12), then renew the estimates (lines 14 to 16)."""
-        new = self.move(client, (x, y), estimates)
-        return (*new, *self.estimate(client, *estimates, x, y, *new))
+    @remote
+    def local(self, client: Client, w: torch.Tensor, v: torch.Tensor, A: torch.Tensor, B: torch.Tensor) -> Tensors:
+        """Take q - 1 steps from the server's last point, which every client has kept."""
+        k = client.recall("x", "y", w=w, v=v)
+        x, y = k.x, k.y
+        for _ in client.loop(client.steps_now(self.steps) - 1, k):
+            self.follow(client, k, *self.move(client, client.rate(self.eta), (k.x, k.y), (k.w, k.v), (A, B)))
+        client.keep(k)
+        return k.x - x, k.y - y, k.w - w, k.v - v
 
-    def move(self, client: Client, point: Pair, estimates: tuple[torch.Tensor, ...]) -> Pair:
-        """Step down in x and up in y (lines 11, 12)."""
-        eta = client.rate(self.eta)
-        return down_up(client, *point, (estimates[0], estimates[1]), (eta * self.gamma, eta * self.lam))
+    @remote
+    def refresh(self, client: Client, x: torch.Tensor, y: torch.Tensor) -> Pair:
+        """Return the estimates at the server's new point, from the client's own old point."""
+        k = client.recall("x", "y", "w", "v")
+        for _ in client.loop(1, k):
+            self.follow(client, k, x, y)
+        client.keep(x=x, y=y)
+        return k.w, k.v
 
-    def estimate(self, client: Client, *vectors: torch.Tensor, ago: int = 0) -> Pair:
-        """Renew w and v after the step from the old x and y to the new ones: the six ``vectors`` (lines 14 to 16)."""
-        w, v, x_old, y_old, x, y = vectors
-        weights = weights_now(client, (self.alpha, self.beta), self.eta, self.weights, ago)
-        return storm_pair(client, (x_old, y_old), (x, y), (w, v), weights)
+    @remote
+    def catch_up(self, client: Client, x: torch.Tensor, y: torch.Tensor, A: torch.Tensor, B: torch.Tensor) -> Tensors:
+        """Do both in one exchange: refresh the estimates at the server's new point, then take q - 1 steps."""
+        k = client.recall("x", "y", "w", "v", to_x=x, to_y=y)
+        last = client.steps_now(self.steps) - 1
+        for step in client.loop(self.steps, k):
+            if not client.first:
+                self.follow(client, k, k.to_x, k.to_y, ago=1)
+            if step < last:
+                k.to_x, k.to_y = self.move(client, client.rate(self.eta), (k.x, k.y), (k.w, k.v), (A, B))
+        client.keep(x=k.x, y=k.y, w=k.w, v=k.v)
+        return k.x - x, k.y - y, k.w, k.v
 
-    def renew_and_local(self, client: Client, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Do both in one exchange: renew at the server's new point on receipt, then step and renew, q - 1 times."""
-        x, y, w, v, _, _ = client.repeat(self.steps, self.renew_and_step, x, y, *kept_estimates(client, x, y))
-        client.keep(x=x, y=y, w=w, v=v)
-        return x, y, w, v
 
-    def renew_and_step(
-        self, client: Client, x: torch.Tensor, y: torch.Tensor, *others: torch.Tensor
-    ) -> tuple[torch.Tensor, ...]:
-        """Renew the estimates, then step; the last step of a round is the server's."""
-        w, v, x_old, y_old = others
-        if client.clock.iteration > 0:
-            w, v = self.estimate(client, w, v, x_old, y_old, x, y, ago=1)
-        if client.clock.step == client.steps_now(self.steps) - 1:
-            return x, y, w, v, x_old, y_old
-        return (*self.move(client, (x, y), (w, v)), w, v, x, y)
+class AdaFGDA(FGDA):
+    """FGDA whose steps are divided by adaptive matrices, the same on every client between synchronisations."""
+
+    name = "adafgda"
+    defaults = {"matrix": "adam", "gamma": 0.01, "lam": 0.01}
+    hidden = ""

@@ -14,7 +14,7 @@ Problem: min_x M_k[ f_k(x) ], no inner level, no dual.
 b, the paper's B^2, starts at b0^2. A gradient changes the scale only from the next round on; until then eps^2 stands in
 for its square.
 
-Sent: up 2d, down 2d.
+Sent: up 2*d, down 2*d.
 
 Departures from the paper: no warm-up of the learning rate. Means are over the sampled clients, weighted as the run
 says.
@@ -22,22 +22,28 @@ says.
 
 from __future__ import annotations
 
+from functools import partial
+from typing import NamedTuple
+
 import torch
 
-from fedstrata.algorithms.algorithm import Algorithm, State, param
-from fedstrata.algorithms.descent import RATES, decayed
-from fedstrata.clients import Client, Clients
+from fedstrata.algorithms.algorithm import Algorithm, param
+from fedstrata.algorithms.descent import RATES, decayed, scaled_rate
+from fedstrata.clients import Client, Clients, remote
 from fedstrata.core.schedules import Rate, Steps
-from fedstrata.problems.oracles import Tensors
-from fedstrata.problems.problem import Problem
+
+
+class State(NamedTuple):
+    """The model, and the sum of squares that scales its steps."""
+
+    x: torch.Tensor
+    b: torch.Tensor
 
 
 class LocalAdaAlter(Algorithm):
-    """Local SGD with Adagrad's scale, renewed once a round."""
+    """Local SGD with Adagrad's scale, updated once a round."""
 
     name = "local_adaalter"
-    up = down = "2*d"
-    answers = {"local": "x b"}
 
     lr: Rate = param(0.5, "learning rate", above=0, search=RATES)
     steps: Steps = param(10, "local steps per round, H, or Epochs(e), or an Interval")
@@ -45,23 +51,22 @@ class LocalAdaAlter(Algorithm):
     eps: float = param(1.0, "what stands in for a gradient until the next round", above=0)
     weight_decay: float = param(0.0, "L2 penalty on the local objective", least=0)
 
-    def init(self, problem: Problem) -> State:
+    def start(self, x: torch.Tensor, y: torch.Tensor, clients: Clients) -> State:
         """Start with b = b0^2."""
-        return super().init(problem).replace(b=torch.full_like(problem.x0, self.b0**2))
+        return State(x, torch.full_like(x, self.b0**2))
 
     def round(self, s: State, clients: Clients) -> State:
         """Average the clients' models and sums of squares."""
-        x, b = clients.mean(self.local, s.x, s.b)
-        return s.replace(x=x, b=b)
+        dx, db = clients.mean(self.local, s.x, s.b)
+        return State(s.x + dx, s.b + db)
 
-    def local(self, client: Client, x: torch.Tensor, b: torch.Tensor) -> Tensors:
-        """Take local steps at the scale of the rounds before."""
-        x, a = client.repeat(self.steps, self.step, x, b, b)
-        return x, a
-
-    def step(self, client: Client, x: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> Tensors:
-        """Take one step, and add its gradient to the sum of squares."""
-        lr, scale = client.rate(self.lr), (b + (client.clock.step + 1) * self.eps**2).sqrt()
-        g = decayed(client.grads(x, client.draw()), x, self.weight_decay)
-        client.report(rate=lambda: lr / scale)
-        return x.addcdiv(g, scale, value=-lr), a.addcmul(g, g)
+    @remote
+    def local(self, client: Client, x: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Take local steps at the scale of the rounds before, and add up the squares of their gradients."""
+        k = client.variables(x=x, a=b, b=b)
+        for step in client.loop(self.steps, k):
+            lr, scale = client.rate(self.lr), (k.b + (step + 1) * self.eps**2).sqrt()
+            g = decayed(client.grads(k.x, client.draw()), k.x, self.weight_decay)
+            client.report(rate=partial(scaled_rate, lr, scale))
+            k.x, k.a = k.x.addcdiv(g, scale, value=-lr), k.a.addcmul(g, g)
+        return k.x - x, k.a - b

@@ -16,7 +16,7 @@ m_k and v_k start at 0 and stay on the client; vhat starts at eps and is the sam
 taken with the new vhat, so the server takes it: M_k[x_k] - M_k[lr * m_k] / sqrt(vhat). (The rate that
 diagnostics see of it is still that of the old vhat.)
 
-Sent: up 3d, down 2d. Kept on a client: m_k, v_k.
+Sent: up 3*d, down 2*d. Kept on a client: m_k, v_k.
 
 Departures from the paper: under partial participation a client goes on with the m_k and v_k of its last round, and the
 mean is over the sampled clients. Means are weighted as the run says.
@@ -24,56 +24,58 @@ mean is over the sampled clients. Means are weighted as the run says.
 
 from __future__ import annotations
 
+from functools import partial
+from typing import NamedTuple
+
 import torch
 
-from fedstrata.algorithms.algorithm import Algorithm, State, param
-from fedstrata.algorithms.descent import decayed
-from fedstrata.clients import Client, Clients
+from fedstrata.algorithms.algorithm import Algorithm, param
+from fedstrata.algorithms.descent import decayed, scaled_rate
+from fedstrata.clients import Client, Clients, remote
 from fedstrata.core.schedules import Rate, Steps
-from fedstrata.problems.oracles import Tensors
-from fedstrata.problems.problem import Problem
+
+
+class State(NamedTuple):
+    """The model, and the second moment that all clients share."""
+
+    x: torch.Tensor
+    vhat: torch.Tensor
 
 
 class LocalAMSGrad(Algorithm):
     """Local momentum steps, scaled by the second moment that the clients agreed on last."""
 
     name = "local_amsgrad"
-    answers = {"local": "x zero zero"}
-    up, down = "3*d", "2*d"
 
     lr: Rate = param(1e-3, "learning rate", above=0, search=(1e-4, 1e-1))
     steps: Steps = param(10, "local steps per round, or Epochs(e), or an Interval")
-    beta1: float = param(0.9, "memory of the first moment", least=0, below=1)
-    beta2: float = param(0.99, "memory of the second moment", least=0, below=1)
+    beta1: float = param(0.9, "decay rate of the first moment", least=0, below=1)
+    beta2: float = param(0.99, "decay rate of the second moment", least=0, below=1)
     eps: float = param(1e-6, "the smallest vhat", above=0)
     weight_decay: float = param(0.0, "L2 penalty on the local objective", least=0)
 
-    def init(self, problem: Problem) -> State:
+    def start(self, x: torch.Tensor, y: torch.Tensor, clients: Clients) -> State:
         """Start with vhat = eps."""
-        return super().init(problem).replace(vhat=torch.full_like(problem.x0, self.eps))
+        return State(x, torch.full_like(x, self.eps))
 
     def round(self, s: State, clients: Clients) -> State:
         """Agree on vhat, and take the round's last step with it."""
-        x, last, v = clients.mean(self.local, s.x, s.vhat)
+        dx, last, v = clients.mean(self.local, s.x, s.vhat)
         vhat = torch.maximum(s.vhat, v)
-        return s.replace(x=x - last / vhat.sqrt(), vhat=vhat)
+        return State(s.x + dx - last / vhat.sqrt(), vhat)
 
-    def local(self, client: Client, x: torch.Tensor, vhat: torch.Tensor) -> Tensors:
+    @remote
+    def local(self, client: Client, x: torch.Tensor, vhat: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Take local steps; the last one's ``lr * m`` goes to the server instead."""
         zero = torch.zeros_like(x)
-        m, v = client.recall("m", zero), client.recall("v", zero)
-        x, last, m, v = client.repeat(self.steps, self.step, x, zero, m, v, vhat.sqrt())
-        client.keep(m=m, v=v)
-        return x, last, v
-
-    def step(
-        self, client: Client, x: torch.Tensor, last: torch.Tensor, m: torch.Tensor, v: torch.Tensor, root: torch.Tensor
-    ) -> Tensors:
-        """Take the step that the one before left over, and prepare the next."""
-        x = x - last / root
-        g = decayed(client.grads(x, client.draw()), x, self.weight_decay)
-        m = torch.lerp(g, m, self.beta1)
-        v = (self.beta2 * v).addcmul_(g, g, value=1 - self.beta2)
-        lr = client.rate(self.lr)
-        client.report(v=v, rate=lambda: lr / root)
-        return x, lr * m, m, v
+        k = client.variables(x=x, last=zero, m=client.kept("m", zero), v=client.kept("v", zero), root=vhat.sqrt())
+        for _ in client.loop(self.steps, k):
+            k.x = k.x - k.last / k.root  # the step that the one before prepared
+            g = decayed(client.grads(k.x, client.draw()), k.x, self.weight_decay)
+            k.m = torch.lerp(g, k.m, self.beta1)
+            k.v = (self.beta2 * k.v).addcmul_(g, g, value=1 - self.beta2)
+            lr = client.rate(self.lr)
+            client.report(v=k.v, rate=partial(scaled_rate, lr, k.root))
+            k.last = lr * k.m
+        client.keep(m=k.m, v=k.v)
+        return k.x - x, k.last, k.v

@@ -25,7 +25,7 @@ import torch
 from fedstrata.algorithms.algorithm import Algorithm, State, param
 from fedstrata.algorithms.descent import RATES
 from fedstrata.algorithms.estimators import moving_average, weight_of
-from fedstrata.clients import Client, Clients
+from fedstrata.clients import Client, Clients, remote
 from fedstrata.core.schedules import Rate, Steps
 
 
@@ -34,8 +34,6 @@ class LocalMOML(Algorithm):
 
     name = "local_moml"
     levels = range(1, 2)
-    up = down = "d"
-    answers = {"local": "x"}
 
     lr: Rate = param(0.1, "local learning rate", above=0, search=RATES)
     steps: Steps = param(4, "local steps per round, H, or Epochs(e), or an Interval")
@@ -44,17 +42,16 @@ class LocalMOML(Algorithm):
 
     def round(self, s: State, clients: Clients) -> State:
         """Average the clients' models."""
-        return s.replace(x=clients.mean(self.local, s.x))
+        return s._replace(x=s.x + clients.mean(self.local, s.x))
 
+    @remote
     def local(self, client: Client, x: torch.Tensor) -> torch.Tensor:
-        """Build the memory on the big batch, then take local steps."""
-        u = client.g(1, x, client.draw(1, batch_size=client.worth(self.first_batches)))
-        x, _ = client.repeat(self.steps, self.step, x, u)
-        return x
-
-    def step(self, client: Client, x: torch.Tensor, u: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Renew the memory, then step; three independent batches."""
-        weight = weight_of(client, self.beta, 1.0)
-        u = moving_average(u, client.g(1, x, client.draw(1, stream=1)), weight)
-        v = client.f_grads(u, client.draw(0, stream=2))[0]
-        return x - client.rate(self.lr) * client.g_vjp(1, x, v, client.draw(1, stream=3)), u
+        """Build the memory on the big batch, then take local steps with three independent batches each."""
+        first = client.draw(1, batch_size=client.worth(self.first_batches))
+        k = client.variables(x=x, u=client.g(1, x, first))
+        for _ in client.loop(self.steps, k):
+            fresh = client.g(1, k.x, client.draw(1, stream=1))
+            k.u = moving_average(k.u, fresh, weight_of(client, self.beta, 1.0))
+            v = client.f_grads(k.u, client.draw(0, stream=2))[0]
+            k.x = k.x - client.rate(self.lr) * client.g_vjp(1, k.x, v, client.draw(1, stream=3))
+        return k.x - x

@@ -12,7 +12,7 @@ Problem: min_x max_y M_k[ f_k( M_i[ g_i(x) ], y ) ], one level, a global inner m
         q <- (1 - rho_y eta) q + rho_y eta grad_2 f_k(h, y)
     x, y, h, p, q <- their means over the clients
 
-Sent: up 2d + R + 2p, down 2d + R + 2p, R the numbers that the level gives: 3d + 2p where it gives d.
+Sent: up 2*d + R + 2*p, down 2*d + R + 2*p. R is the size of what the level returns: 3d + 2p in all where it is d.
 
 Departures from the paper: the original text could not be consulted; the rule is that of the method's descriptions, the
 order of the lines (first the step, then the estimates at the new point) and the first estimates are those of
@@ -23,23 +23,15 @@ Worth knowing: as LocalSMCGDAM it averages no Jacobians, and with weights below 
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
-from fedstrata.algorithms.algorithm import Algorithm, State, param
+from fedstrata.algorithms.algorithm import Algorithm, param
 from fedstrata.algorithms.descent import RATES, decayed
 from fedstrata.algorithms.estimators import moving_average, weight_of
-from fedstrata.algorithms.layered import (
-    Estimates,
-    Message,
-    Tensors,
-    first_levels,
-    momenta,
-    moved,
-    received,
-    room,
-    to_send,
-)
-from fedstrata.clients import Client, Clients
+from fedstrata.algorithms.layered import State, average, estimate_first, step
+from fedstrata.clients import Client, Clients, remote
 from fedstrata.core.schedules import EqualSteps, Rate
 
 
@@ -50,8 +42,6 @@ class LocalSCGDAM(Algorithm):
     levels = range(1, 2)
     dual = None
     inner_mean = "global"
-    up = down = "2*d + R + 2*p"
-    answers = {"local": "x y estimates"}
 
     eta: Rate = param(0.3, "eta, a common factor of steps and weights", above=0)
     gamma_x: Rate = param(0.33, "step size of x, multiplied by eta", above=0, search=RATES)
@@ -63,30 +53,27 @@ class LocalSCGDAM(Algorithm):
     first_batches: int = param(1, "batches for the first estimates", least=1)
     weight_decay: float = param(0.0, "L2 penalty on x", least=0)
 
-    def start(self, s: State, clients: Clients) -> State:
+    def start(self, x: torch.Tensor, y: torch.Tensor, clients: Clients) -> State:
         """Make room for the estimates; the first step of the run fills them."""
-        return room(s, clients)
+        return State.empty(x, y, clients)
 
     def round(self, s: State, clients: Clients) -> State:
         """Average everything."""
-        return received(clients.mean(self.local, *to_send(s, clients)))
+        return s.plus(clients.mean(self.local, *s))
 
-    def local(self, client: Client, x: torch.Tensor, y: Tensors, estimates: Estimates) -> Message:
-        """Take tau local steps; the very first ones begin with the first estimates."""
-        if client.clock.iteration == 0:
-            estimates = first_levels(client, x, y, self.first_batches, self.weight_decay)
-        x, y, h, p, q = client.repeat(self.steps, self.step, x, y, *estimates)
-        return x, y, (h, p, q)
-
-    def step(
-        self, client: Client, x: torch.Tensor, y: Tensors, h: Tensors, p: torch.Tensor, q: Tensors
-    ) -> tuple[torch.Tensor, Tensors, Tensors, torch.Tensor, Tensors]:
-        """Step, then renew h, p and q at the new point."""
-        eta = client.rate(self.eta)
-        x, y = moved(client, x, y, p, q, (client.rate(self.gamma_x) * eta, client.rate(self.gamma_y) * eta))
-        weight = weight_of(client, self.alpha, eta)
-        chain = client.chain(x, client.draw_all(), y[0] if y else None, [(1 - weight) * h[0]], weight)
-        h = (moving_average(h[0], chain.values[0], weight),)
-        fresh = decayed(chain.gradient, x, self.weight_decay), chain.outer_grads[1:]
-        p, q = momenta(client, (p, q), fresh, (self.rho_x, self.rho_y), eta)
-        return x, y, h, p, q
+    @remote
+    def local(self, client: Client, h: Any, y: torch.Tensor, p: torch.Tensor, q: torch.Tensor) -> tuple[Any, ...]:
+        """Take tau local steps: step, then update h, p and q at the new point."""
+        k = client.variables(h=h, y=y, p=p, q=q)
+        if client.first:
+            estimate_first(client, k, self.first_batches, self.weight_decay)
+        for _ in client.loop(self.steps, k):
+            eta = client.rate(self.eta)
+            step(client, k, (self.gamma_x, self.gamma_y), eta)
+            weight = weight_of(client, self.alpha, eta)
+            x, g = k.h
+            chain = client.chain(x, client.draw_all(), k.y, [(1 - weight) * g], weight)
+            k.h[1] = moving_average(g, chain.values[0], weight)
+            u = decayed(chain.gradient, x, self.weight_decay)
+            average(client, k, u, chain.outer_grads[1], (self.rho_x, self.rho_y), eta)
+        return k.updates(h=h, y=y, p=p, q=q)

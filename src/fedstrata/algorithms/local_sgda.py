@@ -1,18 +1,22 @@
-"""Local-SGDA: local stochastic gradient descent ascent.
+"""Local-SGDA and Local-SGDA+: local stochastic gradient descent ascent; in "+" the ascent uses a stale x.
 
 Deng, Mahdavi: "Local stochastic gradient descent ascent: convergence analysis and communication efficiency", AISTATS
 2021; Sharma, Panda, Joshi, Varshney: "Federated minimax optimization: improved convergence analyses and algorithms",
-ICML 2022, Algorithm 1.
+ICML 2022, Algorithms 1 and 4.
 
-Problem: min_x max_y M_k[ f_k(x, y) ], no inner level.
+Problem: min_x max_y M_k[ f_k(x, y) ], no inner level; for "+" every client in every round.
 
-    x_k, y_k <- x, y;   tau times, both from the old point:
-        x_k <- x_k - lr grad_x f_k(x_k, y_k; batch),    y_k <- Pi[ y_k + dual_lr grad_y f_k(x_k, y_k; batch) ]
-    x, y <- M_k[x_k], M_k[y_k]
+    x_k, y_k <- x, y;   tau times, both from the old point, on one batch:
+        x_k <- x_k - lr grad_x f_k(x_k, y_k; batch),    y_k <- Pi[ y_k + dual_lr grad_y f_k(z, y_k; batch) ]
+    x, y <- M_k[x_k], M_k[y_k];   every S steps  z <- x
 
-Sent: up d + p, down d + p.
+In Local-SGDA z is x_k, as with S = 1.
 
-Departures from the paper: cohorts, and means weighted by samples, are possible; the papers have all clients, uniformly.
+Sent: up d + p, down d + p. Kept on a client ("+"): z, the snapshot, which is the x of the round in which it was taken.
+
+Departures from the papers: S is a multiple of tau, as in the papers, or 1, which takes z anew at every local step. With
+a snapshot all clients take part, so that z costs no message. Without one, cohorts and means weighted by samples are
+possible; the papers have all clients, uniformly.
 """
 
 from __future__ import annotations
@@ -20,9 +24,9 @@ from __future__ import annotations
 import torch
 
 from fedstrata.algorithms.algorithm import Algorithm, State, param
-from fedstrata.algorithms.descent import RATES
-from fedstrata.algorithms.saddles import Pair, down_up, gradients
-from fedstrata.clients import Client, Clients
+from fedstrata.algorithms.descent import RATES, Pair, down_up
+from fedstrata.algorithms.snapshots import check_snapshot, gradients_at_snapshot, snapshot
+from fedstrata.clients import Client, Clients, remote
 from fedstrata.core.schedules import Rate, Steps
 
 
@@ -31,25 +35,38 @@ class LocalSGDA(Algorithm):
 
     name = "local_sgda"
     dual = True
-    up = down = "d + p"
-    answers = {"local": "x y"}
+    hidden = "snapshot_every"
 
     lr: Rate = param(0.1, "learning rate of x", above=0, search=RATES)
     dual_lr: Rate = param(0.1, "learning rate of y", above=0, search=RATES)
     steps: Steps = param(10, "local steps per round, tau, or Epochs(e), or an Interval")
+    snapshot_every: int = param(1, "S, steps between snapshots: a multiple of steps, or 1; 0 means steps^2", least=0)
     weight_decay: float = param(0.0, "L2 penalty on x", least=0)
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_snapshot(self.name, self.snapshot_every, self.steps)
+
     def round(self, s: State, clients: Clients) -> State:
-        """Average what the clients' steps led to."""
-        x, y = clients.mean(self.local, s.x, s.y)
-        return s.replace(x=x, y=y)
+        """Average the clients' updates."""
+        dx, dy = clients.mean(self.local, s.x, s.y)
+        return State(s.x + dx, s.y + dy)
 
+    @remote
     def local(self, client: Client, x: torch.Tensor, y: torch.Tensor) -> Pair:
-        """Take tau local steps."""
-        x, y = client.repeat(self.steps, self.step, x, y)
-        return x, y
+        """Take tau local steps with one snapshot."""
+        k = client.variables(x=x, y=y)
+        z = snapshot(client, x, self.snapshot_every, self.steps)
+        for _ in client.loop(self.steps, k):
+            g = gradients_at_snapshot(client, k, z, self.weight_decay)
+            down_up(client, k, g, (client.rate(self.lr), client.rate(self.dual_lr)))
+        return k.x - x, k.y - y
 
-    def step(self, client: Client, x: torch.Tensor, y: torch.Tensor) -> Pair:
-        """Take one step down in x and up in y."""
-        directions = gradients(client, x, y, client.draw(), self.weight_decay)
-        return down_up(client, x, y, directions, (client.rate(self.lr), client.rate(self.dual_lr)))
+
+class LocalSGDAPlus(LocalSGDA):
+    """Local steps down in x and up in y, the latter at a snapshot of x."""
+
+    name = "local_sgda_plus"
+    full_participation = True
+    defaults = {"snapshot_every": 0}
+    hidden = ""

@@ -1,33 +1,56 @@
-"""Momentum-Local-SGDA: Local-SGDA along moving averages of both gradients.
+"""Momentum-Local-SGDA and Momentum-Local-SGDA+: Local-SGDA along moving averages of both gradients.
 
 Sharma, Panda, Joshi, Varshney: "Federated minimax optimization: improved convergence analyses and algorithms", ICML
-2022, Algorithm 2.
+2022, Algorithms 2 and 5.
 
-Problem: min_x max_y M_k[ f_k(x, y) ], no inner level.
+Problem: min_x max_y M_k[ f_k(x, y) ], no inner level; for "+" every client in every round.
 
-    x_k, y_k, d_k <- x, y, d;   tau times:
+    x_k, y_k, d_k <- x, y, d  ("+": d_k <- 0);   tau times:
         x_k <- x_k - alpha lr d_kx,    y_k <- Pi[ y_k + alpha dual_lr d_ky ]
-        d_k <- (1 - beta alpha) d_k + beta alpha grad f_k(x_k, y_k; batch), at the new point, in x and in y
-    x, y, d <- M_k[x_k], M_k[y_k], M_k[d_k]
+        d_kx <- (1 - beta alpha) d_kx + beta alpha grad_x f_k(x_k, y_k; batch), at the new point
+        d_ky <- (1 - beta alpha) d_ky + beta alpha grad_y f_k(z, y_k; batch), z = x_k  ("+": the snapshot)
+    x, y, d <- M_k[x_k], M_k[y_k], M_k[d_k];   "+": every S steps  z <- x
 
-Sent: up 2*(d + p), down 2*(d + p). With average_momentum = false the momenta stay on their clients, and up d + p, down
-d + p. Before the first round: down and up d + p. (Momenta that stay on their clients are not sent up then.)
+Sent, per client and round:
+    local_sgdam                               up 2*(d + p)    down 2*(d + p)
+    local_sgdam, average_momentum = false     up d + p        down d + p
+    local_sgdam_plus                          up d + p        down d + p
+    local_sgdam, before the first round       up d + p        down d + p
+(Momenta that stay on their clients, average_momentum = false, are not sent up before the first round.) Kept on a
+client: its momenta, where they are not averaged; "+": z, the snapshot, which is the x of the round in which it was
+taken.
 
 Departures from the paper: ``average_momentum = false`` is what the paper's experiments do by a footnote. The first d is
-the gradient on one batch, averaged where momenta are; the original text could not be consulted on that. The projection
-is of y + alpha dual_lr d. beta alpha is cut off at 1. Cohorts are possible; the paper has all clients.
+the gradient on one batch, averaged where momenta are; the original text could not be consulted on that, nor on "+",
+whose rule is that of the method's descriptions. The momenta of "+" start every round at 0, so the first of the tau
+steps does not move: tau is at least 2. The projection is of y + alpha dual_lr d. beta alpha is cut off at 1. S is a
+multiple of tau, or 1, which takes z anew at every step. Cohorts are possible without "+"; the paper has all clients.
 """
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 
-from fedstrata.algorithms.algorithm import Algorithm, State, param
-from fedstrata.algorithms.descent import RATES
+from fedstrata.algorithms.algorithm import Algorithm, param
+from fedstrata.algorithms.descent import RATES, Pair, down_up, gradients
 from fedstrata.algorithms.estimators import moving_average
-from fedstrata.algorithms.saddles import Pair, down_up, gradients
-from fedstrata.clients import Client, Clients
+from fedstrata.algorithms.snapshots import check_snapshot, gradients_at_snapshot, snapshot
+from fedstrata.clients import Client, Clients, remote
+from fedstrata.core.errors import invalid
 from fedstrata.core.schedules import EqualSteps, Rate
+
+Tensors = tuple[torch.Tensor, ...]
+
+
+class State(NamedTuple):
+    """The point, and the mean momenta, empty where they are not averaged."""
+
+    x: torch.Tensor
+    y: torch.Tensor
+    d_x: torch.Tensor
+    d_y: torch.Tensor
 
 
 class LocalSGDAM(Algorithm):
@@ -35,39 +58,36 @@ class LocalSGDAM(Algorithm):
 
     name = "local_sgdam"
     dual = True
-    answers = {"first": "zero zero", "local": "x y d", "local_own": "x y"}
+    hidden = "snapshot_every restart"
 
     lr: Rate = param(0.1, "learning rate of x", above=0, search=RATES)
     dual_lr: Rate = param(0.1, "learning rate of y", above=0, search=RATES)
     steps: EqualSteps = param(10, "local steps per round, tau, or an Interval")
+    snapshot_every: int = param(1, "S, steps between snapshots: a multiple of steps, or 1; 0 means steps^2", least=0)
     alpha: Rate = param(1.0, "multiplies both learning rates and beta", above=0)
     beta: float = param(0.5, "weight of a fresh gradient in the momenta, times alpha", above=0, search=(0.05, 1))
     average_momentum: bool = param(True, "average the momenta with x and y; otherwise they stay on their clients")
+    restart: bool = param(False, "start the momenta of every round at 0; needs at least 2 steps")
     weight_decay: float = param(0.0, "L2 penalty on x", least=0)
 
-    @property
-    def up(self) -> str:
-        """What a client sends in a round."""
-        return "2*(d + p)" if self.average_momentum else "d + p"
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_snapshot(self.name, self.snapshot_every, self.steps)
+        if self.restart and self.steps == 1:
+            raise invalid(f"steps of {self.name}", self.steps, "a whole number of at least 2")
 
-    @property
-    def down(self) -> str:
-        """What the server sends in a round."""
-        return self.up
-
-    def start(self, s: State, clients: Clients) -> State:
+    def start(self, x: torch.Tensor, y: torch.Tensor, clients: Clients) -> State:
         """Start the momenta as gradients."""
-        d_x, d_y = clients.mean(self.first, s.x, s.y)
-        return s.replace(d_x=d_x, d_y=d_y) if self.average_momentum else s
+        if self.restart:
+            return State(x, y, x[:0], y[:0])
+        return State(x, y, *clients.mean(self.first, x, y))
 
     def round(self, s: State, clients: Clients) -> State:
-        """Average what the clients' steps led to."""
-        if not self.average_momentum:
-            x, y = clients.mean(self.local_own, s.x, s.y)
-            return s.replace(x=x, y=y)
-        x, y, d_x, d_y = clients.mean(self.local, s.x, s.y, s.d_x, s.d_y)
-        return s.replace(x=x, y=y, d_x=d_x, d_y=d_y)
+        """Average the clients' updates."""
+        dx, dy, dd_x, dd_y = clients.mean(self.local, *s)
+        return State(s.x + dx, s.y + dy, s.d_x + dd_x, s.d_y + dd_y)
 
+    @remote
     def first(self, client: Client, x: torch.Tensor, y: torch.Tensor) -> Pair:
         """Return the gradients on one batch, or keep them."""
         d_x, d_y = gradients(client, x, y, client.draw(), self.weight_decay)
@@ -76,23 +96,33 @@ class LocalSGDAM(Algorithm):
         client.keep(d_x=d_x, d_y=d_y)
         return d_x[:, :0], d_y[:, :0]
 
-    def local(self, client: Client, x: torch.Tensor, y: torch.Tensor, *d: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Take tau local steps."""
-        out: tuple[torch.Tensor, ...] = client.repeat(self.steps, self.step, x, y, *d)
-        return out
+    @remote
+    def local(self, client: Client, x: torch.Tensor, y: torch.Tensor, d_x: torch.Tensor, d_y: torch.Tensor) -> Tensors:
+        """Take tau local steps: step along the momenta, then update them at the new point."""
+        if self.restart:
+            k = client.variables(x=x, y=y, d_x=torch.zeros_like(x), d_y=torch.zeros_like(y))
+        elif self.average_momentum:
+            k = client.variables(x=x, y=y, d_x=d_x, d_y=d_y)
+        else:
+            k = client.recall("d_x", "d_y", x=x, y=y)
+        z = snapshot(client, x, self.snapshot_every, self.steps)
+        for _ in client.loop(self.steps, k):
+            alpha = client.rate(self.alpha)
+            down_up(client, k, (k.d_x, k.d_y), (alpha * client.rate(self.lr), alpha * client.rate(self.dual_lr)))
+            g_x, g_y = gradients_at_snapshot(client, k, z, self.weight_decay)
+            weight = min(1.0, self.beta * alpha)
+            k.d_x, k.d_y = moving_average(k.d_x, g_x, weight), moving_average(k.d_y, g_y, weight)
+        if self.average_momentum and not self.restart:
+            return k.x - x, k.y - y, k.d_x - d_x, k.d_y - d_y
+        if not self.restart:
+            client.keep(d_x=k.d_x, d_y=k.d_y)
+        return k.x - x, k.y - y, d_x, d_y  # empty: nothing is sent
 
-    def local_own(self, client: Client, x: torch.Tensor, y: torch.Tensor) -> Pair:
-        """Take tau local steps with the client's own momenta."""
-        x, y, d_x, d_y = self.local(client, x, y, client.recall("d_x", x), client.recall("d_y", y))
-        client.keep(d_x=d_x, d_y=d_y)
-        return x, y
 
-    def step(
-        self, client: Client, x: torch.Tensor, y: torch.Tensor, d_x: torch.Tensor, d_y: torch.Tensor
-    ) -> tuple[torch.Tensor, ...]:
-        """Step along the momenta, then renew them at the new point."""
-        alpha = client.rate(self.alpha)
-        x, y = down_up(client, x, y, (d_x, d_y), (alpha * client.rate(self.lr), alpha * client.rate(self.dual_lr)))
-        g_x, g_y = gradients(client, x, y, client.draw(), self.weight_decay)
-        weight = min(1.0, self.beta * alpha)
-        return x, y, moving_average(d_x, g_x, weight), moving_average(d_y, g_y, weight)
+class LocalSGDAMPlus(LocalSGDAM):
+    """Local steps down in x and up in y along momenta, the latter's at a snapshot of x."""
+
+    name = "local_sgdam_plus"
+    full_participation = True
+    defaults = {"snapshot_every": 0, "restart": True}
+    hidden = "average_momentum restart"

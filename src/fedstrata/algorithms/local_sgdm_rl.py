@@ -13,7 +13,7 @@ each on the server (``split(auxiliary=...)``, ``data.auxiliary`` in a file).
         m <- momentum m + grad (mean of w[class] loss)(x_k) + weight_decay x_k,    x_k <- x_k - lr m
     x <- M_k[x_k],   w_c <- 1 + 0.1 R_c for the next round (in the first round w = 1)
 
-Sent: up d, down d + C, C the number of classes.
+Sent: up d, down d + C. C is the number of classes.
 
 Departures from the paper: the original text could not be consulted; the rule is that of its descriptions and of the
 authors' program: weights come one round late, momenta are new in every round, biases have no part in D, and the
@@ -23,26 +23,33 @@ other change is 0 there. The samples that the server draws are counted as sample
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 
-from fedstrata.algorithms.algorithm import Algorithm, State, param
+from fedstrata.algorithms.algorithm import Algorithm, param
 from fedstrata.algorithms.descent import RATES, decayed
-from fedstrata.clients import Client, Clients
+from fedstrata.clients import Client, Clients, remote
 from fedstrata.core.schedules import Rate, Steps
 from fedstrata.problems.problem import Problem
+
+
+class State(NamedTuple):
+    """The model, and the weights of the classes."""
+
+    x: torch.Tensor
+    w: torch.Tensor
 
 
 class LocalSGDMRL(Algorithm):
     """Momentum SGD on clients, with class weights from what each class does to the last layer on the server."""
 
     name = "local_sgdm_rl"
-    answers = {"local": "x"}
-    up, down = "d", "d + C"
     auxiliary = True
 
     lr: Rate = param(0.1, "learning rate", above=0, search=RATES)
     steps: Steps = param(10, "local steps per round, or Epochs(e), or an Interval")
-    momentum: float = param(0.9, "how much of the last step's direction stays", least=0, below=1, search=(0.1, 0.95))
+    momentum: float = param(0.9, "decay rate of the momentum", least=0, below=1, search=(0.1, 0.95))
     slope: float = param(0.1, "weight of a class is 1 + slope R", least=0)
     share: float = param(
         0.8, "how large the others' changes may be at a class's position, as a share of its own", above=0
@@ -55,31 +62,27 @@ class LocalSGDMRL(Algorithm):
         plain = not problem.levels and not problem.dual
         return plain and problem.flat is not None and problem.takes_weights
 
-    def start(self, s: State, clients: Clients) -> State:
+    def start(self, x: torch.Tensor, y: torch.Tensor, clients: Clients) -> State:
         """Give every class the weight 1."""
-        return s.replace(w=s.x.new_ones(clients.classes))
+        return State(x, x.new_ones(clients.classes))
 
     def round(self, s: State, clients: Clients) -> State:
-        """Find the next weights on the server; average what the clients' steps led to."""
+        """Find the next weights on the server; average the clients' updates."""
         flat = clients.problem.flat
         assert flat is not None
-        matrix = flat.last_matrix()
         alone = clients.on_server(self.local, s.x, torch.ones_like(s.w))
-        ratios = change_ratios((alone - s.x)[:, matrix], self.share)
-        return s.replace(x=clients.mean(self.local, s.x, s.w), w=1 + self.slope * ratios)
+        ratios = change_ratios(alone[:, flat.last_matrix()], self.share)
+        return State(s.x + clients.mean(self.local, s.x, s.w), 1 + self.slope * ratios)
 
+    @remote
     def local(self, client: Client, x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         """Take momentum steps on the weighted loss."""
-        x, _ = client.repeat(self.steps, self.step, x, torch.zeros_like(x), w)
-        return x
-
-    def step(
-        self, client: Client, x: torch.Tensor, m: torch.Tensor, w: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Take one step."""
-        batch = client.draw().weighted_by_class(w)
-        m = self.momentum * m + decayed(client.grads(x, batch), x, self.weight_decay)
-        return x.sub(m, alpha=client.rate(self.lr)), m
+        k = client.variables(x=x, m=torch.zeros_like(x), w=w)
+        for _ in client.loop(self.steps, k):
+            batch = client.draw().weighted_by_class(k.w)
+            k.m = self.momentum * k.m + decayed(client.grads(k.x, batch), k.x, self.weight_decay)
+            k.x = k.x.sub(k.m, alpha=client.rate(self.lr))
+        return k.x - x
 
 
 def change_ratios(changes: torch.Tensor, share: float, empty: float = 10.0, cap: float = 5000.0) -> torch.Tensor:

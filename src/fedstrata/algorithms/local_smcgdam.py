@@ -14,7 +14,8 @@ dual or without.
         p <- (1 - rho_x eta) p + rho_x eta u,    q <- (1 - rho_y eta) q + rho_y eta v    (11)
     x, y, p, q and every h_j <- their means over the clients
 
-Sent: up 2d + R + 2p, down 2d + R + 2p, R the numbers that the K levels give: (K + 2) d + 2p where each gives d.
+Sent: up 2*d + R + 2*p, down 2*d + R + 2*p. R is the size of what the K levels return together: (K + 2) d + 2p in all
+where each returns d numbers.
 
 Departures from the paper: eq. (12) has p and q at the true inner functions and h on a batch; here all are on the same
 batches, ``first_batches`` of them. As printed these first values are not averaged (the proof takes them to be equal).
@@ -29,24 +30,15 @@ any sudden change of the levels, such as a smaller inner rate, stays in it for 1
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
-from fedstrata.algorithms.algorithm import Algorithm, State, param
+from fedstrata.algorithms.algorithm import Algorithm, param
 from fedstrata.algorithms.descent import RATES
 from fedstrata.algorithms.estimators import weight_of
-from fedstrata.algorithms.layered import (
-    Estimates,
-    Message,
-    Tensors,
-    chain_rule,
-    first_levels,
-    momenta,
-    moved,
-    received,
-    room,
-    to_send,
-)
-from fedstrata.clients import Client, Clients
+from fedstrata.algorithms.layered import State, average, chain_rule, estimate_first, step
+from fedstrata.clients import Client, Clients, remote
 from fedstrata.core.schedules import EqualSteps, Rate
 
 
@@ -57,8 +49,6 @@ class LocalSMCGDAM(Algorithm):
     levels = range(1, 100)
     dual = None
     inner_mean = "global"
-    up = down = "2*d + R + 2*p"
-    answers = {"local": "x y estimates"}
 
     eta: Rate = param(0.3, "eta, a common factor of steps and weights", above=0)
     gamma_x: Rate = param(0.33, "step size of x, multiplied by eta", above=0, search=RATES)
@@ -70,36 +60,33 @@ class LocalSMCGDAM(Algorithm):
     first_batches: int = param(1, "batches for the first estimates", least=1)
     weight_decay: float = param(0.0, "L2 penalty on x", least=0)
 
-    def start(self, s: State, clients: Clients) -> State:
+    def start(self, x: torch.Tensor, y: torch.Tensor, clients: Clients) -> State:
         """Make room for the estimates; the first step of the run fills them."""
-        return room(s, clients)
+        return State.empty(x, y, clients)
 
     def round(self, s: State, clients: Clients) -> State:
         """Average everything (lines 10 to 15)."""
-        return received(clients.mean(self.local, *to_send(s, clients)))
+        return s.plus(clients.mean(self.local, *s))
 
-    def local(self, client: Client, x: torch.Tensor, y: Tensors, estimates: Estimates) -> Message:
+    @remote
+    def local(self, client: Client, h: Any, y: torch.Tensor, p: torch.Tensor, q: torch.Tensor) -> tuple[Any, ...]:
         """Take tau local steps; the very first ones begin with line 1."""
-        if client.clock.iteration == 0:
-            estimates = first_levels(client, x, y, self.first_batches, self.weight_decay)
-        h, p, q = estimates
-        del estimates  # or the first values would be held twice
-        h = tuple(level.clone() for level in h)
-        x, y, h, p, q = client.repeat(self.steps, self.step, x, y, h, p, q)
-        return x, y, (h, p, q)
-
-    def step(
-        self, client: Client, x: torch.Tensor, y: Tensors, h: Tensors, p: torch.Tensor, q: Tensors
-    ) -> tuple[torch.Tensor, Tensors, Tensors, torch.Tensor, Tensors]:
-        """Do lines 3 to 9. ``h`` is renewed in place: no second copy of the levels is held."""
-        eta = client.rate(self.eta)
-        *batches, outer = client.draw_all()
-        carried = 1 - weight_of(client, self.alpha, eta**2)
-        for j in reversed(range(len(h))):
-            h[j].sub_(client.g(j + 1, h[j - 1] if j else x, batches[j])).mul_(carried)
-        x, y = moved(client, x, y, p, q, (client.rate(self.gamma_x) * eta, client.rate(self.gamma_y) * eta))
-        for j in range(len(h)):
-            h[j].add_(client.g(j + 1, h[j - 1] if j else x, batches[j]))
-        u, v = chain_rule(client, (x, *h), y, (*batches, outer), self.weight_decay)
-        p, q = momenta(client, (p, q), (u, v), (self.rho_x, self.rho_y), eta)
-        return x, y, h, p, q
+        k = client.variables(h=h, y=y, p=p, q=q)
+        levels = range(1, len(h))
+        if client.first:
+            estimate_first(client, k, self.first_batches, self.weight_decay)  # line 1, eq. (12)
+        for j in levels:  # updated in place: no second copy of the levels is held
+            k.h[j] = k.h[j].clone()
+        for _ in client.loop(self.steps, k):
+            eta = client.rate(self.eta)
+            batches = client.draw_all()
+            past = 1 - weight_of(client, self.alpha, eta**2)
+            for j in reversed(levels):  # eq. (9): h[j-1] is still old
+                k.h[j].sub_(client.g(j, k.h[j - 1], batches[j - 1])).mul_(past)
+            step(client, k, (self.gamma_x, self.gamma_y), eta)  # lines 3-4
+            for j in levels:  # eq. (9): h[j-1] is new
+                k.h[j].add_(client.g(j, k.h[j - 1], batches[j - 1]))
+            u, v = chain_rule(client, k, batches, self.weight_decay)  # eq. (10)
+            average(client, k, u, v, (self.rho_x, self.rho_y), eta)  # eq. (11)
+            del u, v
+        return k.updates(h=h, y=y, p=p, q=q)

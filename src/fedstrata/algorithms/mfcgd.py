@@ -1,19 +1,30 @@
-"""MFCGD: momentum-based federated compositional gradient descent.
+"""MFCGD and AdaMFCGD: momentum-based federated compositional gradient descent, and with an adaptive matrix.
 
-Huang: "Faster adaptive momentum-based federated methods for distributed composition optimization", Algorithm 1 with
-A = I, eqs. (7) to (10).
+Huang: "Faster adaptive momentum-based federated methods for distributed composition optimization", Algorithm 1,
+eqs. (6) to (10); MFCGD is A = I.
 
 Problem: min_x M_k[ f_k( g_k(x) ) ], one level, a local inner mean, no dual; every client in every round.
 
-    repeat q times, the last time on the server with the means of x_k and w_k (synchronisation):
-        x_k <- x_k - eta gamma w_k
+    repeat q times, the last time on the server with the means of x_k and w_k (synchronisation), after A was updated:
+        x_k <- x_k - eta gamma A^{-1} w_k
     and after each step, on fresh batches, from the client's own old point to the new one:
         h_k <- g(x_new) + (1 - alpha) (h_k - g(x_old))
         u_k <- Pi[ J(x_new) + (1 - beta) (u_k - J(x_old)) ]
         v_k <- Pi[ grad f(h_new) + (1 - varrho) (v_k - grad f(h_old)) ]
         w_k  = u_k^T v_k
+    A, at a synchronisation only:  a <- theta a + (1 - theta) wbar^2,  A = diag(sqrt(a) + rho)     (matrix = "adam")
+    see ``matrices.py`` for the other matrices
 
-Sent: up 2d, down d. Before the first round: down d. Kept on a client: x_k, h_k, u_k, v_k (or x_k, h_k, w_k).
+Sent, per client and round:
+    mfcgd                              up 2*d    down d
+    mfcgd, jacobian = "product"        up 2*d    down d
+    adamfcgd                           up 2*d    down 2*d
+    adamfcgd, matrix = "belief"        up 2*d    down 2*d
+    adamfcgd, matrix = "norm"          up 2*d    down d + 1
+    mfcgd, before the first round      up 0      down d
+    adamfcgd, before the first round   up d      down d
+(adamfcgd sends nothing up before the first round unless first_matrix = "average".) Kept on a client: x_k, h_k, u_k,
+v_k, or x_k, h_k, w_k.
 
 Departures from the paper: ``jacobian = "product"`` is for inner functions whose Jacobian, d times r numbers, is too
 large to keep (MAML has r = d). It replaces u and v by one STORM estimate of their product, w <- z(x_new, h_new) + (1 -
@@ -24,25 +35,32 @@ take the place of single samples; the first estimates use ``first_batches`` of t
 update after a synchronisation needs the server's new model, so a client makes it on receipt, first thing in the next
 round. The paper's output is a random iterate; here it is the last one, or with ``average`` the mean of the server's
 iterates. A rate that follows the rounds, not the iterations, is read in the round of the update. ``cube_root`` counts
-t from 0, the paper from 1: its n is this n - 1.
+t from 0, the paper from 1: its n is this n - 1. The paper has the matrices
+"adam" and "norm"; "belief" and "amsgrad" are two of the "many other" ones it mentions. It does not say how A_1, in use
+until the first synchronisation, is made: ``first_matrix`` = "average" applies the rule to the mean of the first w_k,
+"accumulator" takes a = 0, so A_1 = rho I, "identity" takes A_1 = I.
 """
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 
-from fedstrata.algorithms.algorithm import Algorithm, State, param
+from fedstrata.algorithms.algorithm import Algorithm, param
 from fedstrata.algorithms.descent import RATES
-from fedstrata.algorithms.estimators import (
-    direction,
-    first_estimates,
-    kept_estimates,
-    next_estimates,
-    stores_jacobian,
-    weights_now,
-)
-from fedstrata.clients import Client, Clients
+from fedstrata.algorithms.estimators import direction, estimate_first, estimate_next, stores_jacobian, weights_now
+from fedstrata.algorithms.matrices import MATRICES, accumulator, diagonal, divided, updated
+from fedstrata.clients import Client, Clients, remote
 from fedstrata.core.schedules import EqualSteps, Rate
+
+
+class State(NamedTuple):
+    """The point, the accumulator of A, and the mean of the iterates, empty unless it is the solution."""
+
+    x: torch.Tensor
+    a: torch.Tensor
+    mean: torch.Tensor
 
 
 class MFCGD(Algorithm):
@@ -50,13 +68,12 @@ class MFCGD(Algorithm):
 
     name = "mfcgd"
     levels = range(1, 2)
-    answers = {"first": "zero", "local": "x zero"}
-    up, down = "2*d", "d"
     full_participation = True
+    hidden = "matrix theta rho first_matrix"
 
     gamma: float = param(0.1, "step size, multiplied by eta", above=0, search=RATES)
     eta: Rate = param(1.0, "eta_t: 1 and constant weights, or the theorem's cube_root schedule", above=0)
-    steps: EqualSteps = param(5, "q, local steps per round, the synchronisation among them, or an Interval")
+    steps: EqualSteps = param(5, "q, local steps per round, the synchronisation included, or an Interval")
     alpha: Rate = param(0.5, "weight of a fresh inner value; c_1 with weights = 'theorem'", above=0, search=(0.05, 1))
     beta: Rate = param(0.5, "weight of a fresh inner Jacobian; c_2", above=0, search=(0.05, 1))
     varrho: Rate = param(0.5, "weight of a fresh outer gradient; c_3", above=0, search=(0.05, 1))
@@ -65,52 +82,78 @@ class MFCGD(Algorithm):
         "'constant': alpha, beta, varrho as they are; 'theorem': times eta_t^2; either way at most 1",
         choices=("constant", "theorem"),
     )
+    matrix: str = param("identity", "the matrix A", choices=MATRICES)
+    theta: Rate = param(0.9, "decay rate of the matrix", above=0, below=1)
+    rho: float = param(
+        0.1, "added to the matrix, its smallest entry; small ones make long steps where clients cancel out", above=0
+    )
+    first_matrix: str = param(
+        "average", "the matrix before the first synchronisation", choices=("average", "accumulator", "identity")
+    )
     jacobian: str = param("auto", "how the inner Jacobian is kept", choices=("auto", "exact", "product"))
-    c_g: float = param(0.0, "radius that the inner Jacobian is projected into; 0 is none", least=0)
-    c_f: float = param(0.0, "radius that the outer gradient is projected into; 0 is none", least=0)
-    first_batches: int = param(0, "batches for the first estimates; 0 is as many as steps", least=0)
+    c_g: float = param(0.0, "radius of the ball that the inner Jacobian is projected onto; 0 is none", least=0)
+    c_f: float = param(0.0, "radius of the ball that the outer gradient is projected onto; 0 is none", least=0)
+    first_batches: int = param(0, "batches for the first estimates; 0 means as many as steps", least=0)
     average: bool = param(False, "return the mean of the server's iterates instead of the last one")
 
-    def start(self, s: State, clients: Clients) -> State:
+    def start(self, x: torch.Tensor, y: torch.Tensor, clients: Clients) -> State:
         """Let every client make its first estimates (lines 1 and 2)."""
-        clients.mean(self.first, s.x, self.exact(clients))
-        return s.replace(x_mean=s.x.clone()) if self.average else s
+        w = clients.mean(self.first, x, self.exact(clients))
+        a = accumulator(self.matrix, x)
+        if self.first_matrix == "average":
+            a = updated(self.matrix, a, w, min(1.0, clients.rate(self.theta)))
+        return State(x, a, x if self.average else x[:0])
 
     def round(self, s: State, clients: Clients) -> State:
-        """Average x and w and take the step with the means (lines 5 and 7)."""
-        x, w = clients.mean(self.local, s.x, self.exact(clients))
-        x = x - clients.rate(self.eta, after=clients.steps_now(self.steps) - 1) * self.gamma * w
-        if not self.average:
-            return s.replace(x=x)
-        return s.replace(x=x, x_mean=s.x_mean + (x - s.x_mean) / (clients.clock.round + 1))
+        """Average x and w, update the matrix, and take the step with the means (lines 5 to 7)."""
+        A = diagonal(self.matrix, s.a, self.rho)
+        if self.first_matrix == "identity" and clients.clock.round == 0:
+            A = torch.ones_like(A)
+        dx, w = clients.mean(self.local, s.x, A, self.exact(clients))
+        last = clients.steps_now(self.steps) - 1
+        a = updated(self.matrix, s.a, w, min(1.0, clients.rate(self.theta, after=last)))
+        A = diagonal(self.matrix, a, self.rho)
+        x = s.x + dx - clients.rate(self.eta, after=last) * self.gamma * divided(w, A)
+        mean = s.mean + (x - s.mean) / (clients.clock.round + 1) if self.average else s.mean
+        return State(x, a, mean)
 
-    def solution(self, s: State) -> State:
+    def solution(self, s: State) -> tuple[torch.Tensor, None]:
         """Return the last iterate, or the mean."""
-        return s.replace(x=s.x_mean) if self.average else s
+        return s.mean if self.average else s.x, None
 
     def exact(self, clients: Clients) -> bool:
         """Whether clients store the inner Jacobian."""
         return stores_jacobian(clients, self.jacobian, (self.c_g, self.c_f))
 
+    @remote
     def first(self, client: Client, x: torch.Tensor, exact: bool) -> torch.Tensor:
-        """Make the first estimates and keep them; nothing is sent."""
-        client.keep(x=x, **first_estimates(client, x, exact, self.first_batches or client.steps_now(self.steps)))
-        return x[:, :0]
+        """Make the first estimates and keep them; return w_1 if A_1 is made from it."""
+        k = client.variables(x=x)
+        estimate_first(client, k, exact, self.first_batches or client.steps_now(self.steps))
+        client.keep(k)
+        needed = self.matrix != "identity" and self.first_matrix == "average"
+        return direction(k) if needed else x[:, :0]
 
-    def local(self, client: Client, x: torch.Tensor, exact: bool) -> tuple[torch.Tensor, torch.Tensor]:
-        """Renew the estimates at the server's new point, then step and renew, q - 1 times (lines 9 to 21)."""
-        kept = kept_estimates(client, x, exact)
-        x, _, kept = client.repeat(self.steps, self.iteration, x, client.recall("x", x), kept)
-        client.keep(x=x, **kept)
-        return x, direction(kept)
+    @remote
+    def local(self, client: Client, x: torch.Tensor, A: torch.Tensor, exact: bool) -> tuple[torch.Tensor, torch.Tensor]:
+        """Estimate at the server's new point, then step and estimate, q - 1 times (lines 9 to 21)."""
+        k = client.recall("x", "h", *(("u", "v") if exact else ("w",)), to=x)
+        last = client.steps_now(self.steps) - 1
+        for step in client.loop(self.steps, k):
+            if not client.first:
+                weights = weights_now(client, (self.alpha, self.beta, self.varrho), self.eta, self.weights)
+                estimate_next(client, k, k.to, weights, (self.c_g, self.c_f))  # lines 15 to 20
+            k.x = k.to
+            if step < last:  # the last step of a round is the server's
+                k.to = k.x - client.rate(self.eta) * self.gamma * divided(direction(k), A)  # line 11
+        del k.to
+        client.keep(k)
+        return k.x - x, direction(k)
 
-    def iteration(
-        self, client: Client, x: torch.Tensor, old: torch.Tensor, kept: dict[str, torch.Tensor]
-    ) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
-        """Renew the estimates (lines 15 to 20), then step (line 11); the last step of a round is the server's."""
-        if client.clock.iteration > 0:
-            weights = weights_now(client, (self.alpha, self.beta, self.varrho), self.eta, self.weights)
-            kept = next_estimates(client, old, x, kept, weights, (self.c_g, self.c_f))
-        if client.clock.step == client.steps_now(self.steps) - 1:
-            return x, old, kept
-        return x - client.rate(self.eta) * self.gamma * direction(kept), x, kept
+
+class AdaMFCGD(MFCGD):
+    """MFCGD whose steps are divided by an adaptive matrix, the same on every client between synchronisations."""
+
+    name = "adamfcgd"
+    defaults = {"matrix": "adam", "gamma": 0.05}
+    hidden = ""

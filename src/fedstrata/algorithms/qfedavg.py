@@ -25,7 +25,7 @@ import torch
 
 from fedstrata.algorithms.algorithm import Algorithm, State, param
 from fedstrata.algorithms.descent import RATES, local_sgd
-from fedstrata.clients import Client, Clients
+from fedstrata.clients import Client, Clients, remote
 from fedstrata.core.schedules import Rate, Steps
 
 
@@ -33,8 +33,6 @@ class QFedAvg(Algorithm):
     """Local SGD whose mean is weighted by powers of the clients' losses."""
 
     name = "qfedavg"
-    answers = {"local": "zero zero"}
-    up, down = "d + 1", "d"
 
     lr: Rate = param(0.1, "local learning rate", above=0, search=RATES)
     q: float = param(0.2, "0 is FedAvg; larger leans to larger losses", least=0, search=(0.01, 5.0))
@@ -44,13 +42,13 @@ class QFedAvg(Algorithm):
     def round(self, s: State, clients: Clients) -> State:
         """Move by the ratio of the two means."""
         direction, h = clients.mean(self.local, s.x, clients.rate(self.lr))
-        return s.replace(x=s.x - direction / h)
+        return s._replace(x=s.x - direction / h)
 
+    @remote
     def local(self, client: Client, x: torch.Tensor, lr: float) -> tuple[torch.Tensor, torch.Tensor]:
         """Run local SGD and scale what it did by the loss at the received model."""
         loss = client.loss(x, client.all_data()) + 1e-10
-        x_k = local_sgd(client, x, self.steps, lr, self.weight_decay)
-        change = (x - x_k) / lr
+        d = -local_sgd(client, x, self.steps, lr, self.weight_decay) / lr
         weight = loss**self.q
-        h = self.q * loss ** (self.q - 1) * change.square().sum(1) + weight / lr
-        return weight.unsqueeze(1) * change, h
+        h = self.q * loss ** (self.q - 1) * d.square().sum(1) + weight / lr
+        return weight.unsqueeze(1) * d, h

@@ -10,7 +10,10 @@ Problem: min_x max_y M_k[ f_k(x, y) ], no inner level.
     c_k' = the mean of the round's g;    x <- x + server_lr M_k[x_k - x],   y <- Pi[ y + server_dual_lr M_k[y_k - y] ]
     c <- c + (|S|/N) M_k[c_k' - c_k],    c_k <- c_k'
 
-Sent: up 2*(d + p), down 2*(d + p). Kept on a client: c_k, in x and y. With control = false, up d + p, down d + p.
+Sent, per client and round:
+    sagda                     up 2*(d + p)    down 2*(d + p)
+    sagda, control = false    up d + p        down d + p
+Kept on a client: c_k, in x and y.
 
 Departures from the paper: its algorithm could not be consulted. Its abstract says that gradient estimates of sampled
 clients serve as control variates, that there are two learning rates, on the server and on the clients, and that FSGDA
@@ -20,14 +23,25 @@ method's descriptions and SCAFFOLD's rule: do not take agreement with this file 
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 
-from fedstrata.algorithms.algorithm import Algorithm, State, param
-from fedstrata.algorithms.descent import RATES
-from fedstrata.algorithms.saddles import Pair, down_up, gradients
-from fedstrata.clients import Client, Clients
+from fedstrata.algorithms.algorithm import Algorithm, param
+from fedstrata.algorithms.descent import RATES, down_up, gradients
+from fedstrata.clients import Client, Clients, remote
 from fedstrata.core.schedules import EqualSteps, Rate
-from fedstrata.problems.problem import Problem
+
+Tensors = tuple[torch.Tensor, ...]
+
+
+class State(NamedTuple):
+    """The point, and the control variates, empty where there are none."""
+
+    x: torch.Tensor
+    y: torch.Tensor
+    c_x: torch.Tensor
+    c_y: torch.Tensor
 
 
 class SAGDA(Algorithm):
@@ -35,7 +49,6 @@ class SAGDA(Algorithm):
 
     name = "sagda"
     dual = True
-    answers = {"local": "zero zero zero zero"}
 
     lr: Rate = param(0.1, "learning rate of x on the clients", above=0, search=RATES)
     dual_lr: Rate = param(0.1, "learning rate of y on the clients", above=0, search=RATES)
@@ -45,52 +58,33 @@ class SAGDA(Algorithm):
     control: bool = param(True, "use control variates; without them it is FSGDA")
     weight_decay: float = param(0.0, "L2 penalty on x", least=0)
 
-    @property
-    def up(self) -> str:
-        """What a client sends in a round."""
-        return "2*(d + p)" if self.control else "d + p"
-
-    @property
-    def down(self) -> str:
-        """What the server sends in a round."""
-        return self.up
-
-    def init(self, problem: Problem) -> State:
+    def start(self, x: torch.Tensor, y: torch.Tensor, clients: Clients) -> State:
         """Start with the control variates at zero."""
-        s = super().init(problem)
-        return s.replace(c_x=torch.zeros_like(s.x), c_y=torch.zeros_like(s.y)) if self.control else s
+        return State(x, y, torch.zeros_like(x), torch.zeros_like(y)) if self.control else State(x, y, x[:0], y[:0])
 
     def round(self, s: State, clients: Clients) -> State:
-        """Step along the mean changes, and renew the control variates."""
-        if self.control:
-            dx, dy, dc_x, dc_y = clients.mean(self.local, s.x, s.y, s.c_x, s.c_y)
-            s = s.replace(c_x=s.c_x + clients.share * dc_x, c_y=s.c_y + clients.share * dc_y)
-        else:
-            dx, dy = clients.mean(self.local, s.x, s.y)
+        """Step along the mean updates, and update the control variates."""
+        dx, dy, dc_x, dc_y = clients.mean(self.local, *s)
         x = s.x + clients.rate(self.server_lr) * dx
-        y = clients.problem.projected(s.y + clients.rate(self.server_dual_lr) * dy)
-        return s.replace(x=x, y=y)
+        y = clients.project_y(s.y + clients.rate(self.server_dual_lr) * dy)
+        return State(x, y, s.c_x + clients.share * dc_x, s.c_y + clients.share * dc_y)
 
-    def local(self, client: Client, x: torch.Tensor, y: torch.Tensor, *c: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Take corrected steps, then renew c_k."""
-        zeros = torch.zeros_like(x), torch.zeros_like(y)
-        drift: Pair = zeros
+    @remote
+    def local(self, client: Client, x: torch.Tensor, y: torch.Tensor, c_x: torch.Tensor, c_y: torch.Tensor) -> Tensors:
+        """Take corrected steps, then update c_k to the mean gradient."""
+        zero_x, zero_y = torch.zeros_like(x), torch.zeros_like(y)
+        k = client.variables(x=x, y=y, sum_x=zero_x, sum_y=zero_y, drift_x=zero_x, drift_y=zero_y)
         if self.control:
-            c_kx, c_ky = client.recall("c_x", zeros[0]), client.recall("c_y", zeros[1])
-            drift = c[0] - c_kx, c[1] - c_ky
-        x_k, y_k, sum_x, sum_y = client.repeat(self.steps, self.step, x, y, *zeros, *drift)
+            c_kx, c_ky = client.kept("c_x", zero_x), client.kept("c_y", zero_y)
+            k.drift_x, k.drift_y = c_x - c_kx, c_y - c_ky
+        for _ in client.loop(self.steps, k):
+            g_x, g_y = gradients(client, k.x, k.y, client.draw(), self.weight_decay)
+            rates = client.rate(self.lr), client.rate(self.dual_lr)
+            down_up(client, k, (g_x + k.drift_x, g_y + k.drift_y), rates)
+            k.sum_x, k.sum_y = k.sum_x + g_x, k.sum_y + g_y
         if not self.control:
-            return x_k - x, y_k - y
+            return k.x - x, k.y - y, c_x, c_y  # empty: nothing is sent
         steps = client.steps_now(self.steps)
-        new_x, new_y = sum_x / steps, sum_y / steps
+        new_x, new_y = k.sum_x / steps, k.sum_y / steps
         client.keep(c_x=new_x, c_y=new_y)
-        return x_k - x, y_k - y, new_x - c_kx, new_y - c_ky
-
-    def step(
-        self, client: Client, x: torch.Tensor, y: torch.Tensor, *others: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Take one corrected step; ``others`` are the sums of the gradients, and the drifts c - c_k."""
-        sum_x, sum_y, drift_x, drift_y = others
-        g_x, g_y = gradients(client, x, y, client.draw(), self.weight_decay)
-        rates = client.rate(self.lr), client.rate(self.dual_lr)
-        return (*down_up(client, x, y, (g_x + drift_x, g_y + drift_y), rates), sum_x + g_x, sum_y + g_y)
+        return k.x - x, k.y - y, new_x - c_kx, new_y - c_ky

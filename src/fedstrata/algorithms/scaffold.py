@@ -20,50 +20,55 @@ local objective, so it is part of the gradients and of c_k.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 
-from fedstrata.algorithms.algorithm import Algorithm, State, param
+from fedstrata.algorithms.algorithm import Algorithm, param
 from fedstrata.algorithms.descent import RATES, decayed
-from fedstrata.clients import Client, Clients
+from fedstrata.clients import Client, Clients, remote
 from fedstrata.core.schedules import Rate, Steps
-from fedstrata.problems.problem import Problem
+
+
+class State(NamedTuple):
+    """The model, and the server's control variate."""
+
+    x: torch.Tensor
+    c: torch.Tensor
 
 
 class Scaffold(Algorithm):
     """Local SGD whose drift is corrected by what the other clients' gradients look like."""
 
     name = "scaffold"
-    up = down = "2*d"
-    answers = {"local": "zero zero"}
 
     lr: Rate = param(0.1, "local learning rate", above=0, search=RATES)
     steps: Steps = param(10, "local steps per round, or Epochs(e), or an Interval")
     server_lr: Rate = param(1.0, "server learning rate", above=0)
-    option: str = param("II", "how a client renews its control variate", choices=("I", "II"))
+    option: str = param("II", "how a client updates its control variate", choices=("I", "II"))
     weight_decay: float = param(0.0, "L2 penalty on the local objective", least=0)
 
-    def init(self, problem: Problem) -> State:
+    def start(self, x: torch.Tensor, y: torch.Tensor, clients: Clients) -> State:
         """Start with the control variate at zero."""
-        return State(x=problem.x0.clone(), c=torch.zeros_like(problem.x0))
+        return State(x, torch.zeros_like(x))
 
     def round(self, s: State, clients: Clients) -> State:
-        """Average the changes of models and control variates (lines 16, 17)."""
+        """Average the updates of models and control variates (lines 16, 17)."""
         dx, dc = clients.mean(self.local, s.x, s.c, clients.rate(self.lr))
-        return s.replace(x=s.x + clients.rate(self.server_lr) * dx, c=s.c + clients.share * dc)
+        return State(s.x + clients.rate(self.server_lr) * dx, s.c + clients.share * dc)
 
+    @remote
     def local(self, client: Client, x: torch.Tensor, c: torch.Tensor, lr: float) -> tuple[torch.Tensor, torch.Tensor]:
-        """Take corrected steps, then renew c_k (lines 7 to 14)."""
-        c_k = client.recall("c", torch.zeros_like(x))
-        counts = torch.from_numpy(client.step_counts(self.steps)).to(x).unsqueeze(1)
+        """Take corrected steps, then update c_k (lines 7 to 14)."""
+        c_k = client.kept("c", torch.zeros_like(x))
         if self.option == "I":
             new = decayed(client.grads(x, client.draw(stream=1)), x, self.weight_decay)
-        x_k = client.repeat(self.steps, lambda client, y, drift: self.step(client, y, drift, lr), x, c - c_k)
+        k = client.variables(x=x, drift=c - c_k)
+        for _ in client.loop(self.steps, k):
+            g = decayed(client.grads(k.x, client.draw()), k.x, self.weight_decay)
+            k.x = k.x.sub(g + k.drift, alpha=lr)  # line 10
         if self.option == "II":
-            new = c_k - c + (x - x_k) / (counts * lr)
+            counts = torch.from_numpy(client.step_counts(self.steps)).to(x).unsqueeze(1)
+            new = c_k - c + (x - k.x) / (counts * lr)
         client.keep(c=new)
-        return x_k - x, new - c_k
-
-    def step(self, client: Client, x: torch.Tensor, drift: torch.Tensor, lr: float) -> torch.Tensor:
-        """Take one corrected SGD step (line 10)."""
-        g = decayed(client.grads(x, client.draw()), x, self.weight_decay)
-        return x.sub(g + drift, alpha=lr)
+        return k.x - x, new - c_k

@@ -1,7 +1,10 @@
-"""Clients: who takes part, their data, what they keep, and what goes over the wire."""
+"""Clients: who takes part, their data, what they keep, and what crosses the wire."""
 
 from fedstrata.clients.client import Client
-from fedstrata.clients.clients import Answer, Clients, Counts, Terms
-from fedstrata.clients.simulated import SimulatedClients
+from fedstrata.clients.clients import Clients
+from fedstrata.clients.engine import Answer, Engine, Usage
+from fedstrata.clients.simulated import Simulated
+from fedstrata.clients.variables import Variables
+from fedstrata.clients.work import remote
 
-__all__ = ["Answer", "Client", "Clients", "Counts", "SimulatedClients", "Terms"]
+__all__ = ["Answer", "Client", "Clients", "Engine", "Simulated", "Usage", "Variables", "remote"]

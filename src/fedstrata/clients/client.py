@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
-from torch.utils._pytree import tree_map
 
 from fedstrata.clients.state import ClientState
-from fedstrata.core.errors import InputError
+from fedstrata.clients.variables import Variables
+from fedstrata.core.errors import FedstrataError, InputError
 from fedstrata.core.schedules import Clock, Epochs, EqualSteps, Rate, Steps, rate_at, steps_at
 from fedstrata.data.batch import NO_DATA, Batch
 from fedstrata.data.federated import FederatedData
@@ -65,8 +65,16 @@ class Client:
         return self._active
 
     @property
+    def label(self) -> str:
+        """Which clients these are, for error messages."""
+        names = self._setting.data.client_names
+        known = [names[c] if names else str(c) for c in self.ids[: self._active].tolist()]
+        more = f" and {len(known) - 8} more" if len(known) > 8 else ""
+        return f"client{'s' if len(known) > 1 else ''} {', '.join(known[:8])}{more}"
+
+    @property
     def problem(self) -> Problem:
-        """The problem that is solved."""
+        """The problem to solve."""
         return self._setting.oracles.problem
 
     # --- data ---------------------------------------------------------------------------------------------------
@@ -74,10 +82,10 @@ class Client:
     def draw(self, level: int = 0, stream: int = 0, batch_size: int | None = None) -> Batch:
         """Draw a batch for level ``level`` (0 is the outer function) in this step.
 
-        The batch is named by (seed, client, round, exchange, step, level, stream), and by how many times ``repeat`` was
-        called before: asking twice gives the same one, another ``stream`` an independent one. ``batch_size`` overrides
-        the run's; a smaller batch is the beginning of a larger one of the same name. A ``weighted`` sampling adds the
-        samples' weights to the batch.
+        The batch is named by (seed, client, round, exchange, step, level, stream), and by how many loops came before
+        in the exchange: asking twice gives the same one, another ``stream`` an independent one. ``batch_size``
+        overrides the run's; a smaller batch is the beginning of a larger one of the same name. A ``weighted`` sampling
+        adds the samples' weights to the batch.
         """
         if level == 0 and not self.problem.outer_draws:
             return self._no_data()
@@ -152,8 +160,12 @@ class Client:
         return self._setting.oracles.outer_grads(x, None, batch)[0]
 
     def f_grads(self, u: torch.Tensor, batch: Batch, y: torch.Tensor | None = None) -> Tensors:
-        """Return the gradients of the outer function in u, and in y when there is a dual."""
-        return self._setting.oracles.outer_grads(u, y, batch)
+        """Return the gradients of the outer function in u and, when y is passed, in y.
+
+        A problem without a dual takes a y of length 0, and returns one.
+        """
+        grads = self._setting.oracles.outer_grads(u, y, batch)
+        return grads if y is None or self.problem.dual else (*grads, y)
 
     def best_y(self, x: torch.Tensor, batch: Batch) -> torch.Tensor:
         """Return the dual, not projected, that maximises the outer function at x, [C, p]; of problems that know it."""
@@ -184,7 +196,8 @@ class Client:
         ``batches`` has one for each level and, last, one for the outer function. Returns the gradient
         J_1^T ... J_K^T grad f (the J without the weight), the levels' values g_k, and the gradients of f.
         """
-        return self._setting.oracles.chain(x, y, batches, offsets, weight)
+        chain = self._setting.oracles.chain(x, y, batches, offsets, weight)
+        return chain if y is None or self.problem.dual else chain._replace(outer_grads=(*chain.outer_grads, y))
 
     def draw_all(self, stream: int = 0, batch_size: int | None = None) -> list[Batch]:
         """Draw a batch for each level and, last, one for the outer function: what :meth:`chain` takes."""
@@ -201,31 +214,59 @@ class Client:
 
     # --- time and memory ----------------------------------------------------------------------------------------
 
+    @property
+    def first(self) -> bool:
+        """Whether nobody has taken a local step yet: the first exchange of a run that takes any."""
+        return self.clock.iteration == 0
+
     def rate(self, rate: Rate, ago: int = 0) -> float:
         """Return a rate, number or schedule, at this step, or so many iterations ago."""
         now = self.clock
         return rate_at(rate, Clock(now.round, now.rounds, now.step, now.iteration - ago) if ago else now)
 
-    def keep(self, **values: torch.Tensor) -> None:
-        """Keep rows [C, ...] on the clients until the next call or round."""
+    def variables(self, **values: Any) -> Variables:
+        """Return these tensors [C, ...] as the variables of a local loop; a tuple of tensors becomes a list."""
+        return Variables(**values)
+
+    def keep(self, k: Variables | None = None, **values: torch.Tensor) -> None:
+        """Keep rows [C, ...] on the clients until a later exchange: all variables of ``k``, and ``values``."""
+        values = {**({} if k is None else vars(k)), **values}
         if self._setting.deferred:
             self._kept.append((self._active, values))
         else:
             self._setting.state.keep(self.ids[: self._active], values)
 
-    def recall(self, name: str, default: torch.Tensor) -> torch.Tensor:
+    def recall(self, *names: str, **values: Any) -> Variables:
+        """Return variables: those that every client kept under ``names``, and ``values`` as they are.
+
+        A client that has not kept one of them, or has lost it, is an error that names the client.
+        """
+        return Variables(**{name: self._recalled(name, None) for name in names}, **values)
+
+    def kept(self, name: str, default: torch.Tensor) -> torch.Tensor:
         """Return what each client kept under ``name``; ``default`` [C, ...] for clients that kept nothing yet."""
-        found = self._setting.state.recall(self.ids[: self._active], name, default)
-        for active, values in self._kept:
-            if name in values:
-                rows = min(active, self._active)
-                found = torch.cat([values[name][:rows], found[rows:]])
-        return found
+        return self._recalled(name, default)
+
+    def _recalled(self, name: str, default: torch.Tensor | None) -> torch.Tensor:
+        for active, values in reversed(self._kept):
+            if name in values and active >= self._active:
+                return values[name][: self._active]
+        ids = self.ids[: self._active]
+        if default is not None:
+            return self._setting.state.recall(ids, name, default)
+        missing = self._setting.state.missing(ids, name)
+        if len(missing):
+            names = self._setting.data.client_names
+            who = ", ".join(names[c] if names else f"client {c}" for c in missing[:8].tolist())
+            raise FedstrataError(
+                f"{who} must have kept {name!r} from an earlier exchange, and has not, or has lost it."
+            )
+        return self._setting.state.recall(ids, name, self.problem.x0)
 
     def commit(self, taken: np.ndarray) -> None:
-        """Make theirs what those clients kept whose answers the server has taken: a mask [C].
+        """Store what those clients kept whose answers the server has taken: a mask [C].
 
-        Otherwise a client that was left out would go on from something that the server knows nothing of.
+        A client whose answer was dropped must not continue from something that the server knows nothing of.
         """
         for active, values in self._kept:
             rows = np.flatnonzero(taken[:active])
@@ -239,15 +280,6 @@ class Client:
         """Return the local steps of this round: a number, or what an interval has grown to."""
         return steps_at(steps, max(0, self.clock.round))
 
-    def report(self, **values: torch.Tensor | Callable[[], torch.Tensor]) -> None:
-        """Tell diagnostics what is inside this local step: tensors [C, ...], or functions that return them.
-
-        A function is called only when its value is wanted. When nobody listens, nothing happens.
-        """
-        if self._setting.listeners:
-            for name, value in values.items():
-                self._reports[name] = value if callable(value) else partial(_itself, value)
-
     def step_counts(self, steps: Steps) -> np.ndarray:
         """Return how many local steps each client takes: [C]."""
         if not isinstance(steps, Epochs):
@@ -256,55 +288,60 @@ class Client:
         exact = steps.epochs * steps_per_epoch(sizes, self._setting.batch_size)
         return np.ceil(exact.round(9)).astype(np.int64)
 
-    def repeat(self, steps: Steps, step: Callable[..., Any], *state: Any) -> Any:
-        """Take local steps: ``state = step(client, *state)``, as often as ``steps`` says for each client.
+    def report(self, **values: torch.Tensor | Callable[[], torch.Tensor]) -> None:
+        """Pass what is inside this local step to diagnostics: tensors [C, ...], or functions that return them.
 
-        What ``step`` returns replaces its first arguments; the others stay as they are. Returns what the last step
-        returned. A client that has taken all its steps leaves the computation, so unequal numbers waste no work.
-        Afterwards the clock's step is 0 again, and its iteration has moved on by a number of steps, not by epochs.
+        A function is called only when its value is wanted. Without listeners, nothing happens.
+        """
+        if self._setting.listeners:
+            for name, value in values.items():
+                self._reports[name] = value if callable(value) else partial(_itself, value)
+
+    def loop(self, steps: Steps, k: Variables) -> Iterator[int]:
+        """Take local steps: the body of the loop runs as often as ``steps`` says for each client.
+
+            for t in client.loop(self.steps, k):
+                k.x = k.x - lr * client.grads(k.x, client.draw())
+
+        A client that has done its steps leaves the loop, and its rows leave ``k`` until the end, so unequal numbers
+        waste no work. Afterwards the clock's step is 0 again, and its iteration has advanced by a number of steps, not
+        by epochs.
         """
         counts = self.step_counts(steps)
-        start, width = self.clock, self._active
         if (np.diff(counts) > 0).any():
-            raise InputError("Clients of a chunk must stand in order of decreasing steps.")
-        changed = 0
-        single = False
-        finished: list[tuple[Any, ...]] = []
+            raise InputError("Clients of a chunk must be in order of decreasing steps.")
+        if not counts.any():
+            return
+        start, width = self.clock, self._active
+        left: list[dict[str, Any]] = []
         for last in np.unique(counts):
             active = int((counts >= last).sum())
             if active < self._active:
-                finished.append(_rows(state[:changed], slice(active, None)))
-                state = _rows(state, slice(active))
+                left.append(k._leave(active))
                 self._active = active
             while self.clock.step < last:
-                out = step(self, *state)
-                single = not isinstance(out, tuple)
-                out = (out,) if single else out
-                changed = len(out)
-                state = out + state[changed:]
-                now = self.clock
-                for listener in self._setting.listeners:
-                    listener(now, self.ids[: self._active], self._reports)
-                self._reports = {}
-                self.clock = Clock(now.round, now.rounds, now.step + 1, now.iteration + 1)
-        # What follows must not depend on how long the other clients of the chunk went on.
+                yield self.clock.step
+                if left:
+                    k._check(active)
+                self._tick()
+        for rows in reversed(left):
+            k._return(rows)
+        # What follows must not depend on how many steps the other clients of the chunk took.
         passed = 0 if isinstance(steps, Epochs) else self.steps_now(steps)
         self.clock = Clock(start.round, start.rounds, 0, start.iteration + passed)
         self.steps += int(counts.max())
         self._phase += 1
         self._samplers = {}
         self._active = width
-        result = state[:changed]
-        for rest in reversed(finished):
-            result = tree_map(lambda a, b: torch.cat([a, b]) if isinstance(a, torch.Tensor) else a, result, rest)
-        return result[0] if single else result
+
+    def _tick(self) -> None:
+        """End a local step: pass on its reports, advance the clock."""
+        now = self.clock
+        for listener in self._setting.listeners:
+            listener(now, self.ids[: self._active], self._reports)
+        self._reports = {}
+        self.clock = Clock(now.round, now.rounds, now.step + 1, now.iteration + 1)
 
 
 def _itself(value: torch.Tensor) -> torch.Tensor:
     return value
-
-
-def _rows(state: tuple[Any, ...], rows: slice) -> tuple[Any, ...]:
-    """Return some clients' rows of every tensor; plain numbers stay as they are."""
-    out: tuple[Any, ...] = tree_map(lambda s: s[rows] if isinstance(s, torch.Tensor) else s, state)
-    return out

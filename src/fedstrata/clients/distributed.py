@@ -15,11 +15,12 @@ import numpy as np
 import torch
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
+from fedstrata.clients.channel import PLAIN, Channel
 from fedstrata.clients.client import Setting
-from fedstrata.clients.clients import Counts, Terms, Work
-from fedstrata.clients.faults import Fault
+from fedstrata.clients.engine import Reduced, Request, Usage
+from fedstrata.clients.faults import Fault, Faults
 from fedstrata.clients.ranks import Ranks, dtype_named
-from fedstrata.clients.simulated import SimulatedClients
+from fedstrata.clients.simulated import Simulated
 
 DIGIT = 1 << 16
 """Counts travel as digits of this base: exact in any floating-point buffer for up to 256 ranks."""
@@ -27,65 +28,65 @@ DIGIT = 1 << 16
 DIGITS = 4
 
 
-class DistributedClients(SimulatedClients):
+class Distributed(Simulated):
     """Runs this rank's clients of the cohort in chunks, and reduces with the other ranks."""
 
-    def __init__(self, setting: Setting, terms: Terms, chunk: int, ranks: Ranks) -> None:
-        super().__init__(setting, terms, chunk)
+    def __init__(
+        self, setting: Setting, chunk: int, channel: Channel = PLAIN, policy: Faults | None = None, *, ranks: Ranks
+    ) -> None:
+        super().__init__(setting, chunk, channel, policy)
         self.ranks = ranks
         self.rank_of = shared_out(setting.data.train.sizes, ranks.size)
         self.mine = self.rank_of == ranks.rank
-        self._used = Counts()
 
-    def note(self, chunk: int | str) -> str:
+    def describe(self, chunk: int | str, sampled: int) -> str:
         """Say how the clients of a cohort advance."""
-        return f"{super().note(chunk)} on each of {self.ranks.size} ranks"
+        return f"{super().describe(chunk, sampled)} on each of {self.ranks.size} ranks"
 
-    def _here(self, places: np.ndarray) -> np.ndarray:
-        here: np.ndarray = places[self.rank_of[self.cohort[places]] == self.ranks.rank]
+    def _here(self, request: Request) -> np.ndarray:
+        here: np.ndarray = request.places[self.rank_of[request.cohort[request.places]] == self.ranks.rank]
         return here
 
-    def _agree(self, known: int) -> None:
-        self._answered = self.ranks.sum(torch.from_numpy(self._answered.astype(np.int64))).numpy() > 0
-        told = self.ranks.all([dataclasses.asdict(fault) for fault in self.faults[known:]])
-        self.faults[known:] = [Fault(**fault) for rank in told for fault in rank]
+    def agree(self, answered: np.ndarray, faults: list[Fault]) -> tuple[np.ndarray, list[Fault]]:
+        """Return who has answered and the faults of an attempt, over all ranks."""
+        answered = self.ranks.sum(torch.from_numpy(answered.astype(np.int64))).numpy() > 0
+        known = self.ranks.all([dataclasses.asdict(fault) for fault in faults])
+        return answered, [Fault(**fault) for rank in known for fault in rank]
 
-    def _count(self, used: Counts) -> None:
-        self._used = used  # the other ranks' is still to come
-
-    def _together(
-        self, work: Work, how: tuple[str, ...], leaves: list[torch.Tensor] | None, shape: TreeSpec | None
-    ) -> Any:
-        if len(np.unique(self.rank_of[self.cohort[self._answered]])) < self.ranks.size:
+    def complete(self, request: Request, reduced: Reduced) -> Reduced:
+        """Return the sums and maxima over all ranks."""
+        leaves, shape, kinds = reduced.leaves, reduced.shape, reduced.kinds
+        if len(np.unique(self.rank_of[request.cohort[reduced.answered]])) < self.ranks.size:
             like, shape = tree_flatten(self._form(leaves, shape))
-            kinds = how * len(like) if len(how) == 1 else how
-            empty = [_nothing(t, kind) for t, kind in zip(like, kinds, strict=True)]
-            leaves = empty if leaves is None else leaves
+            kinds = kinds * len(like) if len(kinds) == 1 else kinds
+            leaves = [_nothing(t, kind) for t, kind in zip(like, kinds, strict=True)] if leaves is None else leaves
         assert leaves is not None and shape is not None
-        kinds = how * len(leaves) if len(how) == 1 else how
+        kinds = kinds * len(leaves) if len(kinds) == 1 else kinds
         sums = [leaf for leaf, kind in zip(leaves, kinds, strict=True) if kind != "max"]
         most = [leaf.contiguous() for leaf, kind in zip(leaves, kinds, strict=True) if kind == "max"]
-        # A maximum over ranks passes NaN over, a sum does not.
-        found = self._sum([*sums, *(torch.zeros_like(leaf).where(leaf == leaf, leaf) for leaf in most)])
-        summed, spoilt = iter(found[: len(sums)]), iter(found[len(sums) :])
-        largest = (torch.where(bad == bad, self.ranks.max(leaf), bad) for leaf, bad in zip(most, spoilt, strict=True))
-        return tree_unflatten([next(largest if kind == "max" else summed) for kind in kinds], shape)
+        # A maximum over ranks ignores NaN, a sum does not.
+        marks = [torch.zeros_like(leaf).where(leaf == leaf, leaf) for leaf in most]
+        added, used = self._sum([*sums, *marks], reduced.used)
+        summed, spoiled = iter(added[: len(sums)]), iter(added[len(sums) :])
+        largest = (torch.where(bad == bad, self.ranks.max(leaf), bad) for leaf, bad in zip(most, spoiled, strict=True))
+        whole = [next(largest if kind == "max" else summed) for kind in kinds]
+        return Reduced(whole, shape, kinds, used, reduced.answered)
 
-    def _sum(self, leaves: list[torch.Tensor]) -> list[torch.Tensor]:
-        """Return the leaves summed over the ranks, and add up the counts, all in one buffer."""
+    def _sum(self, leaves: list[torch.Tensor], used: Usage) -> tuple[list[torch.Tensor], Usage]:
+        """Return the leaves, and what was used, summed over the ranks, all in one buffer."""
         kinds = {leaf.dtype for leaf in leaves}
         dtype = kinds.pop() if len(kinds) == 1 else torch.float64
         dtype = dtype if dtype.is_floating_point else torch.float64
-        counts = [*_digits(self._used.bytes_up), *_digits(self._used.samples)]
+        counts = [*_digits(used.bytes_up), *_digits(used.samples)]
         steps = [0] * self.ranks.size
-        steps[self.ranks.rank] = self._used.steps
+        steps[self.ranks.rank] = used.steps
         counted = torch.tensor([*counts, *(d for n in steps for d in _digits(n))], dtype=dtype)
         buffer = self.ranks.sum(torch.cat([*(leaf.reshape(-1).to(dtype) for leaf in leaves), counted]))
         numbers = buffer[-len(counted) :].double().reshape(-1, DIGITS) @ _POWERS
         bytes_up, samples, *each = (int(n) for n in numbers.tolist())
-        super()._count(Counts(max(each), samples, bytes_up, 0))
         parts = torch.split(buffer[: -len(counted)], [leaf.numel() for leaf in leaves])
-        return [p.reshape(leaf.shape).to(leaf.dtype) for p, leaf in zip(parts, leaves, strict=True)]
+        whole = [p.reshape(leaf.shape).to(leaf.dtype) for p, leaf in zip(parts, leaves, strict=True)]
+        return whole, Usage(max(each), samples, bytes_up)
 
     def _form(self, leaves: list[torch.Tensor] | None, shape: TreeSpec | None) -> Any:
         """Return what the answers look like: some rank has none, and must know."""

@@ -145,7 +145,7 @@ class Faults:
         return min(self.quorum, cohort)
 
 
-def told(faults: Sequence[Fault], names: Sequence[str], limit: int = 8) -> str:
+def in_words(faults: Sequence[Fault], names: Sequence[str], limit: int = 8) -> str:
     """Return faults in words: clients by name, with what was wrong."""
     called = [f"{names[f.client] if names else f'client {f.client}'} ({f.detail or f.kind})" for f in faults]
     more = f" and {len(called) - limit} more" if len(called) > limit else ""

@@ -11,6 +11,26 @@ from fedstrata.clients.channel import Channel
 from fedstrata.core.errors import InputError
 
 
+class Ledger:
+    """What noise has been added to: ``releases`` counts cohorts by size and noisy exchanges, e.g. "3 of 50"."""
+
+    def __init__(self) -> None:
+        self.releases: dict[str, int] = {}
+
+    def add(self, exchanges: int, clients: int) -> None:
+        """Record a noisy exchange with a cohort of ``clients``, its ``exchanges``-th one."""
+        before, after = f"{exchanges - 1} of {clients}", f"{exchanges} of {clients}"
+        if exchanges > 1:
+            self.releases[before] -= 1
+            if not self.releases[before]:
+                del self.releases[before]
+        self.releases[after] = self.releases.get(after, 0) + 1
+
+    def restore(self, releases: Mapping[str, int]) -> None:
+        """Continue from the releases of a checkpoint."""
+        self.releases = dict(releases)
+
+
 def epsilon(channel: Channel, releases: Mapping[str, int], clients: int) -> float:
     """Return the epsilon, at the channel's delta, of everything that was released.
 

@@ -4,119 +4,122 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any
+from dataclasses import replace
 
 import numpy as np
 import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
-from fedstrata.clients.channel import Changes, bytes_of, send, unpacked
+from fedstrata.clients.channel.channel import PLAIN, Channel, FlatAnswer
+from fedstrata.clients.chunk import choose_chunk
 from fedstrata.clients.client import Client, Setting
-from fedstrata.clients.clients import Answer, Clients, Terms, Work, for_each
-from fedstrata.clients.faults import SILENT, Inject
-from fedstrata.core.schedules import Clock
+from fedstrata.clients.engine import Answer, Engine, Request, for_each
+from fedstrata.clients.faults import SILENT, Fault, Faults, Inject
+from fedstrata.clients.state import ClientState
+from fedstrata.clients.work import perform
+from fedstrata.core.errors import InputError
 
 
-class SimulatedClients(Clients):
+class Simulated(Engine):
     """Runs the cohort in chunks of at most ``chunk`` clients, clients of similar size together."""
 
-    def __init__(self, setting: Setting, terms: Terms, chunk: int) -> None:
-        super().__init__(setting, terms)
+    def __init__(self, setting: Setting, chunk: int, channel: Channel = PLAIN, policy: Faults | None = None) -> None:
+        super().__init__(setting, channel, policy)
         self.chunk = chunk
-        self._pending: list[tuple[np.ndarray, Client]] = []
 
-    def _answers(
-        self, work: Work, message: tuple[Any, ...], clock: Clock, exchange: int, places: np.ndarray, attempt: int
-    ) -> Iterator[Answer]:
-        places = self._here(places)
-        self._pending = []
-        kinds: dict[int, str] = {}
-        if self._policy is not None and self._policy.inject is not None:
-            places, kinds = self._injected(places, exchange, attempt, self._policy.inject, self._policy.timeout)
-        for chunk in self._chunks(places):
-            client = Client(self._setting, self.cohort[chunk], clock, exchange)
-            there = for_each(message, len(chunk))
-            value = work(client, *there)
-            answer = Answer(chunk, value, client.samples, client.steps)
-            if self.channel.on_clients and self._passes(work):
-                changes = Changes(work, there, value)
-                parcel = send(self.channel, client, work, changes.matrix)
-                arrived = changes.answers(unpacked(parcel, changes.matrix.shape[1]))
-                answer = Answer(chunk, arrived, client.samples, client.steps, bytes_of(parcel))
-            yield self._spoilt(work, there, answer, kinds, exchange, attempt) if kinds else answer
-            if not self._setting.deferred:
-                continue
-            if len(np.unique(self.cohort)) < len(self.cohort):  # a client that comes again must not see it yet
-                self._pending.append((chunk, client))
+    def answers(self, request: Request) -> Iterator[Answer | Fault]:
+        """Yield the answers, chunk by chunk."""
+        places, spoiled = self._here(request), {}
+        repeated = len(np.unique(request.cohort)) < len(request.cohort)
+        waiting: list[tuple[np.ndarray, Client]] = []
+        if self.policy is not None and self.policy.inject is not None:
+            kinds = self.policy.inject.kinds(
+                request.cohort[places], request.clock.round, request.exchange, request.attempt
+            )
+            silent, spoiled = _injected(request, places, kinds, self.policy.inject, self.policy.timeout)
+            yield from silent
+            places = places[~np.isin(request.cohort[places], [fault.client for fault in silent])]
+        for chunk in self._chunks(request.cohort, places):
+            client = Client(self.setting, request.cohort[chunk], request.clock, request.exchange)
+            answer = self._answer(request, chunk, client)
+            yield from _spoil(request, answer, spoiled, self.policy.inject) if spoiled else (answer,)
+            if repeated:  # a client that comes again must not see what it keeps in this exchange
+                waiting.append((chunk, client))
             else:
-                client.commit(self._answered[chunk])
+                client.commit(request.answered[chunk])
+        for chunk, client in waiting:
+            client.commit(request.answered[chunk])
 
-    def _commit(self) -> None:
-        for places, client in self._pending:
-            client.commit(self._answered[places])
-        self._pending = []
+    def _answer(self, request: Request, chunk: np.ndarray, client: Client) -> Answer:
+        value = perform(request, client, for_each(request.message, len(chunk)))
+        if not self.packs(request):
+            return Answer(chunk, value, client.samples, client.steps)
+        flat = FlatAnswer(value)
+        parcel = self.channel.send(client, request.name, flat.updates)
+        return Answer(chunk, flat.restore(parcel.unpack()), client.samples, client.steps, parcel.nbytes)
 
-    def _here(self, places: np.ndarray) -> np.ndarray:
-        """Return which of these places of the cohort are worked on in this process."""
-        return places
+    def _here(self, request: Request) -> np.ndarray:
+        """Return which of the requested places are worked on in this process."""
+        return request.places
 
-    def _chunks(self, places: np.ndarray) -> list[np.ndarray]:
+    def _chunks(self, cohort: np.ndarray, places: np.ndarray) -> list[np.ndarray]:
         """Cut the cohort into chunks of nearly equal numbers, the largest clients first."""
         if not len(places):
             return []
-        sizes = self._setting.data.train.sizes[self.cohort[places]]
+        sizes = self.setting.data.train.sizes[cohort[places]]
         order = places[np.argsort(-sizes, kind="stable")]
         return np.array_split(order, math.ceil(len(order) / self.chunk))
 
-    def _injected(
-        self, places: np.ndarray, exchange: int, attempt: int, inject: Inject, timeout: float
-    ) -> tuple[np.ndarray, dict[int, str]]:
-        """Return the places that answer, and what is wrong with the answers of some of them."""
-        found = inject.kinds(self.cohort[places], self._round, exchange, attempt)
-        spoilt: dict[int, str] = {}
-        silent = np.zeros(len(places), dtype=bool)
-        for i, (place, kind) in enumerate(zip(places.tolist(), found, strict=True)):
-            if kind is None or (kind == "delay" and inject.seconds <= timeout):
-                continue
-            if kind in SILENT:
-                silent[i] = True
-                why = f"answered after {inject.seconds:g} s" if kind == "delay" else "did not answer"
-                self._fault(int(self.cohort[place]), exchange, attempt, "silent", why)
-            else:
-                spoilt[place] = kind
-        return places[~silent], spoilt
 
-    def _spoilt(
-        self, work: Work, there: tuple[Any, ...], answer: Answer, kinds: dict[int, str], exchange: int, attempt: int
-    ) -> Answer:
-        """Return the answer as faults made on purpose leave it."""
-        here = [kinds.get(place) for place in answer.places.tolist()]
-        value = answer.value
-        if not any(leaf.is_floating_point() for leaf in tree_leaves(value)):  # whole numbers have no NaN
-            here = ["garbage" if kind == "nan" else kind for kind in here]
-        assert self._policy is not None and self._policy.inject is not None
-        if "scale" in here:
-            rows = torch.tensor([kind == "scale" for kind in here])
-            changes = Changes(work, there, value)
-            value = changes.answers(torch.where(rows[:, None], self._policy.inject.factor, 1.0) * changes.matrix)
-        if "nan" in here:
-            rows = torch.tensor([kind == "nan" for kind in here])
-            value = tree_map(lambda leaf: _with_nan(leaf, rows), value)
-        if "garbage" in here:
-            kept = torch.tensor([kind != "garbage" for kind in here])
-            for place in answer.places[~kept.numpy()].tolist():
-                self._fault(int(self.cohort[place]), exchange, attempt, "shape", "answered with the wrong shape")
-            whole = sum(leaf.numel() * leaf.element_size() for leaf in tree_leaves(value))
-            value = tree_map(lambda leaf: leaf[kept], value)
-            sent = whole if answer.sent is None else answer.sent  # it was sent, whatever it was
-            return Answer(answer.places[kept.numpy()], value, answer.samples, answer.steps, sent)
-        return Answer(answer.places, value, answer.samples, answer.steps, answer.sent)
+def on_auxiliary(setting: Setting) -> Simulated:
+    """Return an engine whose clients are the classes of the server's auxiliary set."""
+    data, problem = setting.data, setting.oracles.problem
+    if data.auxiliary is None:
+        raise InputError(f"There are no samples on the server (data {data.name!r}).")
+    data = replace(data, train=data.auxiliary, support=None, auxiliary=None)
+    chunk = choose_chunk("auto", problem, data, setting.batch_size, problem.x0.device)
+    return Simulated(replace(setting, data=data, state=ClientState(data.clients, 0, None), listeners=()), chunk)
 
 
-def _with_nan(leaf: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    """Return a tensor with NaN in some rows; whole numbers have none, and stay as they are."""
+# --- faults made on purpose ------------------------------------------------------------------------------------------
+
+
+def _injected(
+    request: Request, places: np.ndarray, kinds: list[str | None], inject: Inject, timeout: float
+) -> tuple[list[Fault], dict[int, str]]:
+    """Return the faults of clients that do not answer, and what is wrong with the answers at other places."""
+    silent: list[Fault] = []
+    spoiled: dict[int, str] = {}
+    for place, kind in zip(places.tolist(), kinds, strict=True):
+        if kind is None or (kind == "delay" and inject.seconds <= timeout):
+            continue
+        if kind in SILENT:
+            why = f"answered after {inject.seconds:g} s" if kind == "delay" else "did not answer"
+            silent.append(request.fault(int(request.cohort[place]), "silent", why))
+        else:
+            spoiled[place] = kind
+    return silent, spoiled
+
+
+def _spoil(request: Request, answer: Answer, kinds: dict[int, str], inject: Inject | None) -> Iterator[Answer | Fault]:
+    """Yield the answer as faults made on purpose leave it."""
+    assert inject is not None
+    here = [kinds.get(place) for place in answer.places.tolist()]
+    if not any(leaf.is_floating_point() for leaf in tree_leaves(answer.value)):  # whole numbers have no NaN
+        here = ["garbage" if kind == "nan" else kind for kind in here]
+    factors = torch.tensor([{"scale": inject.factor, "nan": math.nan}.get(kind or "", 1.0) for kind in here])
+    value = tree_map(lambda leaf: _scaled(leaf, factors), answer.value)
+    good = torch.tensor([kind != "garbage" for kind in here])
+    for place in answer.places[~good.numpy()].tolist():
+        yield request.fault(int(request.cohort[place]), "shape", "answered with the wrong shape")
+    whole = sum(leaf.numel() * leaf.element_size() for leaf in tree_leaves(value))
+    sent = whole if answer.sent is None else answer.sent  # it was sent, whatever it was
+    value = tree_map(lambda leaf: leaf[good], value)
+    yield Answer(answer.places[good.numpy()], value, answer.samples, answer.steps, sent)
+
+
+def _scaled(leaf: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:
+    """Return a tensor [C, ...] with each row times its factor; whole numbers stay as they are."""
     if not leaf.is_floating_point():
         return leaf
-    leaf = leaf.clone()
-    leaf[rows.to(leaf.device)] = math.nan
-    return leaf
+    return leaf * factors.to(leaf).view(-1, *[1] * (leaf.dim() - 1))

@@ -64,6 +64,11 @@ class ClientState:
             out[torch.from_numpy(known)] = table.rows[torch.from_numpy(slots[known])].to(default.device)
         return out
 
+    def missing(self, clients: np.ndarray, name: str) -> np.ndarray:
+        """Return which of these clients have kept nothing under ``name``."""
+        table = self._tables.get(name)
+        return clients if table is None else clients[table.slot[clients] < 0]
+
     def take_changes(self) -> dict[str, torch.Tensor]:
         """Return the rows written since the last call, as ``name`` and ``name.clients`` tensors."""
         out: dict[str, torch.Tensor] = {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import torch
 from torch import nn
@@ -17,10 +17,7 @@ from fedstrata.problems.checks import check_positive, check_switch
 from fedstrata.problems.erm import binary_cross_entropy, check_model, cross_entropy, scores, two_samples, weighted_mean
 from fedstrata.problems.problem import Arrays, Problem
 from fedstrata.problems.projections import box
-from fedstrata.problems.shares import class_shares
-
-if TYPE_CHECKING:
-    from fedstrata.clients import Clients
+from fedstrata.problems.queries import Query, class_shares
 
 Activation = Callable[[torch.Tensor], torch.Tensor]
 
@@ -94,12 +91,12 @@ def auc(
     loss = _Loss(flat, form, float(margin), ACTIVATIONS[score], scale_dual)
     if p is not None:
         return loss.given(problem, float(p))
-    return replace(problem, asks=positives, given=lambda problem, p: loss.given(problem, float(p)))
+    return replace(problem, query=Query("class_counts", positives, lambda problem, p: loss.given(problem, float(p))))
 
 
-def positives(problem: Problem, clients: Clients) -> torch.Tensor:
+def positives(counts: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     """Ask all clients for their class counts; return the share of class 1 as the run weights clients: [1]."""
-    return class_shares(clients)[1:]
+    return class_shares(counts, weights)[1:]
 
 
 class _Loss:
@@ -130,7 +127,7 @@ class _Loss:
             gap = weighted_mean((p + (1 - 2 * p) * positive) * (1 - 2 * positive) * s, weights)
             return scale * (self.margin + gap / (strength or 1.0)).reshape(1)
 
-        return replace(problem, outer=outer, best_y=best_y, asks=None, given=None)
+        return replace(problem, outer=outer, best_y=best_y, query=None)
 
     def scored(self, w: torch.Tensor, batch: Arrays) -> tuple[torch.Tensor, torch.Tensor, list[torch.Tensor]]:
         """Return scores, 1 for positives and 0 for negatives, and the samples' weights if there are any."""

@@ -16,7 +16,7 @@ from fedstrata.problems.agnostic import agnostic
 from fedstrata.problems.erm import Losses, erm, weighted_mean
 from fedstrata.problems.problem import Arrays, Problem
 from fedstrata.problems.projections import simplex
-from fedstrata.problems.shares import class_shares
+from fedstrata.problems.queries import Query, class_shares
 
 if TYPE_CHECKING:
     pass
@@ -82,7 +82,7 @@ def _over_classes(
             own = (y * factor).gather(0, targets)
             return weighted_mean(own * losses, weights) - 0.5 * regularise * (y @ y)
 
-        return replace(problem, outer=outer, asks=None, given=None)
+        return replace(problem, outer=outer, query=None)
 
     def check(data: FederatedData) -> None:
         if data.classes != classes:
@@ -92,7 +92,7 @@ def _over_classes(
 
     y0 = base.x0.new_full((classes,), 1.0 / classes)
     built = replace(base, outer=_unprepared, y0=y0, project_y=simplex, check=check)
-    return replace(built, asks=lambda problem, clients: class_shares(clients), given=given)
+    return replace(built, query=Query("class_counts", class_shares, given))
 
 
 def _unprepared(x: torch.Tensor, y: torch.Tensor, batch: Arrays) -> torch.Tensor:

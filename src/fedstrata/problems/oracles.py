@@ -235,10 +235,10 @@ class Oracles:
         return Chain(out[0], out[1 : 1 + count], out[1 + count :])
 
     def _dual(self, y: torch.Tensor | None) -> Tensors:
-        if self.problem.dual != (y is not None):
-            has = "has a dual: pass y" if self.problem.dual else "has no dual: pass no y"
+        if self.problem.dual != (y is not None and y.shape[-1] > 0):
+            has = "has a dual: pass y" if self.problem.dual else "has no dual: pass no y, or one of length 0"
             raise FedstrataError(f"The problem {self.problem.name!r} {has}.")
-        return () if y is None else (y,)
+        return (y,) if self.problem.dual and y is not None else ()
 
     def _run(self, name: str, vectors: Tensors, batches: Sequence[Batch]) -> Tensors:
         if all(b.where is None for b in batches):

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from fedstrata.core.errors import InputError, invalid
+from fedstrata.problems.queries import Query
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from fedstrata.clients import Clients
     from fedstrata.core.schedules import Clock
     from fedstrata.data.federated import FederatedData
     from fedstrata.models.flat import Flat
@@ -62,8 +62,7 @@ class Problem:
     adapt:      (steps, lr) of the gradient steps that make the model a client's own, for metrics; None when none do.
     options:    what it was built with, for the run directory; a run with other options is never resumed.
     check:      raises an error when a data set does not fit the problem.
-    asks:       ``asks(problem, clients) -> vector``, before the first round: what it must learn from the clients.
-    given:      ``given(problem, vector) -> problem``: the problem that knows what it asked for.
+    query:      what it must learn from the clients before the first round, if anything.
     at:         ``at(problem, clock) -> problem``, before every round: the problem as it is then, the same one when
                 nothing has changed. For rates inside a problem that follow a schedule.
     """
@@ -90,8 +89,7 @@ class Problem:
     adapt: tuple[int, float] | None = None
     options: Mapping[str, object] = field(default_factory=dict)
     check: Callable[[FederatedData], None] | None = None
-    asks: Callable[[Problem, Clients], torch.Tensor] | None = None
-    given: Callable[[Problem, torch.Tensor], Problem] | None = None
+    query: Query | None = None
     at: Callable[[Problem, Clock], Problem] | None = None
 
     def __post_init__(self) -> None:
@@ -110,8 +108,6 @@ class Problem:
             raise InputError(f"The problem {self.name} has project_y but no dual: pass y0 too.")
         if self.mixture and (self.y0 is None or self.project_y is None):
             raise InputError(f"The problem {self.name} is a mixture: pass y0 and project_y, onto the simplex, too.")
-        if (self.asks is None) != (self.given is None):
-            raise InputError(f"The problem {self.name} needs both asks and given, or neither.")
         if self.mixture:
             object.__setattr__(self, "numbered", True)
 

@@ -1,32 +1,33 @@
-"""What problems ask the clients before the first round: by name, so that a client elsewhere can be asked too."""
+"""Queries: what a problem must learn from the clients before the first round, declared as data."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
 
 import torch
 
 if TYPE_CHECKING:
-    from fedstrata.clients.client import Client
+    from fedstrata.problems.problem import Problem
 
 
-def class_counts(client: Client) -> torch.Tensor:
-    """Return how many samples of each class each client has: [C, classes]."""
-    return client.class_counts
+@dataclass(frozen=True)
+class Query:
+    """A question to every client, and what its answer makes of the problem. The engine asks it; a problem never does.
+
+    ask:    "class_counts": how many samples of each class a client has, [classes]; "first_loss": its loss at the
+            starting point, a single number.
+    learn:  ``learn(answers, weights) -> vector``, what is learned from all clients' answers [N, ...] and their weights
+            in a mean [N]. Kept in every checkpoint, and sent to clients that are elsewhere.
+    inform: ``inform(problem, vector) -> problem``, the problem that knows it.
+    """
+
+    ask: Literal["class_counts", "first_loss"]
+    learn: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+    inform: Callable[[Problem, torch.Tensor], Problem]
 
 
-def first_loss(client: Client, x: torch.Tensor) -> torch.Tensor:
-    """Return each client's loss at the starting point, on one batch for each level: [C]."""
-    u = x
-    for k in range(1, len(client.problem.levels) + 1):
-        u = client.g(k, u, client.draw(k))
-    return u.squeeze(1)
-
-
-def is_question(work: Callable[..., Any]) -> bool:
-    """Whether this is one of the questions, not a method of an algorithm."""
-    return QUESTIONS.get(getattr(work, "__name__", "")) is work
-
-
-QUESTIONS: dict[str, Callable[..., Any]] = {f.__name__: f for f in (class_counts, first_loss)}
+def class_shares(counts: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """Return the share of each class over all clients, weighted as the run weights clients."""
+    return weights.to(counts) @ (counts / counts.sum(1, keepdim=True))

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import torch
 from torch import nn
@@ -16,10 +16,7 @@ from fedstrata.models.flat import BatchNormRule
 from fedstrata.problems.checks import check_positive, check_shift
 from fedstrata.problems.erm import Losses, erm
 from fedstrata.problems.problem import Arrays, Level, Outer, Problem
-from fedstrata.problems.queries import first_loss
-
-if TYPE_CHECKING:
-    from fedstrata.clients import Clients
+from fedstrata.problems.queries import Query
 
 Link = Callable[[torch.Tensor], torch.Tensor]
 
@@ -94,16 +91,15 @@ def linked(problem: Problem, gamma: float, link: str | Link, shift: float | None
 
         return replace(problem, outer=outer)
 
-    def asks_for(problem: Problem, clients: Clients) -> torch.Tensor:
-        losses = clients.gather(first_loss, problem.x0).double()
+    def learn(losses: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         number = math.log(len(losses))
         return torch.stack([gamma * (torch.logsumexp(losses / gamma, 0) - number), losses.new_tensor(number)])
 
-    def given(problem: Problem, learned: torch.Tensor) -> Problem:
+    def inform(problem: Problem, learned: torch.Tensor) -> Problem:
         constant, cap = learned.tolist()
         return with_outer(problem, partial(exponential, cap=cap), constant)
 
     asks = shift is None and link == "exp"
     built = with_outer(problem, function, shift or 0.0)
     built = replace(built, outer_draws=False, weighs=True)
-    return replace(built, asks=asks_for, given=given) if asks else built
+    return replace(built, query=Query("first_loss", learn, inform)) if asks else built

@@ -11,12 +11,11 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from fedstrata.clients.faults import Fault, told
+from fedstrata.clients.faults import Fault, in_words
 from fedstrata.core.errors import InputError
 from fedstrata.core.schedules import Clock
 
 if TYPE_CHECKING:
-    from fedstrata.algorithms.algorithm import State
     from fedstrata.training.train import Run
 
 Row = dict[str, Any]
@@ -34,7 +33,7 @@ class Callback:
     def on_start(self, title: str, done: int, rounds: int, note: str) -> None:
         """Training starts, ``done`` of ``rounds`` rounds behind it; ``note`` says what was chosen automatically."""
 
-    def on_round(self, round: int, state: State) -> None:
+    def on_round(self, round: int, state: Any) -> None:
         """Round number ``round`` (from 1) is done."""
 
     def on_local_step(self, clock: Clock, ids: np.ndarray, reports: Reports) -> None:
@@ -73,7 +72,7 @@ class Titled(Callback):
         """Pass it on under the title."""
         self.listener.on_start(self.title, done, rounds, note)
 
-    def on_round(self, round: int, state: State) -> None:
+    def on_round(self, round: int, state: Any) -> None:
         """Pass it on."""
         self.listener.on_round(round, state)
 
@@ -124,7 +123,7 @@ class ShowProgress(Callback):
         self._task = self._bar.add_task(title, total=rounds, completed=done, last="")
         self._bar.start()
 
-    def on_round(self, round: int, state: State) -> None:
+    def on_round(self, round: int, state: Any) -> None:
         """Move the bar."""
         if self._bar is not None:
             self._bar.update(self._task, completed=round)
@@ -132,7 +131,7 @@ class ShowProgress(Callback):
     def on_faults(self, faults: Sequence[Fault], names: Sequence[str]) -> None:
         """Name the clients that were left out."""
         if not self.brief:
-            line = f"{self.title}: round {faults[0].round + 1}: left out: {told(faults, names)}"
+            line = f"{self.title}: round {faults[0].round + 1}: left out: {in_words(faults, names)}"
             self.console.print(line, highlight=False, soft_wrap=True)
 
     def on_evaluation(self, row: Row) -> None:

@@ -65,5 +65,6 @@ def describe(algorithm: Algorithm) -> dict[str, Any]:
     """Return an algorithm as the table of a configuration file that builds it again."""
     table: dict[str, Any] = {"name": algorithm.name}
     for option in dataclasses.fields(algorithm):  # type: ignore[arg-type]
-        table[option.name] = _table(getattr(algorithm, option.name))
+        if option.init:
+            table[option.name] = _table(getattr(algorithm, option.name))
     return table

@@ -15,16 +15,19 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedstrata.algorithms.algorithm import Algorithm, State
-from fedstrata.clients.channel import PLAIN, Channel, check_channel
+from fedstrata.algorithms.algorithm import Algorithm
+from fedstrata.clients.channel import PLAIN, Channel
 from fedstrata.clients.chunk import choose_chunk
 from fedstrata.clients.client import Listener, Setting
-from fedstrata.clients.clients import Clients, Terms, Weighting
-from fedstrata.clients.distributed import DistributedClients
+from fedstrata.clients.clients import Clients
+from fedstrata.clients.cohort import Weighting
+from fedstrata.clients.distributed import Distributed
+from fedstrata.clients.engine import Engine, Usage
 from fedstrata.clients.faults import Faults, QuorumError
 from fedstrata.clients.privacy import check_privacy, epsilon
+from fedstrata.clients.queries import learn
 from fedstrata.clients.ranks import ALONE, Ranks, ranks_here
-from fedstrata.clients.simulated import SimulatedClients
+from fedstrata.clients.simulated import Simulated
 from fedstrata.clients.state import ClientState
 from fedstrata.core.errors import Diverged, FedstrataError, InputError, invalid
 from fedstrata.core.machine import prepared
@@ -39,10 +42,11 @@ from fedstrata.training.checkpoint import Checkpoint
 from fedstrata.training.fingerprint import digest_of, settings_of
 from fedstrata.training.metrics.evaluation import Evaluation, Measures, measured_on
 from fedstrata.training.rundir import Row, RunDirectory
+from fedstrata.training.states import shapes_of, state_of, tensors_of
 
 Evaluate = Callable[[Problem, FederatedData, torch.Tensor, torch.Tensor | None], Measures]
-Engine = Callable[[Setting, Terms], Clients]
-"""Makes the clients of a run."""
+MakeEngine = Callable[[Setting, Channel, Faults | None], Engine]
+"""Makes the engine of a run, where clients are elsewhere."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -97,7 +101,7 @@ def train(
     callbacks: Sequence[Callback] = (),
     config: dict[str, Any] | None = None,
     pretrain: Run | None = None,
-    engine: Engine | None = None,
+    engine: MakeEngine | None = None,
 ) -> Run:
     """Train ``problem`` on ``data`` with ``algorithm`` for ``rounds`` rounds.
 
@@ -120,7 +124,7 @@ def train(
     callbacks:         listeners: progress, loggers, diagnostics.
     config:            what to write to config.toml; by default what this function knows.
     pretrain:          the run that the problem's model comes from, if any: what it used is counted in every row.
-    engine:            makes the clients, where they are elsewhere; None for clients in this process, or its ranks.
+    engine:            makes the engine, where clients are elsewhere; None for clients in this process, or its ranks.
     """
     settings = {k: v for k, v in locals().items() if k in _SETTINGS}
     _check_settings(problem, data, algorithm, settings)
@@ -134,18 +138,16 @@ def train(
     if ranks.size > 1 and listeners:
         raise InputError("Diagnostics of local steps see one process only: run without torchrun, or without them.")
     check_pretraining(channel, pretrain is not None)
-    setting, clients = _clients(problem, data, settings, out, listeners, ranks, engine)
+    clients = _clients(problem, data, settings, out, listeners, ranks, engine)
     training = _Training(
-        problem=setting.oracles.problem,
-        data=setting.data,
+        problem=clients.problem,
+        data=clients.engine.setting.data,
         algorithm=algorithm,
         settings=settings,
-        setting=setting,
         clients=clients,
         evaluation=Evaluation() if evaluate is None else evaluate,
         directory=None if out is None or not ranks.first else RunDirectory(out),
         callbacks=callbacks if ranks.first else (),
-        state=algorithm.init(setting.oracles.problem),
         pretrain=pretrain,
         ranks=ranks,
         kept=out is not None,
@@ -190,15 +192,14 @@ class _Training:
     data: FederatedData
     algorithm: Algorithm
     settings: dict[str, Any]
-    setting: Setting
     clients: Clients
     evaluation: Evaluate
     directory: RunDirectory | None
     callbacks: Sequence[Callback]
-    state: State
     pretrain: Run | None
     ranks: Ranks
     kept: bool
+    state: Any = None
     history: list[Row] = field(default_factory=list)
     left_out: dict[int, int] = field(default_factory=dict)
     done: int = 0
@@ -211,14 +212,14 @@ class _Training:
         known = self.ranks.told(known and {**known, "rows": self.history})
         if known is None:
             return
-        state = self.ranks.tensors(saved.state if saved else None)
-        self.state = State(**{k: v.to(self.problem.x0.device) for k, v in state.items()})
+        tensors = self.ranks.tensors(saved.state if saved else None)
+        self.state = state_of(self.algorithm, {k: v.to(self.problem.x0.device) for k, v in tensors.items()})
         for rows in self.ranks.stream(saved.rows if saved else ()):
-            self.setting.state.load(rows, self.clients.mine)
-        self.clients.restore(known["counts"].pop("extra", {}))
-        for name, value in known["counts"].items():
-            setattr(self.clients.counts, name, value)
-        self.clients.saved(known["round"])
+            self.clients.engine.setting.state.load(rows, self.clients.engine.mine)
+        self.clients.engine.restore(known["counts"].pop("engine"))
+        self.clients.progress.iteration = known["counts"].pop("iteration")
+        self.clients.usage = Usage(**known["counts"])
+        self.clients.engine.saved(known["round"])
         self.done, self.history = known["round"], known["rows"]
         self.started -= known["seconds"]
 
@@ -240,7 +241,9 @@ class _Training:
             raise invalid(
                 "rounds", rounds, f"at least {saved.round}, which the run in {directory.path} has done already"
             )
-        if any(k not in saved.state or saved.state[k].shape != v.shape for k, v in self.state.items()):
+        x, y = saved.state.get("x", saved.state.get("h.0")), saved.state.get("y")
+        wanted = [self.problem.x0.shape, () if self.problem.y0 is None else self.problem.y0.shape]
+        if [getattr(x, "shape", ()), () if y is None or not len(y) else y.shape] != wanted:
             folder = directory.checkpoints.folder
             raise InputError(f"The checkpoint in {folder} is not one of {self.algorithm.name} on this problem.")
         self.history = [r for r in directory.rows() if r["round"] <= saved.round]
@@ -265,10 +268,9 @@ class _Training:
                     self.measure()
                 if self.done % self.settings["checkpoint_every"] == 0 or self.done == rounds:
                     self.save()
-            solution = self.algorithm.solution(self.state)
-            result = Run(solution.x, solution.get("y"), self.history, self.summary(), self.problem)
+            result = Run(*self.solution(), self.history, self.summary(), self.problem)
             if self.directory is not None:
-                _finish(self.directory, result, self.state)
+                _finish(self.directory, result, tensors_of(self.algorithm, self.state))
         except QuorumError as error:
             self.tell_faults()
             raise QuorumError(f"{error}{_kept(self.directory)}") from None
@@ -283,20 +285,23 @@ class _Training:
         What the problem learned is in every checkpoint; a resumed run does not ask again.
         """
         self.clients.begin(-1)
-        if self.problem.asks is not None and self.problem.given is not None:
-            if self.clients.learned is None:
-                self.clients.learned = self.problem.asks(self.problem, self.clients).double()
-            self.adopt(self.problem.given(self.problem, self.clients.learned))
+        query, engine = self.problem.query, self.clients.engine
+        if query is not None:
+            if engine.learned is None:
+                engine.learned = learn(query, self.clients)
+            self.adopt(query.inform(self.problem, engine.learned))
         if self.done:
             self.move_on(self.done - 1)
         else:
             self.move_on(0)
-            self.state = self.algorithm.start(self.state, self.clients)
+            x, y = self.problem.x0.clone(), self.problem.y0
+            self.state = self.algorithm.start(x, x[:0] if y is None else y.clone(), self.clients)
+            tensors_of(self.algorithm, self.state)
 
     def adopt(self, problem: Problem) -> None:
         """Go on with another problem: clients and measures with it."""
         self.problem = problem
-        self.clients.adopt(problem)
+        self.clients.engine.adopt(problem)
 
     def move_on(self, number: int) -> None:
         """Go on with the problem as it is in a round: rates inside it may follow a schedule, its t is the round."""
@@ -311,9 +316,8 @@ class _Training:
         self.move_on(self.done)
         state = self.algorithm.round(self.state, self.clients)
         self.tell_faults()
-        if not isinstance(state, State) or any(v.shape != state[k].shape for k, v in self.state.items() if k in state):
-            got = {k: tuple(v.shape) for k, v in state.items()} if isinstance(state, State) else type(state).__name__
-            wants = {k: tuple(v.shape) for k, v in self.state.items()}
+        got, wants = (shapes_of(tensors_of(self.algorithm, s)) for s in (state, self.state))
+        if got != wants:
             raise FedstrataError(f"round of {self.algorithm.name} must return a State of {wants}. Got {got}.")
         self.done += 1
         _check_finite(state, self.algorithm, self.done, self.directory)
@@ -342,10 +346,9 @@ class _Training:
 
     def measure(self) -> None:
         """Evaluate, and write the row down."""
-        solution = self.algorithm.solution(self.state)
         row: Row = {"round": self.done, **self.used()}
         if self.ranks.first:
-            measures = self.evaluation(self.problem, self.data, solution.x, solution.get("y"))
+            measures = self.evaluation(self.problem, self.data, *self.solution())
             row["sound"] = math.isfinite(measures.get("loss", 0.0))
             row |= {k: float(v) for k, v in measures.items() if math.isfinite(v)}
         row = self.ranks.told(row)
@@ -357,11 +360,16 @@ class _Training:
         for callback in self.callbacks:
             callback.on_evaluation(row)
 
+    def solution(self) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Return the solution that the state stands for: x, and y where there is a dual."""
+        x, y = self.algorithm.solution(self.state)
+        return x, y if self.problem.dual else None
+
     def save(self) -> None:
         """Write a checkpoint; after the round's row, which a resumed run cuts back to the checkpoint."""
         if not self.kept:
             return
-        mine = self.setting.state
+        mine = self.clients.engine.setting.state
         total = sum(self.ranks.all(mine.count()))
         anew = self.ranks.told(self.directory and self.directory.checkpoints.wants_all(total))
         rows = self.ranks.collected(mine.take_all() if anew else [mine.take_changes()])
@@ -369,19 +377,19 @@ class _Training:
             for _ in rows:
                 pass
         else:
-            counts: dict[str, Any] = dataclasses.asdict(self.clients.counts)
-            counts["extra"] = self.clients.extra()
-            checkpoint = Checkpoint(self.done, dict(self.state), counts, self.seconds(), rows)
-            self.directory.checkpoints.save(checkpoint, anew)
-        self.clients.saved(self.done)
+            counts: dict[str, Any] = dataclasses.asdict(self.clients.usage)
+            counts |= {"iteration": self.clients.progress.iteration, "engine": self.clients.engine.extra()}
+            tensors = {name: tensor.clone() for name, tensor in tensors_of(self.algorithm, self.state).items()}
+            self.directory.checkpoints.save(Checkpoint(self.done, tensors, counts, self.seconds(), rows), anew)
+        self.clients.engine.saved(self.done)
 
     def used(self) -> Row:
         """Return what was used up to now, by the pre-training too.
 
         The clients' own counts, which schedules and checkpoints go by, are those of the run alone.
         """
-        counts = dataclasses.asdict(self.clients.counts)
-        releases, failed = counts.pop("releases"), counts.pop("failed")
+        counts = dataclasses.asdict(self.clients.usage)
+        failed = counts.pop("failed")
         used: Row = {**counts, "seconds": self.seconds()}
         if self.pretrain is not None:
             used = {k: v + self.pretrain.history[-1][k] for k, v in used.items()}
@@ -390,7 +398,7 @@ class _Training:
             used["failed"] = failed
         channel: Channel = self.settings["channel"]
         if channel.noise:
-            used["epsilon"] = epsilon(channel, releases, self.data.clients)
+            used["epsilon"] = epsilon(channel, self.clients.engine.ledger.releases, self.data.clients)
         return used
 
     def seconds(self) -> float:
@@ -401,7 +409,7 @@ class _Training:
         """Return the last row, and what a reader needs to understand it."""
         summary: Row = {"status": "finished", "algorithm": self.algorithm.name, "problem": self.problem.name}
         summary |= {"data": self.data.name, "clients": self.data.clients, "seed": self.settings["seed"]}
-        summary |= {"chunk": min(self.clients.chunk, self.clients.sampled), **self.history[-1]}
+        summary |= {"chunk": min(self.clients.engine.chunk, self.clients.sampled), **self.history[-1]}
         if self.pretrain is not None:
             last = dict(self.pretrain.history[-1])
             summary["pretrain"] = {"algorithm": self.pretrain.summary["algorithm"], "rounds": last.pop("round"), **last}
@@ -414,18 +422,17 @@ class _Training:
             summary["left_out"] = {names[k]: n for k, n in sorted(self.left_out.items())}
         if isinstance(self.evaluation, Evaluation):
             summary["measured_on"] = measured_on(self.problem, self.data, self.evaluation)
-            x = self.algorithm.solution(self.state).x
+            x, _ = self.solution()
             found = self.evaluation.per_client(self.problem, self.data, x) if self.ranks.first else {}
             each = {k: [None if v != v else float(v) for v in vs] for k, vs in found.items()}
             summary["per_client"] = self.ranks.told(each)
         elif hasattr(self.evaluation, "about"):
-            solution = self.algorithm.solution(self.state)
-            summary |= self.evaluation.about(solution.x, solution.get("y"))
+            summary |= self.evaluation.about(*self.solution())
         return summary
 
     def _note(self) -> str:
         who = f"{self.clients.sampled} of {self.data.clients} clients a round"
-        return f"{who}, {self.clients.note(self.settings['chunk'])}"
+        return f"{who}, {self.clients.engine.describe(self.settings['chunk'], self.clients.sampled)}"
 
 
 def _check_settings(problem: Problem, data: FederatedData, algorithm: Algorithm, settings: dict[str, Any]) -> None:
@@ -465,7 +472,7 @@ def _check_settings(problem: Problem, data: FederatedData, algorithm: Algorithm,
     check_passage(settings.get("channel", PLAIN), settings.get("faults"), algorithm, data.clients)
     if algorithm.auxiliary:
         _check_auxiliary(algorithm, data)
-    if problem.flat is None and problem.asks is None:
+    if problem.flat is None and problem.query is None:
         _try_out(problem, data)
 
 
@@ -475,7 +482,6 @@ def check_passage(channel: Channel, faults: Faults | None, algorithm: Algorithm,
         raise invalid("channel", repr(channel), "a Channel, e.g. fs.Channel(clip=1.0)")
     if faults is not None and not isinstance(faults, Faults):
         raise invalid("faults", repr(faults), "Faults, e.g. fs.Faults(quorum=0.5), or left out")
-    check_channel(channel, algorithm)
     check_privacy(channel)
     if faults is not None and faults.inject is not None:
         for client in faults.inject.clients:
@@ -555,8 +561,8 @@ def _clients(
     out: str | Path | None,
     listeners: tuple[Listener, ...] = (),
     ranks: Ranks = ALONE,
-    engine: Engine | None = None,
-) -> tuple[Setting, Clients]:
+    make_engine: MakeEngine | None = None,
+) -> Clients:
     try:
         device = torch.device(settings["device"])
         if device.type == "meta":
@@ -574,17 +580,20 @@ def _clients(
         state=ClientState(data.clients, settings["state_memory"], None if out is None else Path(out)),
         listeners=listeners,
     )
-    terms = Terms(**{f.name: settings[f.name] for f in dataclasses.fields(Terms) if f.name in settings})
-    if engine is not None:
-        return setting, engine(setting, terms)
-    chunk = choose_chunk(settings["chunk"], problem, data, setting.batch_size, device)
-    if ranks.size > 1:
-        return setting, DistributedClients(setting, terms, chunk, ranks)
-    return setting, SimulatedClients(setting, terms, chunk)
+    channel, faults = settings["channel"], settings["faults"]
+    if make_engine is not None:
+        engine = make_engine(setting, channel, faults)
+    else:
+        chunk = choose_chunk(settings["chunk"], problem, data, setting.batch_size, device)
+        if ranks.size > 1:
+            engine = Distributed(setting, chunk, channel, faults, ranks=ranks)
+        else:
+            engine = Simulated(setting, chunk, channel, faults)
+    return Clients(engine, settings["rounds"], settings["participation"], settings["weighting"])
 
 
-def _check_finite(state: State, algorithm: Algorithm, round: int, directory: RunDirectory | None) -> None:
-    for name, value in state.items():
+def _check_finite(state: Any, algorithm: Algorithm, round: int, directory: RunDirectory | None) -> None:
+    for name, value in tensors_of(algorithm, state).items():
         if not bool(torch.isfinite(value).all()):
             bad = int((~torch.isfinite(value)).sum())
             what = f"{bad} of {value.numel()} entries of {name} are NaN or infinite"
@@ -603,10 +612,14 @@ def _kept(directory: RunDirectory | None) -> str:
     return f" The last good checkpoint is kept in {directory.path}."
 
 
-def _finish(directory: RunDirectory, run: Run, state: State) -> None:
+def _finish(directory: RunDirectory, run: Run, state: dict[str, torch.Tensor]) -> None:
     from fedstrata.training.plots import plot
 
-    tensors = run.problem.flat.state_dict(run.x[: run.problem.flat.size]) if run.problem.flat else dict(state)
+    tensors = (
+        run.problem.flat.state_dict(run.x[: run.problem.flat.size])
+        if run.problem.flat
+        else {k: v.clone() for k, v in state.items()}
+    )
     directory.write_model(tensors)
     directory.write_summary(run.summary)
     plot({run.summary["algorithm"]: [run.history]}, directory.path / "plot.png")

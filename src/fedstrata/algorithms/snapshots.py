@@ -1,0 +1,42 @@
+"""Snapshots of x: what the ascent of Local-SGDA+ and its momentum form sees in the place of x."""
+
+from __future__ import annotations
+
+import torch
+
+from fedstrata.algorithms.descent import Pair, gradients
+from fedstrata.clients import Client, Variables
+from fedstrata.core.errors import invalid
+from fedstrata.core.schedules import Steps
+
+
+def check_snapshot(name: str, every: int, steps: Steps) -> None:
+    """Refuse a period of snapshots that is not a whole number of rounds, nor a single step."""
+    if every == 1:
+        return
+    if not isinstance(steps, int):
+        raise invalid(f"steps of {name}", steps, "a whole number of at least 1: snapshots are taken after whole rounds")
+    if every % steps:
+        raise invalid(f"snapshot_every of {name}", every, f"1, or a multiple of steps, {steps}; 0 means steps^2")
+
+
+def snapshot(client: Client, x: torch.Tensor, every: int, steps: Steps) -> torch.Tensor | None:
+    """Return the x of the last round that began after a multiple of ``every`` steps; clients keep it.
+
+    None when ``every`` is 1: the snapshot is then wherever the client is.
+    """
+    if every == 1:
+        return None
+    assert isinstance(steps, int)
+    if client.clock.iteration % (every or steps**2) == 0:
+        client.keep(snapshot=x)
+        return x
+    z: torch.Tensor = client.recall("snapshot").snapshot
+    return z
+
+
+def gradients_at_snapshot(client: Client, k: Variables, z: torch.Tensor | None, weight_decay: float) -> Pair:
+    """Return the gradient in x at k.x, k.y, and the one in y at z, k.y, on one batch; without z both at k.x, k.y."""
+    batch = client.draw()
+    g_x, g_y = gradients(client, k.x, k.y, batch, weight_decay)
+    return g_x, g_y if z is None else gradients(client, z, k.y, batch)[1]

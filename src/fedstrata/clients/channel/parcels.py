@@ -1,0 +1,129 @@
+"""Parcels: updates as they cross the wire, [C, n] packed into named tensors with a row for each client.
+
+A new compression is one class here and its name in ``PARCELS``.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from fedstrata.clients.channel.channel import Channel
+
+Layout = dict[str, tuple[tuple[int, ...], torch.dtype]]
+"""The shape (of one client's row) and dtype of every tensor of a parcel, in order."""
+
+
+class Parcel(ABC):
+    """Packed updates: ``tensors`` by name, a row for each client; ``n`` is the length of an update."""
+
+    def __init__(self, tensors: dict[str, torch.Tensor], n: int) -> None:
+        self.tensors, self.n = tensors, n
+
+    @staticmethod
+    @abstractmethod
+    def pack(updates: torch.Tensor, channel: Channel) -> Parcel:
+        """Pack updates [C, n]."""
+
+    @abstractmethod
+    def unpack(self) -> torch.Tensor:
+        """Return the updates [C, n] that arrive."""
+
+    @abstractmethod
+    def scaled(self, factors: torch.Tensor | float) -> Parcel:
+        """Return the parcel of these updates times ``factors``, a number or one for each client, [C, 1]."""
+
+    @staticmethod
+    @abstractmethod
+    def layout(n: int, dtype: torch.dtype, channel: Channel) -> Layout:
+        """Return what a parcel of updates of length ``n`` and this dtype looks like."""
+
+    @property
+    def nbytes(self) -> int:
+        """How many bytes the parcel has."""
+        return sum(t.numel() * t.element_size() for t in self.tensors.values())
+
+
+class Whole(Parcel):
+    """Updates as they are."""
+
+    @staticmethod
+    def pack(updates: torch.Tensor, channel: Channel) -> Whole:
+        """Pack updates [C, n]."""
+        return Whole({"values": updates}, updates.shape[1])
+
+    def unpack(self) -> torch.Tensor:
+        """Return the updates [C, n] that arrive."""
+        return self.tensors["values"]
+
+    def scaled(self, factors: torch.Tensor | float) -> Whole:
+        """Return the parcel of these updates times ``factors``."""
+        return Whole({"values": self.tensors["values"] * factors}, self.n)
+
+    @staticmethod
+    def layout(n: int, dtype: torch.dtype, channel: Channel) -> Layout:
+        """Return what a parcel looks like."""
+        return {"values": ((n,), dtype)}
+
+
+class TopK(Parcel):
+    """The largest entries of each update, and where they belong."""
+
+    @staticmethod
+    def pack(updates: torch.Tensor, channel: Channel) -> TopK:
+        """Pack updates [C, n]."""
+        n = updates.shape[1]
+        places = updates.abs().topk(TopK._entries(n, channel), dim=1).indices
+        return TopK({"values": updates.gather(1, places), "places": places.to(torch.int32)}, n)
+
+    def unpack(self) -> torch.Tensor:
+        """Return the updates [C, n] that arrive."""
+        values = self.tensors["values"]
+        return values.new_zeros(len(values), self.n).scatter_(1, self.tensors["places"].long(), values)
+
+    def scaled(self, factors: torch.Tensor | float) -> TopK:
+        """Return the parcel of these updates times ``factors``."""
+        return TopK({**self.tensors, "values": self.tensors["values"] * factors}, self.n)
+
+    @staticmethod
+    def layout(n: int, dtype: torch.dtype, channel: Channel) -> Layout:
+        """Return what a parcel looks like."""
+        kept = TopK._entries(n, channel)
+        return {"values": ((kept,), dtype), "places": ((kept,), torch.int32)}
+
+    @staticmethod
+    def _entries(n: int, channel: Channel) -> int:
+        return min(n, max(1, math.ceil(round(channel.top * n, 9))))
+
+
+class Quantised(Parcel):
+    """Eight bits per entry, in units of the largest one."""
+
+    @staticmethod
+    def pack(updates: torch.Tensor, channel: Channel) -> Quantised:
+        """Pack updates [C, n]."""
+        if not updates.shape[1]:  # no largest entry
+            return Quantised({"levels": updates.to(torch.int8), "scale": updates}, 0)
+        scale = updates.abs().amax(1, keepdim=True) / 127
+        levels = torch.where(scale > 0, (updates / scale).round(), torch.zeros_like(updates))
+        return Quantised({"levels": levels.to(torch.int8), "scale": scale}, updates.shape[1])
+
+    def unpack(self) -> torch.Tensor:
+        """Return the updates [C, n] that arrive."""
+        return self.tensors["levels"].to(self.tensors["scale"].dtype) * self.tensors["scale"]
+
+    def scaled(self, factors: torch.Tensor | float) -> Quantised:
+        """Return the parcel of these updates times ``factors``."""
+        return Quantised({**self.tensors, "scale": self.tensors["scale"] * factors}, self.n)
+
+    @staticmethod
+    def layout(n: int, dtype: torch.dtype, channel: Channel) -> Layout:
+        """Return what a parcel looks like."""
+        return {"levels": ((n,), torch.int8), "scale": ((min(n, 1),), dtype)}
+
+
+PARCELS: dict[str, type[Parcel]] = {"none": Whole, "top_k": TopK, "quantise": Quantised}

@@ -1,0 +1,49 @@
+"""Where a run is, how many clients take part in a round, and how they are weighted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from fedstrata.core.errors import invalid, is_number
+
+Weighting = Literal["uniform", "samples"]
+
+
+@dataclass
+class Progress:
+    """Where a run is: the round, the local iterations before it and up to now, and what was asked for in the round."""
+
+    rounds: int
+    round: int = 0
+    start: int = 0
+    iteration: int = 0
+    exchanges: int = 0
+    choices: int = 0
+
+    def begin(self, round: int) -> None:
+        """Start a round."""
+        self.round, self.start, self.exchanges, self.choices = round, self.iteration, 0, 0
+
+
+def cohort_size(participation: int | float, clients: int) -> int:
+    """Return how many clients take part in a round: a number of them, or a share of all."""
+    wanted = f"a share in (0, 1] or a whole number from 1 to {clients}"
+    if not is_number(participation):
+        raise invalid("participation", participation, wanted)
+    if isinstance(participation, float):
+        if not 0 < participation <= 1:
+            raise invalid("participation", participation, wanted)
+        return max(1, round(participation * clients))
+    if not 1 <= participation <= clients:
+        raise invalid("participation", participation, wanted)
+    return participation
+
+
+def check_weighting(weighting: str) -> Weighting:
+    """Return the weighting, or raise the error that lists the two there are."""
+    if weighting == "uniform":
+        return "uniform"
+    if weighting == "samples":
+        return "samples"
+    raise invalid("weighting", weighting, "'uniform' or 'samples'")

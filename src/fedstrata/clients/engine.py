@@ -1,0 +1,178 @@
+"""What an engine is: whatever can have work done by clients, wherever they are."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils._pytree import TreeSpec, tree_map, tree_unflatten
+
+from fedstrata.clients.channel import PLAIN, Channel
+from fedstrata.clients.client import Setting
+from fedstrata.clients.faults import Fault, Faults
+from fedstrata.clients.privacy import Ledger
+from fedstrata.clients.queries import is_query
+from fedstrata.core.schedules import Clock
+from fedstrata.problems.oracles import Oracles
+from fedstrata.problems.problem import Problem
+
+Work = Callable[..., Any]
+
+
+@dataclass
+class Usage:
+    """What a run has used so far: local steps (of the busiest client), samples drawn, bytes sent up and down.
+
+    failed: how often a client was left out of an exchange.
+    """
+
+    steps: int = 0
+    samples: int = 0
+    bytes_up: int = 0
+    bytes_down: int = 0
+    failed: int = 0
+
+
+@dataclass(frozen=True)
+class Request:
+    """One attempt of an exchange: ``work(client, *message)`` is wanted of the cohort's clients at ``places``.
+
+    answered: whose answers the server has taken, a mask over the cohort that is updated as it takes them. Clients keep
+              what they kept in an exchange only if theirs was.
+    """
+
+    work: Work
+    message: tuple[Any, ...]
+    clock: Clock
+    exchange: int
+    cohort: np.ndarray
+    places: np.ndarray
+    answered: np.ndarray
+    attempt: int = 0
+
+    @property
+    def name(self) -> str:
+        """The name of the method, as a node knows it."""
+        return str(getattr(self.work, "__name__", ""))
+
+    @property
+    def label(self) -> str:
+        """What error messages call the work: ``local of fgda``."""
+        owner = getattr(getattr(self.work, "__self__", None), "name", None)
+        return f"{self.name or self.work} of {owner}" if owner else self.name or str(self.work)
+
+    def fault(self, client: int, kind: str, detail: str) -> Fault:
+        """Return the fault of a client that is left out of this attempt."""
+        return Fault(self.clock.round, self.exchange, self.attempt, client, kind, detail)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What some clients of the cohort answered: ``value`` holds tensors [C, ...], a row for each of ``places``.
+
+    sent: the bytes that were sent, where they are not those of the value.
+    """
+
+    places: np.ndarray
+    value: Any
+    samples: int
+    steps: int
+    sent: int | None = None
+
+
+@dataclass(frozen=True)
+class Reduced:
+    """The sum ("mean") or the maximum ("max") of every tensor of some clients' answers, and what they used.
+
+    leaves, shape: the tensors, flattened; None where no client answered.
+    kinds:         how each tensor was reduced.
+    """
+
+    leaves: list[torch.Tensor] | None
+    shape: TreeSpec | None
+    kinds: tuple[str, ...]
+    used: Usage
+    answered: np.ndarray
+
+    @property
+    def tree(self) -> Any:
+        """What the cohort answered, in the form that the clients' method returns."""
+        assert self.leaves is not None and self.shape is not None
+        return tree_unflatten(self.leaves, self.shape)
+
+
+class Engine(ABC):
+    """Has work done by clients. Only :meth:`answers` must be written; the rest are hooks that most engines leave alone.
+
+    setting: what the clients' side knows.
+    channel: what updates pass through.
+    policy:  how to handle clients that fail; None does not look for failures.
+    learned: the answer to the problem's query, once there is one.
+    ledger:  what noise has been added to so far.
+    """
+
+    chunk = 1
+    """How many clients advance together."""
+
+    mine: np.ndarray | None = None
+    """Which clients' state is kept in this process, as a mask; None for all."""
+
+    secret_noise = False
+    """Whether noise must be unpredictable; otherwise it is drawn by names, and a run can be repeated."""
+
+    def __init__(self, setting: Setting, channel: Channel = PLAIN, policy: Faults | None = None) -> None:
+        deferred = policy is not None or channel.compress != "none"
+        self.setting = replace(setting, deferred=deferred)
+        self.channel, self.policy = channel, policy
+        self.learned: torch.Tensor | None = None
+        self.ledger = Ledger()
+
+    @abstractmethod
+    def answers(self, request: Request) -> Iterator[Answer | Fault]:
+        """Yield the answers of the requested clients, and a fault for each client that does not answer."""
+
+    def adopt(self, problem: Problem) -> None:
+        """Switch to another problem: the one that knows the answer to its query, or the one of this round."""
+        self.setting = replace(self.setting, oracles=Oracles(problem))
+
+    def packs(self, request: Request) -> bool:
+        """Whether clients pack their answers to this request for the channel; answers to queries are left alone."""
+        return self.channel.on_clients and not is_query(request.work)
+
+    def agree(self, answered: np.ndarray, faults: list[Fault]) -> tuple[np.ndarray, list[Fault]]:
+        """Return who has answered and the faults of an attempt, over all processes of the engine."""
+        return answered, faults
+
+    def complete(self, request: Request, reduced: Reduced) -> Reduced:
+        """Return what the whole cohort answered from what this process's share of it did."""
+        return reduced
+
+    def describe(self, chunk: int | str, sampled: int) -> str:
+        """Say how the clients of a cohort advance, for a line of progress; ``chunk`` is what the user set."""
+        return f"{min(self.chunk, sampled)} at a time (chunk = {chunk})"
+
+    def saved(self, round: int) -> None:  # noqa: B027
+        """Take note that a checkpoint was written after so many rounds: no run will go back behind it."""
+
+    def extra(self) -> dict[str, Any]:
+        """Return what a checkpoint must hold for the engine: plain numbers."""
+        learned = {} if self.learned is None else {"learned": self.learned.tolist()}
+        return {**learned, "releases": self.ledger.releases}
+
+    def restore(self, extra: dict[str, Any]) -> None:
+        """Continue from what :meth:`extra` returned."""
+        if "learned" in extra:
+            self.learned = torch.tensor(extra["learned"], dtype=torch.float64)
+        self.ledger.restore(extra["releases"])
+
+
+def for_each(message: tuple[Any, ...], clients: int) -> tuple[Any, ...]:
+    """Return the message with a leading client axis on its tensors: the same memory for everyone."""
+    out: tuple[Any, ...] = tree_map(
+        lambda t: t.expand(clients, *t.shape) if isinstance(t, torch.Tensor) else t, message
+    )
+    return out

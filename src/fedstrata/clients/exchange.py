@@ -1,0 +1,128 @@
+"""An exchange: send a message, have work done, take the answers in. What cannot be used is dropped and named."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
+
+from fedstrata.clients.engine import Answer, Engine, Request, Usage
+from fedstrata.clients.faults import Fault, Faults, QuorumError, in_words
+from fedstrata.clients.queries import is_query
+from fedstrata.core.errors import FedstrataError
+
+UNUSABLE = ("nan", "shape", "type", "size", "stale", "forged")
+"""Kinds of faults where a client answered with something that cannot be used; asked again, it would do the same."""
+
+
+class Exchange:
+    """One exchange with a cohort. Iterate over it for the answers; afterwards ``answered`` and ``used`` are final.
+
+    answered: who has answered, a mask over the cohort.
+    used:     what the answers took.
+    faults:   the clients that were left out of an attempt.
+    """
+
+    def __init__(self, engine: Engine, request: Request, usage: Usage, log: list[Fault]) -> None:
+        self.engine, self.request = engine, request
+        self.answered = request.answered
+        self.answered[:] = engine.policy is None
+        self.used = Usage()
+        self.faults: list[Fault] = []
+        self._usage, self._log = usage, log
+
+    def __iter__(self) -> Iterator[Answer]:
+        """Yield the answers, attempt by attempt, until enough clients have answered."""
+        policy, places = self.engine.policy, self.request.places
+        message = sum(_nbytes(leaf) for leaf in tree_leaves(self.request.message))
+        attempt = 0
+        try:
+            while len(places):
+                self._usage.bytes_down += len(places) * message
+                yield from self._attempt(replace(self.request, places=places, answered=self.answered, attempt=attempt))
+                if policy is None:
+                    return
+                places = self._ask_again(attempt, policy)
+                attempt += 1
+        finally:
+            self._log += self.faults
+
+    def _attempt(self, request: Request) -> Iterator[Answer]:
+        faults: list[Fault] = []
+        for answer in self.engine.answers(request):
+            if isinstance(answer, Fault):
+                faults.append(answer)
+                continue
+            leaves = tree_leaves(answer.value)
+            for leaf in leaves:
+                _check_answer(leaf, len(answer.places), request)
+            self.used.bytes_up += sum(map(_nbytes, leaves)) if answer.sent is None else answer.sent
+            self.used.samples += answer.samples
+            self.used.steps = max(self.used.steps, answer.steps)
+            if self.engine.policy is not None:
+                answer = self._finite(request, answer, faults)
+            if len(answer.places):
+                query = is_query(request.work)
+                yield answer if query else replace(answer, value=self.engine.channel.receive(answer.value))
+        if self.engine.policy is None:
+            return
+        self.answered, faults = self.engine.agree(self.answered, faults)
+        here = set(request.cohort[self.answered].tolist())
+        self.faults = [replace(f, left_out=f.client not in here) for f in [*self.faults, *faults]]
+
+    def _finite(self, request: Request, answer: Answer, faults: list[Fault]) -> Answer:
+        """Return the answer without the clients whose numbers are not finite."""
+        good = torch.ones(len(answer.places), dtype=torch.bool)
+        for leaf in tree_leaves(answer.value):
+            if leaf.is_floating_point() and leaf.numel():
+                good &= torch.isfinite(leaf.reshape(len(leaf), -1)).all(1).cpu()
+        places = answer.places[good.numpy()]
+        self.answered[places] = True
+        if len(places) == len(answer.places):
+            return answer
+        for client in request.cohort[answer.places[~good.numpy()]].tolist():
+            faults.append(request.fault(client, "nan", "answered with NaN or infinity"))
+        leaves, shape = tree_flatten(answer.value)
+        return replace(answer, places=places, value=tree_unflatten([leaf[good] for leaf in leaves], shape))
+
+    def _ask_again(self, attempt: int, policy: Faults) -> np.ndarray:
+        """Return the places of the clients to ask again: none if enough have answered; an error if there is no hope."""
+        cohort = self.request.cohort
+        needed = policy.needed(len(cohort))
+        if self.answered.sum() < needed and attempt < policy.retries:
+            unusable = [f.client for f in self.faults if f.kind in UNUSABLE]
+            silent = ~self.answered & ~np.isin(cohort, unusable)
+            if silent.any():
+                return np.flatnonzero(silent)
+        self._usage.failed += int((~self.answered).sum())
+        if self.answered.sum() < needed:
+            raise QuorumError(self._no_quorum(attempt, needed))
+        return np.empty(0, dtype=np.int64)
+
+    def _no_quorum(self, attempt: int, needed: int) -> str:
+        cohort = self.request.cohort
+        last = {f.client: f for f in self.faults}
+        missing = [last[k] for k in np.unique(cohort[~self.answered]).tolist() if k in last]
+        hint = ""
+        if not self.answered.any() and all(f.kind == "nan" for f in missing):
+            hint = " All of them did: a smaller learning rate is the usual remedy."
+        again = f" after asking {attempt + 1} times" if attempt else ""
+        return (
+            f"Only {int(self.answered.sum())} of {len(cohort)} clients answered {self.request.label} in round "
+            f"{self.request.clock.round + 1}{again}, fewer than the quorum of {needed}. Left out: "
+            f"{in_words(missing, self.engine.setting.data.client_names)}.{hint}"
+        )
+
+
+def _nbytes(leaf: Any) -> int:
+    return leaf.numel() * leaf.element_size() if isinstance(leaf, torch.Tensor) else 0
+
+
+def _check_answer(leaf: Any, clients: int, request: Request) -> None:
+    if not isinstance(leaf, torch.Tensor) or leaf.shape[:1] != (clients,):
+        got = tuple(leaf.shape) if isinstance(leaf, torch.Tensor) else type(leaf).__name__
+        raise FedstrataError(f"{request.label} must return tensors with a leading client axis of {clients}. Got {got}.")

@@ -1,0 +1,75 @@
+"""The named variables of a client's local loop."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils._pytree import tree_map
+
+from fedstrata.core.errors import FedstrataError
+
+
+class Variables:
+    """What C clients compute with, by name: ``k.x``, ``k.w``, each a tensor [C, ...] or a list of such tensors.
+
+    In a loop (:meth:`fedstrata.clients.Client.loop`) the rows of clients that have done their steps leave, and are back
+    afterwards. So whatever a loop uses of the message belongs in here, unless all clients take the same steps.
+    """
+
+    def __init__(self, **values: Any) -> None:
+        for name, value in values.items():
+            setattr(self, name, list(value) if isinstance(value, tuple) else value)
+
+    if TYPE_CHECKING:  # the names are the algorithm's own
+
+        def __getattr__(self, name: str) -> Any: ...
+        def __setattr__(self, name: str, value: Any) -> None: ...
+        def __delattr__(self, name: str) -> None: ...
+
+    def updates(self, **start: Any) -> tuple[Any, ...]:
+        """Return how far the variables have come from ``start``, in its order, and release them.
+
+        The same as ``(k.x - x, k.y - y)``, without holding all variables and all updates at one time.
+        """
+        return tuple(self._since(name, value) for name, value in start.items())
+
+    def _since(self, name: str, start: Any) -> Any:
+        value = vars(self).pop(name)
+        if isinstance(value, torch.Tensor):
+            return value - start
+        value.reverse()
+        return tuple(value.pop() - s for s in start)
+
+    def _leave(self, active: int) -> dict[str, Any]:
+        """Keep the first ``active`` rows; return the others."""
+        left = {name: _rows(value, slice(active, None)) for name, value in vars(self).items()}
+        for name, value in vars(self).items():
+            setattr(self, name, _rows(value, slice(active)))
+        return left
+
+    def _return(self, left: dict[str, Any]) -> None:
+        """Put rows that left back behind those that are here."""
+        for name, rest in left.items():
+            here = getattr(self, name)
+            setattr(self, name, tree_map(lambda a, b: torch.cat([a, b]) if _is_tensor(a) else a, here, rest))
+
+    def _check(self, active: int) -> None:
+        """Refuse a variable with rows of clients that have left."""
+        for name, value in vars(self).items():
+            for leaf in value if isinstance(value, list) else [value]:
+                if _is_tensor(leaf) and len(leaf) != active:
+                    raise FedstrataError(
+                        f"The variable {name} of a local loop has {len(leaf)} rows, but {active} clients are still in "
+                        "the loop. Tensors of the message that a loop uses must be variables too: "
+                        f"client.variables({name}=..., start=x)."
+                    )
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, torch.Tensor)
+
+
+def _rows(value: Any, rows: slice) -> Any:
+    """Return some clients' rows of every tensor; plain numbers stay as they are."""
+    return tree_map(lambda leaf: leaf[rows] if _is_tensor(leaf) else leaf, value)

@@ -1,0 +1,38 @@
+"""The server's state as named tensors, for checkpoints and checks, and back."""
+
+from __future__ import annotations
+
+from typing import Any, get_type_hints
+
+import torch
+
+from fedstrata.algorithms.algorithm import Algorithm, State
+from fedstrata.core.errors import FedstrataError
+
+
+def tensors_of(algorithm: Algorithm, state: Any) -> dict[str, torch.Tensor]:
+    """Return the tensors of a state by name: "x", and "h.0", "h.1" for a tuple."""
+    named: dict[str, torch.Tensor] = {}
+    for name, value in getattr(state, "_asdict", dict)().items():
+        parts = {f"{name}.{i}": part for i, part in enumerate(value)} if isinstance(value, tuple) else {name: value}
+        named |= parts
+    if not named or not all(isinstance(value, torch.Tensor) for value in named.values()):
+        got = {name: type(value).__name__ for name, value in named.items()} or type(state).__name__
+        raise FedstrataError(f"The state of {algorithm.name} must be a NamedTuple of tensors. Got {got}.")
+    return named
+
+
+def state_of(algorithm: Algorithm, tensors: dict[str, torch.Tensor]) -> Any:
+    """Return the state that has these tensors; its class is what ``start`` of the algorithm says it returns."""
+    kind = get_type_hints(type(algorithm).start)["return"]
+    kind = State if kind is Any else kind
+    values: dict[str, Any] = {}
+    for name, tensor in tensors.items():
+        field, dot, _ = name.partition(".")
+        values[field] = (*values.get(field, ()), tensor) if dot else tensor
+    return kind(**values)
+
+
+def shapes_of(tensors: dict[str, torch.Tensor]) -> dict[str, tuple[int, ...]]:
+    """Return the shape of each tensor."""
+    return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
