@@ -351,7 +351,7 @@ def experiment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Drawing costs more than these runs."""
-    monkeypatch.setattr("fedstrata.training.plots.plot_inside", lambda *_: None)
+    monkeypatch.setattr("fedstrata.training.plots.plot_diagnostics", lambda *_: None)
 
 
 def rows_in(folder: Path) -> list[dict[str, Any]]:

@@ -15,7 +15,6 @@ from fedstrata.experiments.config import Config, Experiment, parse, presets, rea
 from fedstrata.experiments.overlay import merge, slug
 from fedstrata.experiments.tables import measured_in_all
 from fedstrata.problems import PROBLEMS, ProblemKind
-from fedstrata.training.plots import plot
 
 SMALL = """
 [problem]
@@ -369,21 +368,6 @@ def test_the_tuned_tables_run_what_was_tried(fedstrata, write, monkeypatch, no_p
 def test_a_search_must_be_of_what_there_is(fedstrata, write, search, message):
     code, _, err = fedstrata("tune", write(SMALL, VARIANTS, search))
     assert code == 2 and message in err and "trial" not in err
-
-
-def test_a_picture_shows_each_measure_of_the_runs_that_have_it(tmp_path, monkeypatch):
-    figures: list = []
-    monkeypatch.setattr("matplotlib.pyplot.close", figures.append)
-    rows = [{"round": r, "samples": 2 * r, "loss": 1.0, "gradient_norm": 10.0**-r} for r in range(3)]
-    bare = [{k: v for k, v in row.items() if k != "gradient_norm"} for row in rows]
-    runs = {"bare": [bare], "both": [rows, rows]}
-    plot(runs, tmp_path / "x.png", ["loss", "gradient_norm"], "samples", log=["gradient_norm"], title="Two")
-    loss, norm = figures[0].axes
-    assert [p.get_yscale() for p in (loss, norm)] == ["linear", "log"] and figures[0].get_suptitle() == "Two"
-    assert len(loss.lines) == 2 and len(norm.lines) == 1
-    assert norm.lines[0].get_color() == loss.lines[1].get_color() and loss.get_legend() and not norm.get_legend()
-    with pytest.raises(InputError, match=r"Unknown measure 'los'. Did you mean 'loss'"):
-        plot(runs, tmp_path / "x.png", log=["los"])
 
 
 def test_what_nobody_said_is_not_written():

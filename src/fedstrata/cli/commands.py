@@ -29,6 +29,7 @@ from fedstrata.experiments.compare import best_options, compare_variants, run_co
 from fedstrata.experiments.compare import compare as compare_runs
 from fedstrata.experiments.compare import tune as tune_runs
 from fedstrata.experiments.config import Config, Experiment, build_data, import_file, parse, presets, read
+from fedstrata.experiments.plots import plot_partition, read_runs
 from fedstrata.experiments.reproduce import everything, find
 from fedstrata.experiments.schema import AlgorithmTable, DiagnosticsTable, PlotTable
 from fedstrata.experiments.tables import as_markdown, as_table, mean_and_spread, measured, measured_in_all, one_run
@@ -36,8 +37,7 @@ from fedstrata.models.zoo import MODELS
 from fedstrata.problems import PROBLEMS
 from fedstrata.training.callbacks import Callback, ShowProgress, TensorBoard
 from fedstrata.training.plots import plot as draw
-from fedstrata.training.plots import plot_partition
-from fedstrata.training.rundir import Row, RunDirectory, read_toml
+from fedstrata.training.rundir import Row, RunDirectory
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -385,14 +385,7 @@ def plot(
 
     Runs of one algorithm or variant with several seeds become one line with a band: mean and standard deviation.
     """
-    groups: dict[str, list[list[Row]]] = {}
-    for path in runs:
-        rows = RunDirectory(path).rows()
-        if not rows:
-            hint = f" Did you mean {path}/*?" if any(path.glob("*/metrics.jsonl")) else ""
-            raise InputError(f"There is no run with metrics in {path}.{hint}")
-        groups.setdefault(_label(path), []).append(rows)
-    draw(groups, out, measure, axis)
+    draw(read_runs(runs), out, measure, axis)
     out_console.print(f"Picture written to {out}", highlight=False, soft_wrap=True)
 
 
@@ -549,14 +542,6 @@ def _new_directory(out: Path | None, resume: bool) -> None:
         raise InputError(
             f"The directory {out} exists and is not empty. Nothing was overwritten: choose another or --resume."
         )
-
-
-def _label(path: Path) -> str:
-    """Return what a picture calls a run: the label of its variant, else its algorithm, else its directory."""
-    settings = path / "config.toml"
-    raw = read_toml(settings) if settings.exists() else {}
-    by_name = "algorithm" in raw and "size" not in raw.get("problem", {})  # the size is what a run from Python writes
-    return str(raw.get("label") or (raw["algorithm"]["name"] if by_name else path.name))
 
 
 def progress(quiet: bool, brief: bool = False) -> list[Callback]:
