@@ -54,6 +54,7 @@ def test_run_writes_a_directory_and_prints_a_table(fedstrata, experiment, tmp_pa
     assert found == {"checkpoint", "config.toml", "metrics.jsonl", "model.safetensors", "plot.png", "summary.json"}
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_config_of_a_run_runs_again_with_the_same_result(fedstrata, experiment, tmp_path):
     fedstrata("run", experiment, "--out", tmp_path / "a", "--quiet", "--set", "algorithm.steps={epochs=1}")
     code, _, err = fedstrata("run", tmp_path / "a" / "config.toml", "--out", tmp_path / "b", "--quiet")
@@ -76,6 +77,7 @@ def test_set_changes_settings(fedstrata, experiment):
     assert code == 0 and json.loads(printed)["algorithm"] == "scaffold" and json.loads(printed)["round"] == 2
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_a_run_can_be_resumed(fedstrata, experiment, tmp_path):
     out = tmp_path / "run"
     assert fedstrata("run", experiment, "--out", out, "--quiet")[0] == 0
@@ -111,6 +113,7 @@ def test_compare_goes_on_when_one_diverges(fedstrata, tmp_path):
     assert "diverged in round" in err and "1 of 1 diverged" in printed
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_tune_gives_every_algorithm_the_same_number_of_trials(fedstrata, experiment, tmp_path):
     out = tmp_path / "tune"
     words = ("tune", experiment, "--algorithms", "fedavg,fedprox", "--trials", 3, "--out", out, "--json", "--quiet")
@@ -166,6 +169,7 @@ def test_a_trial_runs_what_it_reports(fedstrata, experiment, tmp_path, monkeypat
     assert result["best"]["fedadam"]["server_lr"] == used[-1].server_lr
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_the_algorithm_table_wins_over_the_shared_ones_in_a_run(fedstrata, experiment, tmp_path):
     words = ("--set", "algorithms.fedavg.lr=0.3", "--set", "algorithm.lr=0.7", "--out", tmp_path / "run", "--quiet")
     assert fedstrata("run", experiment, *words)[0] == 0
@@ -335,6 +339,7 @@ def test_divergence_exits_with_1_and_names_the_round(fedstrata, tmp_path):
     assert code == 1 and re.search(r"diverged in round \d+", err) and "last good checkpoint" in err.replace("\n", " ")
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_an_interrupted_run_exits_with_130_and_can_be_resumed(fedstrata, experiment, tmp_path):
     out = tmp_path / "run"
     words = ["run", str(experiment), "--out", str(out), "--set", "train.rounds=100000", "--set", "train.eval_every=1"]
@@ -377,6 +382,7 @@ def test_an_algorithm_of_ones_own_can_be_imported(fedstrata, experiment, tmp_pat
     assert code == 2 and "--import wants a Python file" in err
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_a_folder_of_sites_can_be_held_out_and_names_its_clients(fedstrata, tmp_path):
     folder = tmp_path / "sites"
     folder.mkdir()
@@ -464,6 +470,7 @@ def test_run_shows_and_draws_what_the_file_asks_for(fedstrata, tmp_path, monkeyp
     assert code == 2 and "Unknown name 'towers'. Did you mean 'tower'?" in " ".join(err.split())
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_another_schedule_is_told_when_a_run_is_resumed(fedstrata, tmp_path):
     path = tmp_path / "experiment.toml"
     text = (

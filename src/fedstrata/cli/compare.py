@@ -38,7 +38,8 @@ def compare(
 
     EXPERIMENT is a TOML file. Its variants are compared, or the algorithms that --algorithms names. The options of an
     algorithm come from the table algorithms.NAME; lr, dual_lr, steps, server_lr and weight_decay default to those of
-    the table algorithm. The spread is the standard deviation over seeds.
+    the table algorithm. The number of seeds defaults to compare.seeds in the file, or 1. The spread is the standard
+    deviation over seeds.
     """
     config = read(experiment, set_, preset)
     names = _names(algorithms, config, experiment)
@@ -126,20 +127,20 @@ def reproduce(
         return
     if name is None:
         raise InputError("reproduce needs the NAME of an experiment. See: fedstrata reproduce --list")
-    found = find(name)
-    if len(found) > 1 and preset is None:
-        found = _without_full_size(found)
-    configs = [read(f.path, set_, preset) for f in found]
-    for config, file in zip(configs, found, strict=True):
+    files = find(name)
+    if len(files) > 1 and preset is None:
+        files = _without_full_size(files)
+    configs = [read(f.path, set_, preset) for f in files]
+    for config, file in zip(configs, files, strict=True):
         _names(None, config, file.path)
-    for number, (config, file) in enumerate(zip(configs, found, strict=True), 1):
+    for number, (config, file) in enumerate(zip(configs, files, strict=True), 1):
         chosen = preset or _first_preset(file)
         folder = Path("runs") / (file.name if chosen is None else f"{file.name}-{chosen}")
         if out is not None:
-            folder = out if len(found) == 1 else out / file.path.stem
+            folder = out if len(files) == 1 else out / file.path.stem
         check_out(folder, resume=True)
         if not quiet:
-            say(f"Experiment {number} of {len(found)}: {file.name}, preset {chosen or '(none)'}, in {folder}")
+            say(f"Experiment {number} of {len(files)}: {file.name}, preset {chosen or '(none)'}, in {folder}")
         run_comparison(config, None, seeds or config.compare.seeds or 3, folder, quiet=quiet)
 
 

@@ -49,6 +49,7 @@ def demo(
     echo(
         "Handwritten digits, 5 % positives (digits 0-4), eight clients with different mixes of digits.\n"
         "A small neural network learns to rank positives above negatives; AUC 1.0 is perfect, 0.5 is chance.\n"
-        "fedavg and scaffold minimise cross-entropy, local_sgda and fgda maximise AUC; all were tuned equally.\n"
+        "fedavg and scaffold minimise cross-entropy, local_sgda and fgda maximise AUC.\n"
+        "All four had the same tuning budget.\n"
     )
     run_comparison(parse(DEMO, "demo"), None, seeds, None, plot_file=out)

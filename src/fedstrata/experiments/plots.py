@@ -9,7 +9,7 @@ import numpy as np
 
 from fedstrata.core.errors import InputError
 from fedstrata.data.federated import FederatedData
-from fedstrata.training.plots import new_figure, save
+from fedstrata.training.plots import new_figure, write_figure
 from fedstrata.training.rundir import Row, RunDirectory, read_toml
 
 
@@ -49,4 +49,4 @@ def plot_partition(data: FederatedData, path: str | Path, title: str | None = No
     axes[-1, 0].set_xlabel("client")
     if title is not None:
         figure.suptitle(title)
-    return save(figure, path)
+    return write_figure(figure, path)

@@ -59,7 +59,7 @@ def new_figure(rows: int, columns: int, size: tuple[float, float], **options: An
     return figure, figure.subplots(rows, columns, squeeze=False, **options)
 
 
-def save(figure: Figure, path: str | Path) -> Path:
+def write_figure(figure: Figure, path: str | Path) -> Path:
     """Write a figure to a file; the suffix chooses the format."""
     try:
         figure.savefig(path, dpi=130)
@@ -90,7 +90,7 @@ def plot(
         _add_legend(figure, axes[0], len(runs) > _INSIDE)
     if title is not None:
         figure.suptitle(title)
-    return save(figure, path)
+    return write_figure(figure, path)
 
 
 def _chosen(runs: Runs, measures: Sequence[str] | None, axis: str, log: Sequence[str]) -> list[str]:
@@ -186,7 +186,7 @@ def plot_diagnostics(rows: Sequence[Row], path: str | Path) -> Path:
     for panel in axes:
         panel.grid(alpha=0.25)
         panel.xaxis.set_major_locator(MaxNLocator(integer=True))
-    return save(figure, path)
+    return write_figure(figure, path)
 
 
 def _four_of(rounds: list[int]) -> list[int]:
