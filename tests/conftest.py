@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fedstrata.cli import commands as cli
+from fedstrata.cli.app import invoke
 from fedstrata.problems import oracles
 
 torch.set_num_threads(1)
@@ -51,18 +51,16 @@ def _short_runs(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
 
 @pytest.fixture
 def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Draw nothing: a picture costs more than the run it is of."""
+    """Plot nothing: a plot takes longer than the run it shows."""
     monkeypatch.setattr("fedstrata.training.plots.plot", lambda *_, **__: None)
 
 
 @pytest.fixture
-def fedstrata(capsys, monkeypatch):
+def fedstrata(capsys):
     """Run a command; return (exit code, stdout, stderr)."""
 
     def run(*words: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(cli, "out_console", cli.Console(width=140))
-        monkeypatch.setattr(cli, "err_console", cli.Console(stderr=True, width=140))
-        code = cli._exit_code(lambda: cli.app([str(w) for w in words], standalone_mode=False))
+        code = invoke([str(w) for w in words])
         out, err = capsys.readouterr()
         return code, out, err
 

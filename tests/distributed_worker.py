@@ -35,8 +35,8 @@ from fedstrata.clients.distributed import DistributedClients
 from fedstrata.clients.ranks import ALONE, Ranks, ranks_here
 from fedstrata.clients.simulated import SimulatedClients
 from fedstrata.core.schedules import Clock, CubeRoot, Epochs, Interval, RoundDecay
-from fedstrata.experiments.compare import run_config
 from fedstrata.experiments.config import read
+from fedstrata.experiments.runs import run_config
 from fedstrata.problems import oracles
 from fedstrata.problems.oracles import Oracles
 from saddle_worlds import SADDLES

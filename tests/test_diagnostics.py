@@ -341,8 +341,7 @@ rates = true
 
 @pytest.fixture
 def experiment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    for picture in ("fedstrata.training.plots.plot", "fedstrata.cli.commands.draw"):  # the other ones
-        monkeypatch.setattr(picture, lambda *_, **__: None)
+    monkeypatch.setattr("fedstrata.training.plots.plot", lambda *_, **__: None)
     path = tmp_path / "experiment.toml"
     path.write_text(CONFIG)
     return path
@@ -351,7 +350,7 @@ def experiment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Drawing costs more than these runs."""
-    monkeypatch.setattr("fedstrata.training.plots.plot_inside", lambda *_: None)
+    monkeypatch.setattr("fedstrata.training.plots.plot_diagnostics", lambda *_: None)
 
 
 def rows_in(folder: Path) -> list[dict[str, Any]]:

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from fedstrata.algorithms import algorithm
-from fedstrata.experiments.compare import run_config
 from fedstrata.experiments.config import presets, read
+from fedstrata.experiments.runs import run_config
 from fedstrata.problems import PROBLEMS
 
 ROOT = Path(__file__).parents[1]

@@ -15,8 +15,8 @@ import torch
 import fedstrata as fs
 from fedstrata.algorithms.algorithm import ALGORITHMS, kind_of
 from fedstrata.core.schedules import steps_at
-from fedstrata.experiments.compare import fitting
 from fedstrata.experiments.config import parse
+from fedstrata.experiments.tune import fitting
 from fedstrata.training.fingerprint import describe
 from reference.fedlalr import interval
 from support import (

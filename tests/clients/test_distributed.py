@@ -31,8 +31,8 @@ from distributed_worker import BIG, CASES, CHAINS, PROBES, ROUNDS, STOP, WIDE, O
 from fedstrata.algorithms import ALGORITHMS
 from fedstrata.clients.distributed import shared_out
 from fedstrata.clients.ranks import ALONE, joined
-from fedstrata.experiments.compare import run_config
 from fedstrata.experiments.config import read
+from fedstrata.experiments.runs import run_config
 from support import without_seconds
 
 USED = ("steps", "samples", "bytes_up", "bytes_down")

@@ -12,7 +12,7 @@ import torch
 from fedstrata.core.errors import InputError
 from fedstrata.data import Dataset, load, sinusoid
 from fedstrata.experiments import config
-from fedstrata.experiments.compare import run_config
+from fedstrata.experiments.runs import run_config
 
 
 def curve(inputs: torch.Tensor, targets: torch.Tensor) -> tuple[float, float, float]:

@@ -92,7 +92,7 @@ class ComFedL(Algorithm):
     def local_normalised(
         self, client: Client, x: torch.Tensor, weight: torch.Tensor, most: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Take steps whose weights are divided by ``weight``, and at most ``most``; return the mean weight's update too."""
+        """Take steps with weights divided by ``weight``, at most ``most``; return the mean weight's update too."""
         counts = torch.from_numpy(client.step_counts(self.steps)).to(x).unsqueeze(1)
         tiny = torch.finfo(x.dtype).tiny
         k = client.variables(x=x, total=torch.zeros_like(weight), inverse=1 / weight.clamp(min=tiny))

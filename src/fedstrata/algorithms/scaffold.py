@@ -10,7 +10,7 @@ Problem: min_x M_k[ f_k(x) ], no inner level, no dual.
     c_k' = c_k - c + (x - x_k) / (K_k lr)                (option II, the default)
     x <- x + server_lr * M_k[x_k - x],    c <- c + (|S|/N) * M_k[c_k' - c_k],    c_k <- c_k'
 
-Sent: up 2d, down 2d. Kept on a client: c_k.
+Sent: up 2*d, down 2*d. Kept on a client: c_k.
 
 Departures from the paper: with ``weighting = "samples"`` both means are weighted by samples and |S|/N becomes the
 cohort's share of all samples, so that c stays the weighted mean of the c_k; the paper weights uniformly. The learning

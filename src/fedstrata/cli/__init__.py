@@ -1,5 +1,5 @@
 """The command line."""
 
-from fedstrata.cli.commands import main
+from fedstrata.cli.app import main
 
 __all__ = ["main"]

@@ -1,71 +1,68 @@
-"""The commands of a federation: ``fedstrata federate local | init | app | renew | key | node``."""
+"""``fedstrata federate local | init | app | key | renew | node``."""
 
 from __future__ import annotations
 
 import os
 import shutil
 import tempfile
-import tomllib
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
+from fedstrata.cli.options import ConfigFile, Json, Preset, Quiet, Resume, RunOut, Set, check_resume
+from fedstrata.cli.printing import print_run, progress, say
 from fedstrata.core.errors import InputError, invalid, unknown
 from fedstrata.experiments.config import read
-from fedstrata.training.rundir import RunDirectory
+from fedstrata.training.rundir import RunDirectory, read_toml
 
-app = typer.Typer(no_args_is_help=True, help="A real federation on Flower: data stay on their nodes.")
+app = typer.Typer(no_args_is_help=True, help="Run a real federation on Flower, where data stay on their nodes.")
 
-ConfigFile = Annotated[Path, typer.Argument(help="The experiment, a TOML file.", show_default=False)]
-Set = Annotated[list[str] | None, typer.Option("--set", help="Change a setting. May be repeated.")]
-Preset = Annotated[str | None, typer.Option("--preset", help="A preset of the file; by default its first one.")]
+Federation = Annotated[Path, typer.Argument(help="Federation that init wrote.", show_default=False)]
 
 
 def _needs_flower() -> None:
+    """Refuse to continue without Flower; commands import what depends on it after this check."""
     try:
         import cryptography  # noqa: F401
         import flwr  # noqa: F401
     except ImportError:
-        raise InputError("Flower is not installed here: pip install 'fedstrata[flower]'.") from None
+        raise InputError("Flower is not installed: pip install 'fedstrata[flower]'.") from None
 
 
 @app.command()
 def local(
     context: typer.Context,
     experiment: ConfigFile,
-    nodes: Annotated[int, typer.Option(min=1, help="How many nodes; each has one client.")] = 4,
-    out: Annotated[
-        Path | None, typer.Option(help="The run directory; must be new. Without it nothing is kept.")
-    ] = None,
+    nodes: Annotated[int, typer.Option(min=1, metavar="N", help="Number of nodes, with one client each.")] = 4,
+    out: RunOut = None,
     preset: Preset = None,
     set_: Set = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in the directory.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for a script.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", help="Show no progress.")] = False,
+    resume: Resume = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
 ) -> None:
-    """Try a federation on this machine: certificates, keys, a SuperLink and SuperNodes on loopback, a run, an end.
+    """Run a whole federation on this machine.
 
-    EXPERIMENT is a TOML file. Its data are split over the nodes, each of which then sees only its own. With --out, what
-    the federation needed (keys, logs, data of the nodes) is in OUT.federation beside the run directory. Every process
-    that was started is ended, also on Ctrl-C.
+    EXPERIMENT is a TOML file. Certificates and keys are created, a SuperLink and SuperNodes start on loopback, and the
+    data are split over the nodes, each of which sees only its own. Every process ends with the run, also on Ctrl-C.
+
+    With --out, the keys, logs and data of the federation are written to OUT.federation, next to the run directory.
     """
     _needs_flower()
-    from fedstrata.cli import commands as cli
     from fedstrata.federation.local import run_locally
 
     config = read(experiment, set_, preset)
-    if resume and out is None:
-        raise InputError("--resume needs --out: the run directory to go on with.")
-    say = (lambda _: None) if quiet else cli.say
-    kept = out is not None
+    check_resume(out, resume)
     folder = Path(tempfile.mkdtemp(prefix="fedstrata-")) if out is None else out.with_name(out.name + ".federation")
-    where = folder / "run" if out is None else out
+    run = folder / "run" if out is None else out
+    tell = (lambda _: None) if quiet else say
     try:
-        summary = run_locally(config, nodes, folder, where, resume, cli.progress(quiet), say, context.obj or ())
-        cli.print_run(summary, RunDirectory(where).rows(), out, as_json)
+        summary = run_locally(config, nodes, folder, run, resume, progress(quiet), tell, context.obj or ())
+        print_run(summary, RunDirectory(run).rows(), out, as_json)
     finally:
-        if not kept:
+        if out is None:
             shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -73,118 +70,137 @@ def local(
 def init(
     context: typer.Context,
     experiment: ConfigFile,
-    folder: Annotated[Path, typer.Argument(help="Where to write; must be new.", show_default=False)],
+    folder: Annotated[Path, typer.Argument(help="Directory to write; must be new.", show_default=False)],
     node: Annotated[
         list[str] | None,
-        typer.Option(help="A node by name, or NAME=FILE.pub with its public key. Repeat it for every node."),
+        typer.Option(metavar="NAME[=FILE.pub]", help="A node, with its public key if it has one. Can be repeated."),
     ] = None,
     host: Annotated[
         list[str] | None,
-        typer.Option(help="The server's name or address; by default 127.0.0.1. May be repeated."),
+        typer.Option(metavar="HOST", help="Name or address of the server. Can be repeated.", show_default="127.0.0.1"),
     ] = None,
     port: Annotated[
-        int, typer.Option(min=1, max=65534, help="The server's port for nodes; the next one is for its own use.")
+        int,
+        typer.Option(min=1, max=65534, metavar="PORT", help="Port for nodes; the server also uses the next one."),
     ] = 9443,
     preset: Preset = None,
     set_: Set = None,
 ) -> None:
-    """Write a ready Flower app, certificates, and a folder for each node: see docs/deploy.md.
+    """Write the files of a federation: an app, certificates, and a folder for each node.
 
-    EXPERIMENT is a TOML file. Of its data only holdout, support and seed are kept, because nodes name their own data.
+    EXPERIMENT is a TOML file. Of its data settings only holdout, support and seed are kept, because each node names its
+    own data. A node without a public key gets a key pair made here. See docs/deploy.md.
     """
     _needs_flower()
-    from fedstrata.cli.commands import say
     from fedstrata.federation.deploy import write_federation
 
     config = read(experiment, set_, preset)
-    found: dict[str, Path | None] = {}
-    for text in node or ():
+    keys = _public_keys(node or ())
+    write_federation(config, folder, keys, host or ["127.0.0.1", "localhost"], port, context.obj or ())
+    say(f"Written to {folder}: app/, server/, and nodes/ with a folder for each of {', '.join(keys)}.")
+    say("For the next steps see docs/deploy.md. To try it all on this machine first: fedstrata federate local.")
+
+
+def _public_keys(nodes: Sequence[str]) -> dict[str, Path | None]:
+    """Parse ``NAME`` and ``NAME=FILE.pub``."""
+    keys: dict[str, Path | None] = {}
+    for text in nodes:
         name, _, path = text.partition("=")
-        if name in found:
-            raise invalid("name of the node", name, "another one: it is there already")
+        if name in keys:
+            raise invalid("name of a node", name, "unique")
         if path and not Path(path).exists():
             raise InputError(f"There is no file {path}, the public key of {name}.")
-        found[name] = Path(path) if path else None
-    if not found:
-        raise InputError("A federation needs nodes: --node NAME=FILE.pub for each, or --node NAME for a key made here.")
-    write_federation(config, folder, found, host or ["127.0.0.1", "localhost"], port, context.obj or ())
-    say(f"Written to {folder}: app/, server/, and in nodes/ a folder for each of {', '.join(found)}.")
-    say("What next: docs/deploy.md. To look at it all on this machine first: fedstrata federate local.")
+        keys[name] = Path(path) if path else None
+    if not keys:
+        raise InputError("A federation needs nodes: pass --node NAME=FILE.pub, or --node NAME to make a key here.")
+    return keys
 
 
 @app.command("app")
-def another_app(
+def write_app(
     context: typer.Context,
     experiment: ConfigFile,
-    folder: Annotated[Path, typer.Argument(help="A federation that init wrote.", show_default=False)],
-    name: Annotated[str, typer.Argument(help="A name for the app; must be new.", show_default=False)],
+    folder: Federation,
+    name: Annotated[str, typer.Argument(help="Name of the app; must be new.", show_default=False)],
     node: Annotated[
-        list[str] | None, typer.Option(help="A node that takes part; by default all do. May be repeated.")
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Node that takes part. Can be repeated.", show_default="all nodes"),
     ] = None,
     preset: Preset = None,
     set_: Set = None,
 ) -> None:
-    """Write the app of another experiment into a federation that is there: the same server, nodes and keys."""
+    """Add the app of another experiment to a federation.
+
+    EXPERIMENT is a TOML file, FOLDER a federation that init wrote, and NAME a new name. Server, nodes and keys stay the
+    same.
+    """
     _needs_flower()
-    from fedstrata.cli.commands import say
     from fedstrata.federation.deploy import add_app
 
     add_app(read(experiment, set_, preset), folder, name, node or (), context.obj or ())
-    say(f"Written to {folder / name}; its runs go to {(folder / 'runs' / name).resolve()}, unless you say another.")
+    say(f"Written to {folder / name}. Its runs go to {(folder / 'runs' / name).resolve()} by default.")
 
 
 @app.command()
-def key(path: Annotated[Path, typer.Argument(help="Where to write the private key.", show_default=False)]) -> None:
-    """Make a node's key on the node itself: the private one stays there, PATH.pub goes to the server."""
+def key(path: Annotated[Path, typer.Argument(help="Private key to write.", show_default=False)]) -> None:
+    """Make the key of a node, on the node itself.
+
+    The private key PATH stays there; PATH.pub goes to the server.
+    """
     _needs_flower()
-    from fedstrata.cli.commands import say
     from fedstrata.federation.keys import make_key
 
-    for there in (path, path.with_name(path.name + ".pub")):
-        if there.exists():
-            raise InputError(f"The file {there} exists. Nothing was overwritten. Choose another.")
+    for file in (path, path.with_name(path.name + ".pub")):
+        if file.exists():
+            raise InputError(f"The file {file} exists. Nothing was overwritten. Choose another.")
     make_key(path)
     say(f"Written: {path} (private, stays here) and {path}.pub (for the server).")
 
 
 @app.command()
 def renew(
-    folder: Annotated[Path, typer.Argument(help="A federation that init wrote.", show_default=False)],
-    ca_key: Annotated[Path | None, typer.Option(help="The authority's key; by default FOLDER/server/ca.key.")] = None,
+    folder: Federation,
+    ca_key: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Key of the authority.", show_default="FOLDER/server/ca.key"),
+    ] = None,
 ) -> None:
-    """Renew the server's certificate: the same names and authority, so that nothing changes at the nodes."""
+    """Renew the server's certificate.
+
+    FOLDER is a federation that init wrote. Names and authority stay the same, so nothing changes on the nodes.
+    """
     _needs_flower()
-    from fedstrata.cli.commands import say
     from fedstrata.federation.keys import renew_certificate
 
     end = renew_certificate(folder / "server", ca_key or folder / "server" / "ca.key")
-    say(
-        f"Written: {folder / 'server' / 'server.pem'}, valid until {end:%Y-%m-%d}. Start the server and the gate again."
-    )
+    say(f"Written: {folder / 'server' / 'server.pem'}, valid until {end:%Y-%m-%d}. Restart the server and the gate.")
 
 
 @app.command("node")
 def start_node(
-    settings: Annotated[Path, typer.Argument(help="The node's TOML file: data, key, state.", show_default=False)],
-    server: Annotated[str, typer.Option(help="The server, HOST:PORT.")],
-    ca: Annotated[Path, typer.Option(help="The certificate of the authority that the server's is from.")],
-    port: Annotated[int, typer.Option(min=1, max=65535, help="A port on loopback for the node's own use.")] = 9094,
+    settings: Annotated[Path, typer.Argument(help="TOML file with data, key and state.", show_default=False)],
+    server: Annotated[str, typer.Option(metavar="HOST:PORT", help="Address of the server.")],
+    ca: Annotated[
+        Path, typer.Option(metavar="FILE", help="Certificate of the authority that signed the server's certificate.")
+    ],
+    port: Annotated[
+        int, typer.Option(min=1, max=65535, metavar="PORT", help="Loopback port for the node's own use.")
+    ] = 9094,
 ) -> None:
-    """Start a node: it connects to the server and waits for work; its data stay where they are."""
+    """Start a node, which connects to the server and waits for work.
+
+    SETTINGS is the node's TOML file, which names its data, key and state. The data stay where they are.
+    """
     _needs_flower()
     from fedstrata.federation.local import commands, node_command
 
-    table = _node_table(settings)
-    words = node_command(server, ca, table, port)
+    words = node_command(server, ca, _node_settings(settings), port)
     os.execv(commands() / words[0], words)
 
 
-def _node_table(path: Path) -> dict[str, str]:
-    """Read a node's settings, and refuse what would only fail at the first message."""
-    try:
-        table: dict[str, Any] = tomllib.loads(path.read_text())
-    except (OSError, tomllib.TOMLDecodeError) as error:
-        raise InputError(f"The file {path} cannot be read: {error}") from None
+def _node_settings(path: Path) -> dict[str, str]:
+    """Read the settings of a node, and refuse those that would only fail at its first message."""
+    table = read_toml(path)
     known = ("data", "key", "state", "import")
     for name in table:
         if name not in known:
@@ -194,7 +210,7 @@ def _node_table(path: Path) -> dict[str, str]:
             raise InputError(f"The file {path} must have {name} = '/a/path'.")
         table[name] = str(Path(table[name]).expanduser())
     if not isinstance(table.get("import", ""), str):
-        raise invalid("import of a node", table["import"], "a path, or several with ':' between", str(path))
+        raise invalid("import of a node", table["import"], "a path, or several separated by ':'", str(path))
     for name in ("data", "key"):
         if not Path(table[name]).exists():
             raise InputError(f"There is no {table[name]}, which {path} names as {name}.")

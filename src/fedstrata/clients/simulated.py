@@ -29,7 +29,8 @@ class Simulated(Engine):
 
     def answers(self, request: Request) -> Iterator[Answer | Fault]:
         """Yield the answers, chunk by chunk."""
-        places, spoiled = self._here(request), {}
+        places = self._here(request)
+        spoiled: dict[int, str] = {}
         repeated = len(np.unique(request.cohort)) < len(request.cohort)
         waiting: list[tuple[np.ndarray, Client]] = []
         if self.policy is not None and self.policy.inject is not None:
@@ -42,7 +43,7 @@ class Simulated(Engine):
         for chunk in self._chunks(request.cohort, places):
             client = Client(self.setting, request.cohort[chunk], request.clock, request.exchange)
             answer = self._answer(request, chunk, client)
-            yield from _spoil(request, answer, spoiled, self.policy.inject) if spoiled else (answer,)
+            yield from _spoil(request, answer, spoiled, self.policy) if spoiled else (answer,)
             if repeated:  # a client that comes again must not see what it keeps in this exchange
                 waiting.append((chunk, client))
             else:
@@ -101,13 +102,13 @@ def _injected(
     return silent, spoiled
 
 
-def _spoil(request: Request, answer: Answer, kinds: dict[int, str], inject: Inject | None) -> Iterator[Answer | Fault]:
+def _spoil(request: Request, answer: Answer, kinds: dict[int, str], policy: Faults | None) -> Iterator[Answer | Fault]:
     """Yield the answer as faults made on purpose leave it."""
-    assert inject is not None
+    assert policy is not None and policy.inject is not None
     here = [kinds.get(place) for place in answer.places.tolist()]
     if not any(leaf.is_floating_point() for leaf in tree_leaves(answer.value)):  # whole numbers have no NaN
         here = ["garbage" if kind == "nan" else kind for kind in here]
-    factors = torch.tensor([{"scale": inject.factor, "nan": math.nan}.get(kind or "", 1.0) for kind in here])
+    factors = torch.tensor([{"scale": policy.inject.factor, "nan": math.nan}.get(kind or "", 1.0) for kind in here])
     value = tree_map(lambda leaf: _scaled(leaf, factors), answer.value)
     good = torch.tensor([kind != "garbage" for kind in here])
     for place in answer.places[~good.numpy()].tolist():

@@ -1,4 +1,4 @@
-"""Pre-training: plain federated learning by cross-entropy, whose weights a problem starts from: ``[pretrain]``."""
+"""Pre-training: plain federated learning by cross-entropy, whose weights a problem starts from (``[pretrain]``)."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from fedstrata.training.train import Run, check_run, train
 
 @dataclass(frozen=True)
 class Pretraining:
-    """What comes before the run of an experiment: ``erm`` with its data, its model and its settings of ``[train]``.
+    """The run before an experiment's own: ``erm`` on its data and model, with its settings of ``[train]``.
 
     config: the tables of a file that runs just this.
     """
@@ -51,19 +51,18 @@ class Pretraining:
         if experiment.model is None or flat is None:
             raise InputError(f"The problem {experiment.problem.name} has no model to pre-train: leave out [pretrain].")
         if not data.classes:
-            raise InputError(f"[pretrain] is by cross-entropy, which needs classes: the data {data.name} have none.")
+            raise InputError(f"[pretrain] uses cross-entropy, which needs classes: the data {data.name} have none.")
         if experiment.problem.check is not None:
             experiment.problem.check(data)
         options = {"loss": _loss(flat, data), "batchnorm": config.problem.options.get("batchnorm", "refuse")}
         settings = {**config.settings(), "rounds": config.pretrain.rounds}
-        clients = experiment.evaluation.clients  # what else is evaluated is about the problem itself
+        clients = experiment.evaluation.clients  # the other keys of [evaluate] belong to the problem itself
         others = ("algorithms", "compare", "evaluate", "label", "plot", "pretrain", "tune", "variants")
+        train_table = {**config.train.model_dump(exclude_none=True), "rounds": config.pretrain.rounds}
         tables = config.to_toml(*others) | {
             "problem": {"name": "erm", **options},
             "algorithm": describe(experiment.pretrainer),
-            "train": {
-                k: v for k, v in {**config.train.model_dump(), "rounds": settings["rounds"]}.items() if v is not None
-            },
+            "train": train_table,
             "evaluate": {"clients": clients},
         }
         problem = erm(experiment.model, **options)
@@ -71,24 +70,24 @@ class Pretraining:
 
     @property
     def table(self) -> dict[str, Any]:
-        """The table ``[pretrain]`` of a configuration file, every option in it."""
+        """The complete table ``[pretrain]`` of a configuration file."""
         options = {k: v for k, v in self.config["algorithm"].items() if k != "name"}
         return {"rounds": self.settings["rounds"], "algorithm": self.algorithm.name, **options}
 
     @cached_property
     def key(self) -> str:
-        """What it depends on, as a text: two with the same key give the same weights."""
+        """Everything the weights depend on: two pre-trainings with the same key give the same weights."""
         return json.dumps({**self.config, "digest": digest_of(self.problem, self.data)}, sort_keys=True)
 
     def check(self) -> None:
-        """Refuse an algorithm, or data, that it is not made for; the rest it shares with the run."""
+        """Refuse an algorithm or data that do not fit; the run itself checks everything else."""
         with within("[pretrain]"):
             self.algorithm.check(self.problem, self.settings["participation"], self.data.clients)
             assert self.problem.check is not None
             self.problem.check(self.data)
 
     def run(self, out: Path | None, callbacks: Sequence[Callback]) -> Run:
-        """Train, or go on with what is in the run directory ``out``."""
+        """Train, or resume the run in ``out``."""
         listeners = [listener for c in callbacks if (listener := c.for_pretraining()) is not None]
         with within("[pretrain]", FedstrataError):
             return train(
@@ -104,18 +103,19 @@ class Pretraining:
             )
 
 
-def start(
+def pretrain(
     experiment: Experiment,
-    before: Pretraining,
+    pretraining: Pretraining,
     config: dict[str, Any],
     out: Path | None,
     resume: bool,
     callbacks: Sequence[Callback],
 ) -> None:
-    """Pre-train, and let the experiment start from there.
+    """Pre-train, and let the experiment start from the result.
 
-    The run directory is opened first, with ``config``: pre-training has a directory in it, and a run that must not be
-    there, or is another one, is refused before anything is trained. The digest of its start is left to the run.
+    The run directory is opened with ``config`` first, because pre-training has a directory inside it, and because a
+    directory that is in use or holds another run must be refused before anything is trained. The run itself adds the
+    digest of its start later.
     """
     check_run(
         experiment.problem,
@@ -124,15 +124,15 @@ def start(
         experiment.evaluation,
         experiment.config.settings(),
     )
-    before.check()
+    pretraining.check()
     if out is None:
-        experiment.start_from(before.run(None, callbacks))
+        experiment.start_from(pretraining.run(None, callbacks))
         return
     with closing(RunDirectory(out)) as directory:
         if ranks_here().first:
             data = digest_of(experiment.problem, experiment.data)["data"]
             directory.open({**config, "digest": {"data": data}}, resume)
-        experiment.start_from(before.run(out / "pretrain", callbacks))
+        experiment.start_from(pretraining.run(out / "pretrain", callbacks))
 
 
 def _loss(flat: Flat, data: FederatedData) -> str:

@@ -1,4 +1,4 @@
-"""Callbacks: what may listen to a run. Pass them to ``fs.train(..., callbacks=[...])``."""
+"""Callbacks: listeners of a run. Pass them to ``fs.train(..., callbacks=[...])``."""
 
 from __future__ import annotations
 
@@ -14,97 +14,97 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from fedstrata.clients.faults import Fault, in_words
 from fedstrata.core.errors import InputError
 from fedstrata.core.schedules import Clock
+from fedstrata.training.rundir import Row
 
 if TYPE_CHECKING:
     from fedstrata.training.train import Run
 
-Row = dict[str, Any]
 Reports = Mapping[str, Callable[[], torch.Tensor]]
 """What a local step reports, by name: functions that return tensors [C, ...]."""
 
 
 _SHOWN = ("loss", "accuracy", "accuracy_worst", "auc", "auc_worst", "attacked_accuracy", "distance", "epsilon")
-"""What a line of progress tells."""
+"""The measures on a line of progress."""
 
 
 class Callback:
-    """Listens to a run; override what you need. Exceptions raised here stop the run."""
+    """Listens to a run; override what you need. An exception raised here stops the run."""
 
     def on_start(self, title: str, done: int, rounds: int, note: str) -> None:
-        """Training starts, ``done`` of ``rounds`` rounds behind it; ``note`` says what was chosen automatically."""
+        """Training starts after ``done`` of ``rounds`` rounds; ``note`` says what was chosen automatically."""
 
     def on_round(self, round: int, state: Any) -> None:
-        """Round number ``round`` (from 1) is done."""
+        """Round ``round``, counted from 1, is done."""
 
     def on_local_step(self, clock: Clock, ids: np.ndarray, reports: Reports) -> None:
-        """The clients ``ids`` took a local step together; ``reports`` is what the algorithm reports of it.
+        """The clients ``ids`` took a local step together; ``reports`` holds what the algorithm reports of it.
 
-        Only for callbacks that override this are reports made at all. An algorithm may go on to change a reported
-        tensor in place: clone what is to be kept.
+        Reports are only computed for callbacks that override this method. An algorithm may later change a reported
+        tensor in place: clone what you keep.
         """
 
     @property
     def wants_local_steps(self) -> bool:
-        """Whether :meth:`on_local_step` is to be called."""
+        """Whether to call :meth:`on_local_step`."""
         return type(self).on_local_step is not Callback.on_local_step
 
     def on_faults(self, faults: Sequence[Fault], names: Sequence[str]) -> None:
-        """Clients, called ``names`` if anything, were left out in this round."""
+        """Clients were left out of this round; ``names`` is empty if clients have no names."""
 
     def on_evaluation(self, row: Row) -> None:
-        """An evaluation was made: the row that goes to metrics.jsonl."""
+        """The run was evaluated; ``row`` is the row of metrics.jsonl."""
 
     def on_end(self, run: Run | None) -> None:
-        """Training is over; ``run`` is None when it failed."""
+        """Training ended; ``run`` is None if it failed."""
 
     def for_pretraining(self) -> Callback | None:
-        """Return who listens to the pre-training of an experiment: nobody, because its rounds are not the run's."""
+        """Return the listener for an experiment's pre-training; none by default, as its rounds are not the run's."""
         return None
 
 
 class Titled(Callback):
-    """Passes on what happens in a run under a title of its own."""
+    """Forwards every event of a run to ``listener``, under another title."""
 
     def __init__(self, listener: Callback, title: str) -> None:
         self.listener, self.title = listener, title
 
     def on_start(self, title: str, done: int, rounds: int, note: str) -> None:
-        """Pass it on under the title."""
+        """Forward the event under the title."""
         self.listener.on_start(self.title, done, rounds, note)
 
     def on_round(self, round: int, state: Any) -> None:
-        """Pass it on."""
+        """Forward the event."""
         self.listener.on_round(round, state)
 
     def on_local_step(self, clock: Clock, ids: np.ndarray, reports: Reports) -> None:
-        """Pass it on."""
+        """Forward the event."""
         self.listener.on_local_step(clock, ids, reports)
-
-    def on_faults(self, faults: Sequence[Fault], names: Sequence[str]) -> None:
-        """Pass it on."""
-        self.listener.on_faults(faults, names)
 
     @property
     def wants_local_steps(self) -> bool:
         """Whether the listener wants them."""
         return self.listener.wants_local_steps
 
+    def on_faults(self, faults: Sequence[Fault], names: Sequence[str]) -> None:
+        """Forward the event."""
+        self.listener.on_faults(faults, names)
+
     def on_evaluation(self, row: Row) -> None:
-        """Pass it on."""
+        """Forward the event."""
         self.listener.on_evaluation(row)
 
     def on_end(self, run: Run | None) -> None:
-        """Pass it on."""
+        """Forward the event."""
         self.listener.on_end(run)
 
     def for_pretraining(self) -> Callback | None:
-        """Say after the title that this is the pre-training."""
+        """Append to the title that this is the pre-training, if the listener wants to hear of it."""
         listens = self.listener.for_pretraining() is not None
         return Titled(self.listener, f"{self.title}, pre-training") if listens else None
 
 
 class ShowProgress(Callback):
-    """A progress bar on a terminal; elsewhere a line for every evaluation, or with ``brief`` only for the last."""
+    """Shows a progress bar on a terminal; elsewhere prints a line per evaluation, or just the last if ``brief``."""
 
     def __init__(self, console: Console | None = None, brief: bool = False) -> None:
         self.console = console or Console(stderr=True)
@@ -112,10 +112,10 @@ class ShowProgress(Callback):
         self._bar: Progress | None = None
 
     def on_start(self, title: str, done: int, rounds: int, note: str) -> None:
-        """Open the bar, or print what is going to happen."""
+        """Print the number of rounds, and open the bar."""
         self.title, self.rounds = title, rounds
         if not self.brief:
-            self.console.print(f"{title}: {rounds - done} rounds; {note}", highlight=False, soft_wrap=True)
+            self._print(f"{title}: {rounds - done} rounds; {note}")
         if not self.console.is_terminal:
             return
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
@@ -124,15 +124,14 @@ class ShowProgress(Callback):
         self._bar.start()
 
     def on_round(self, round: int, state: Any) -> None:
-        """Move the bar."""
+        """Advance the bar."""
         if self._bar is not None:
             self._bar.update(self._task, completed=round)
 
     def on_faults(self, faults: Sequence[Fault], names: Sequence[str]) -> None:
         """Name the clients that were left out."""
         if not self.brief:
-            line = f"{self.title}: round {faults[0].round + 1}: left out: {in_words(faults, names)}"
-            self.console.print(line, highlight=False, soft_wrap=True)
+            self._print(f"{self.title}: round {faults[0].round + 1}: left out: {in_words(faults, names)}")
 
     def on_evaluation(self, row: Row) -> None:
         """Show the measures."""
@@ -140,8 +139,7 @@ class ShowProgress(Callback):
         if self._bar is not None:
             self._bar.update(self._task, last=shown, completed=row["round"])
         elif not self.brief or row["round"] == self.rounds:
-            head = f"{self.title}: round {row['round']}/{self.rounds}"
-            self.console.print(f"{head}  {shown}  {row['seconds']:.1f} s", highlight=False, soft_wrap=True)
+            self._print(f"{self.title}: round {row['round']}/{self.rounds}  {shown}  {row['seconds']:.1f} s")
 
     def on_end(self, run: Run | None) -> None:
         """Close the bar."""
@@ -150,8 +148,11 @@ class ShowProgress(Callback):
             self._bar = None
 
     def for_pretraining(self) -> Callback | None:
-        """Show it too, under a title that says so."""
+        """Show the pre-training under its own title."""
         return Titled(self, "pre-training")
+
+    def _print(self, line: str) -> None:
+        self.console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
 class TensorBoard(Callback):

@@ -121,9 +121,9 @@ class Diagnostics(Callback):
     def on_end(self, run: Any) -> None:
         """Draw the picture."""
         if run is not None and self.path is not None and self.rows:
-            from fedstrata.training.plots import plot_inside
+            from fedstrata.training.plots import plot_diagnostics
 
-            plot_inside(self.rows, self.path.with_suffix(".png"))
+            plot_diagnostics(self.rows, self.path.with_suffix(".png"))
 
 
 def _lines(rows: Sequence[Row]) -> str:

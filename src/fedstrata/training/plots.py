@@ -1,22 +1,24 @@
-"""Pictures of runs: a measure against rounds, steps, samples, bytes or seconds, mean and spread over seeds."""
+"""Plots of runs: measures over rounds, steps, samples, bytes or seconds, and diagnostics of local steps."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from fedstrata.core.errors import InputError, unknown
-from fedstrata.data.federated import FederatedData
+from fedstrata.training.rundir import Row
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-Row = dict[str, Any]
+Runs = Mapping[str, Sequence[Sequence[Row]]]
+"""Histories by label, one per seed."""
+
 AXES = {
     "round": "rounds",
     "steps": "local steps",
@@ -37,198 +39,184 @@ LABELS = {
     "attacked_accuracy": "accuracy under attack",
 }
 
-
-_FIRST = (
+_PREFERRED = (
     *("auc", "auc_worst", "personal_accuracy_mean", "accuracy", "attacked_accuracy", "accuracy_worst"),
     *("personal_loss_mean", "distance", "gradient_norm", "loss"),
 )
+"""The order in which measures are chosen for a plot that names none."""
 
+_STYLES = ("-", "--", "-.", ":")
 
 _INSIDE = 6
-"""The most labels that are written into a panel; more stand beside it."""
+"""The most labels that fit into a panel; a longer legend goes beside it."""
 
 
-def measures_of(runs: Mapping[str, Sequence[Sequence[Row]]]) -> list[str]:
-    """Return the measures that every run has, in the order of their rows."""
-    rows = [run[-1] for group in runs.values() for run in group if run]
-    return [k for k in (rows[0] if rows else {}) if k not in AXES and all(k in r for r in rows)]
+def new_figure(rows: int, columns: int, size: tuple[float, float], **options: Any) -> tuple[Figure, np.ndarray]:
+    """Create a figure and its axes [rows, columns] without pyplot: the caller's backend and figures stay untouched."""
+    from matplotlib.figure import Figure  # takes longer to import than most commands take to run
+
+    figure = Figure(figsize=size, layout="constrained")
+    return figure, figure.subplots(rows, columns, squeeze=False, **options)
+
+
+def write_figure(figure: Figure, path: str | Path) -> Path:
+    """Write a figure to a file; the suffix chooses the format."""
+    try:
+        figure.savefig(path, dpi=130)
+    except (OSError, ValueError) as error:
+        raise InputError(f"Cannot write the plot {path}: {error}") from None
+    return Path(path)
 
 
 def plot(
-    runs: Mapping[str, Sequence[Sequence[Row]]],
+    runs: Runs,
     path: str | Path,
     measures: Sequence[str] | None = None,
     axis: str = "round",
     log: Sequence[str] = (),
     title: str | None = None,
 ) -> Path:
-    """Draw ``runs`` (a label, then one history per seed) to a picture file; return its path.
+    """Plot ``runs`` to a file, one panel per measure; return its path.
 
-    The line is the mean over seeds, the band the standard deviation, both of logarithms on a logarithmic scale. By
-    default up to three measures are drawn that all runs have; of ``measures``, each is drawn for the runs that have it.
-    Those in ``log`` get a logarithmic scale.
+    A line is the mean over seeds and its band the standard deviation (of logarithms on a logarithmic scale). By default
+    up to three measures that all runs share are plotted; a measure named in ``measures`` is plotted for the runs that
+    have it. Measures in ``log`` get a logarithmic scale.
     """
-    import matplotlib
+    shown = _chosen(runs, measures, axis, log)
+    figure, axes = new_figure(1, len(shown), (4.6 * len(shown), 3.6))
+    for panel, measure in zip(axes[0], shown, strict=True):
+        _draw_curves(panel, runs, measure, axis, measure in log)
+    if len(runs) > 1:
+        _add_legend(figure, axes[0], len(runs) > _INSIDE)
+    if title is not None:
+        figure.suptitle(title)
+    return write_figure(figure, path)
 
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
 
-    known = measures_of(runs)
-    some = {k for group in runs.values() for run in group for row in run for k in row} - set(AXES)
+def _chosen(runs: Runs, measures: Sequence[str] | None, axis: str, log: Sequence[str]) -> list[str]:
+    """Check what was asked for, and return the measures to plot."""
     if axis not in AXES:
         raise unknown("axis", axis, AXES)
+    known = {k for group in runs.values() for run in group for row in run for k in row} - set(AXES)
     for name in (*(measures or ()), *log):
-        if name not in some:
-            raise unknown("measure", name, some)
-    shown = list(measures or [m for m in _FIRST if m in known][:3] or known[:3])
-    if not shown:
-        raise InputError("The runs have no measure in common, so there is nothing to draw.")
-    figure, axes = plt.subplots(1, len(shown), figsize=(4.6 * len(shown), 3.6), squeeze=False, layout="constrained")
-    for panel, name in zip(axes[0], shown, strict=True):
-        values = [r[name] for g in runs.values() for run in g for r in run if name in r]
-        logarithmic = name in log or (name == "loss" and 0 < 20 * min(values) < max(values))
-        for number, (style, (label, group)) in enumerate(
-            zip(cycle(("-", "--", "-.", ":")), runs.items(), strict=False)
-        ):
-            curves = [c for c in ([(r[axis], r[name]) for r in run if name in r] for run in group) if c]
-            if not curves:
-                continue
-            grid, mean, low, high = _mean_and_band(curves, logarithmic and min(values) > 0)
-            panel.plot(grid, mean, style, color=f"C{number}", label=label, linewidth=1.6)
-            if len(curves) > 1:
-                panel.fill_between(grid, low, high, color=f"C{number}", alpha=0.18, linewidth=0)
-        panel.set_xlabel(AXES[axis])
-        panel.set_ylabel(LABELS.get(name, name.replace("_", " ")))
-        panel.grid(alpha=0.25)
-        if logarithmic:
-            panel.set_yscale("log")
-    if len(runs) > 1:
-        fullest = max(axes[0], key=lambda panel: len(panel.lines))
-        if len(runs) > _INSIDE:
-            figure.legend(
-                *fullest.get_legend_handles_labels(), loc="outside right center", frameon=False, fontsize="small"
-            )
-        else:
-            fullest.legend(frameon=False, fontsize="small")
-    if title is not None:
-        figure.suptitle(title)
-    return _written(figure, path)
+        if name not in known:
+            raise unknown("measure", name, known)
+    if measures:
+        return list(measures)
+    last = [run[-1] for group in runs.values() for run in group if run]
+    shared = [k for k in (last[0] if last else {}) if k not in AXES and all(k in row for row in last)]
+    chosen = [m for m in _PREFERRED if m in shared] or shared
+    if not chosen:
+        raise InputError("The runs have no measure in common, so there is nothing to plot.")
+    return chosen[:3]
 
 
-def plot_partition(data: FederatedData, path: str | Path, title: str | None = None) -> Path:
-    """Draw who has what: how many training samples of each class (down) each client (across) has, and how many at all.
-
-    Without classes (regression) there are only the totals.
-    """
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    counts = data.train.class_counts if data.classes else None
-    figure, axes = plt.subplots(
-        2 if counts is not None else 1,
-        1,
-        figsize=(max(4.0, min(11.0, 1.5 + 0.08 * data.clients)), 4.6 if counts is not None else 2.4),
-        squeeze=False,
-        sharex=True,
-        layout="constrained",
-        height_ratios=(1, 3) if counts is not None else None,
-    )
-    top, bottom = axes[0][0], axes[-1][0]
-    top.bar(np.arange(data.clients), data.sizes, width=1.0, color="0.55")
-    top.set_ylabel("samples")
-    if counts is not None:
-        image = bottom.imshow(counts.T, aspect="auto", cmap="Blues", interpolation="nearest", origin="lower")
-        bottom.set_ylabel("class")
-        figure.colorbar(image, ax=bottom, label="samples")
-    bottom.set_xlabel("client")
-    if title is not None:
-        figure.suptitle(title)
-    return _written(figure, path)
-
-
-def plot_inside(rows: Sequence[Row], path: str | Path) -> Path:
-    """Draw the rows of :class:`fedstrata.Diagnostics`: squared norms within rounds, local steps and rates over rounds.
-
-    A panel for every quantity and, of up to four rounds, every round in which it was followed; a line for every client.
-    """
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-    from matplotlib.ticker import MaxNLocator
-
-    within = [r for r in rows if "step" in r]
-    over = [r for r in rows if "step" not in r]
-    names = [k for k in (within[0] if within else {}) if k not in ("round", "client", "step")]
-    followed = sorted({r["round"] for r in within})
-    followed = followed if len(followed) <= 4 else [followed[round(i * (len(followed) - 1) / 3)] for i in range(4)]
-    panels: list[tuple[str, int]] = [(name, number) for name in names for number in followed]
-    total = len(panels) + 1 + any("rate" in r for r in over)
-    across = total if total <= 4 else math.ceil(total / math.ceil(total / 4))
-    down = math.ceil(total / across)
-    figure, grid = plt.subplots(down, across, figsize=(3.6 * across, 3.1 * down), squeeze=False, layout="constrained")
-    for unused in grid.flat[total:]:
-        unused.remove()
-    axes = grid.flat[:total]
-    for panel, (name, number) in zip(axes, panels, strict=False):
-        here = [r for r in within if r["round"] == number]
-        for client in sorted({r["client"] for r in here}):
-            own = [(r["step"], r[name]) for r in here if r["client"] == client]
-            panel.plot(*zip(*own, strict=True), ".-", linewidth=1.2, markersize=4, label=f"client {client}")
-        panel.set_title(f"round {number}", fontsize="medium")
-        panel.set_xlabel("local step")
-        panel.set_ylabel(rf"$\Vert${name}$\Vert^2$")
-        panel.legend(frameon=False, fontsize="small")
-    rest = axes[len(panels) :]
-    numbers = [r["round"] for r in over]
-    rest[0].step(numbers, [r["local_steps"] for r in over], where="mid")
-    rest[0].set_ylabel("local steps of the busiest client")
-    rest[0].set_ylim(bottom=0)
-    if len(rest) > 1:
-        measured = [r for r in over if "rate" in r]
-        numbers = [r["round"] for r in measured]
-        rest[1].plot(numbers, [r["rate"] for r in measured], ".-", markersize=5, label="mean")
-        low, high = ([r[k] for r in measured] for k in ("rate_least", "rate_most"))
-        rest[1].fill_between(numbers, low, high, alpha=0.2, linewidth=0, label="least to most")
-        rest[1].set_ylabel("effective learning rate of clients")
-        rest[1].set_yscale("log")
-        rest[1].legend(frameon=False, fontsize="small")
-    for panel in rest:
-        panel.set_xlabel("rounds")
-    for panel in axes:
-        panel.grid(alpha=0.25)
-        panel.xaxis.set_major_locator(MaxNLocator(integer=True))
-    return _written(figure, path)
-
-
-def _written(figure: Figure, path: str | Path) -> Path:
-    import matplotlib.pyplot as plt
-
-    try:
-        figure.savefig(path, dpi=130)
-    except (OSError, ValueError) as error:
-        raise InputError(f"The picture {path} cannot be written: {error}") from None
-    finally:
-        plt.close(figure)
-    return Path(path)
+def _draw_curves(panel: Axes, runs: Runs, measure: str, axis: str, log: bool) -> None:
+    values = [row[measure] for group in runs.values() for run in group for row in run if measure in row]
+    log = log or (measure == "loss" and 0 < 20 * min(values) < max(values))
+    for number, (label, group) in enumerate(runs.items()):
+        curves = [[(row[axis], row[measure]) for row in run if measure in row] for run in group]
+        curves = [curve for curve in curves if curve]
+        if not curves:
+            continue
+        grid, mean, low, high = _mean_and_band(curves, log and min(values) > 0)
+        panel.plot(grid, mean, _STYLES[number % len(_STYLES)], color=f"C{number}", label=label, linewidth=1.6)
+        if len(curves) > 1:
+            panel.fill_between(grid, low, high, color=f"C{number}", alpha=0.18, linewidth=0)
+    panel.set_xlabel(AXES[axis])
+    panel.set_ylabel(LABELS.get(measure, measure.replace("_", " ")))
+    panel.grid(alpha=0.25)
+    if log:
+        panel.set_yscale("log")
 
 
 def _mean_and_band(
-    curves: Sequence[Sequence[tuple[float, float]]], logarithmic: bool
+    curves: Sequence[Sequence[tuple[float, float]]], log: bool
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Return the runs of one label on a common grid: that of the run with the fewest rows, ends trimmed.
+    """Return the grid, the mean, and the band one standard deviation below and above; ``log`` averages logarithms.
 
-    Then the mean, and the band one standard deviation below and above; of logarithms where the scale is logarithmic.
+    The grid is that of the curve with the fewest points, cut where the first curve ends.
     """
     points = [np.array(c, dtype=float) for c in curves]
     end = min(p[-1, 0] for p in points)
     grid = min(points, key=len)[:, 0]
     grid = grid[grid <= end]
     values = np.stack([np.interp(grid, p[:, 0], p[:, 1]) for p in points])
-    values = np.log(values) if logarithmic else values
+    values = np.log(values) if log else values
     mean = values.mean(0)
     spread = values.std(0, ddof=1) if len(values) > 1 else np.zeros_like(grid)
     low, high = mean - spread, mean + spread
-    return (grid, np.exp(mean), np.exp(low), np.exp(high)) if logarithmic else (grid, mean, low, high)
+    return (grid, np.exp(mean), np.exp(low), np.exp(high)) if log else (grid, mean, low, high)
+
+
+def _add_legend(figure: Figure, panels: Sequence[Axes], outside: bool) -> None:
+    """Add one legend, from the panel with the most lines."""
+    fullest = max(panels, key=lambda panel: len(panel.lines))
+    options: dict[str, Any] = {"frameon": False, "fontsize": "small"}
+    if outside:
+        figure.legend(*fullest.get_legend_handles_labels(), loc="outside right center", **options)
+    else:
+        fullest.legend(**options)
+
+
+def plot_diagnostics(rows: Sequence[Row], path: str | Path) -> Path:
+    """Plot the rows of :class:`fedstrata.Diagnostics`: norms over local steps, local steps and rates over rounds.
+
+    Norms get one panel per quantity and round, at most four rounds, with one line per client.
+    """
+    from matplotlib.ticker import MaxNLocator
+
+    of_steps = [r for r in rows if "step" in r]
+    of_rounds = [r for r in rows if "step" not in r]
+    rates = [r for r in of_rounds if "rate" in r]
+    names = [k for k in (of_steps[0] if of_steps else {}) if k not in ("round", "client", "step")]
+    panels = [(name, number) for name in names for number in _four_of(sorted({r["round"] for r in of_steps}))]
+    total = len(panels) + (2 if rates else 1)
+    down = math.ceil(total / 4)
+    across = math.ceil(total / down)
+    figure, grid = new_figure(down, across, (3.6 * across, 3.1 * down))
+    for unused in grid.flat[total:]:
+        unused.remove()
+    axes = grid.flat[:total]
+    for panel, (name, number) in zip(axes, panels, strict=False):
+        _draw_norms(panel, name, number, [r for r in of_steps if r["round"] == number])
+    _draw_local_steps(axes[len(panels)], of_rounds)
+    if rates:
+        _draw_rates(axes[-1], rates)
+    for panel in axes:
+        panel.grid(alpha=0.25)
+        panel.xaxis.set_major_locator(MaxNLocator(integer=True))
+    return write_figure(figure, path)
+
+
+def _four_of(rounds: list[int]) -> list[int]:
+    """Return at most four rounds, spread evenly from the first to the last."""
+    return rounds if len(rounds) <= 4 else [rounds[round(i * (len(rounds) - 1) / 3)] for i in range(4)]
+
+
+def _draw_norms(panel: Axes, name: str, number: int, rows: Sequence[Row]) -> None:
+    for client in sorted({r["client"] for r in rows}):
+        points = [(r["step"], r[name]) for r in rows if r["client"] == client]
+        panel.plot(*zip(*points, strict=True), ".-", linewidth=1.2, markersize=4, label=f"client {client}")
+    panel.set_title(f"round {number}", fontsize="medium")
+    panel.set_xlabel("local step")
+    panel.set_ylabel(rf"$\Vert${name}$\Vert^2$")
+    panel.legend(frameon=False, fontsize="small")
+
+
+def _draw_local_steps(panel: Axes, rows: Sequence[Row]) -> None:
+    panel.step([r["round"] for r in rows], [r["local_steps"] for r in rows], where="mid")
+    panel.set_xlabel("rounds")
+    panel.set_ylabel("local steps of the busiest client")
+    panel.set_ylim(bottom=0)
+
+
+def _draw_rates(panel: Axes, rows: Sequence[Row]) -> None:
+    rounds = [r["round"] for r in rows]
+    panel.plot(rounds, [r["rate"] for r in rows], ".-", markersize=5, label="mean")
+    low, high = ([r[k] for r in rows] for k in ("rate_least", "rate_most"))
+    panel.fill_between(rounds, low, high, alpha=0.2, linewidth=0, label="least to most")
+    panel.set_xlabel("rounds")
+    panel.set_ylabel("effective learning rate of clients")
+    panel.set_yscale("log")
+    panel.legend(frameon=False, fontsize="small")

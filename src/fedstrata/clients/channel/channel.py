@@ -93,7 +93,8 @@ class Channel:
             parcel = kind.pack(updates, self)
             left = updates - parcel.unpack()
             finite = torch.isfinite(left).all(1, keepdim=True)  # a diverged answer must not spoil the next ones
-            client.keep(**{f"unsent.{name}": torch.where(finite, left, unsent)})
+            kept = {f"unsent.{name}": torch.where(finite, left, unsent)}
+            client.keep(None, **kept)
         return parcel if self.clip is None else parcel.scaled(shortening(parcel.unpack(), self.clip))
 
     def receive(self, answer: Any) -> Any:

@@ -11,10 +11,10 @@ import pytest
 import torch
 
 import fedstrata as fs
-from fedstrata.experiments import compare, pretrain
-from fedstrata.experiments.compare import run_config
+from fedstrata.experiments import pretrain, runs
 from fedstrata.experiments.config import Config, Experiment, parse, read
 from fedstrata.experiments.pretrain import Pretraining
+from fedstrata.experiments.runs import run_config
 from fedstrata.training.checkpoint import Checkpoints
 from fedstrata.training.rundir import RunDirectory
 from support import without_seconds
@@ -52,21 +52,7 @@ steps = 3
 """
 
 
-@pytest.fixture(autouse=True)
-def _draw_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Drawing costs more than these runs."""
-    monkeypatch.setattr("fedstrata.training.plots.plot", lambda *_, **__: None)
-    monkeypatch.setattr("fedstrata.cli.commands.draw", lambda *_, **__: None)
-
-
-@pytest.fixture
-def write(tmp_path: Path):
-    def file(*parts: str) -> Path:
-        path = tmp_path / "experiment.toml"
-        path.write_text("".join(parts))
-        return path
-
-    return file
+pytestmark = pytest.mark.usefixtures("no_pictures")
 
 
 def config_of(*parts: str, **changes: Any) -> Config:
@@ -470,7 +456,7 @@ def test_tune_pretrains_once_for_all_trials_that_share_it(fedstrata, write, tmp_
         trained.append((options["rounds"], options["seed"]))
         return real(*arguments, **options)
 
-    real_run = compare.run_config
+    real_run = runs.run_config
 
     def spy_run(config: Config, *rest: Any) -> fs.Run:
         run = real_run(config, *rest)
@@ -478,7 +464,7 @@ def test_tune_pretrains_once_for_all_trials_that_share_it(fedstrata, write, tmp_
         return run
 
     monkeypatch.setattr(pretrain, "train", spy)
-    monkeypatch.setattr(compare, "run_config", spy_run)
+    monkeypatch.setattr(runs, "run_config", spy_run)
     same = "[variants.gamma.problem]\ngamma = 2.0\n"
     path = write(BASE, PRETRAIN, VARIANTS, same, "[tune]\ntrials = 2\nseeds = 2\n")
     words = ("tune", path, "--out", tmp_path / "out", "--quiet", "--seeds", 0)
@@ -548,7 +534,7 @@ BAD = {
     ),
     "no classes": (
         ["data={name='sinusoid'}", "problem.loss=squared"],
-        "[pretrain] is by cross-entropy, which needs classes: the data sinusoid have none.",
+        "[pretrain] uses cross-entropy, which needs classes: the data sinusoid have none.",
     ),
     "an algorithm of the run's": (["algorithm.name=fedavg"], "fedavg does not solve the problem 'robust'"),
     "a device": (["train.device=warp"], "The device 'warp' cannot be used"),

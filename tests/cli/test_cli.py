@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 
 from fedstrata.algorithms import ALGORITHMS
-from fedstrata.cli import commands as cli
+from fedstrata.cli.demo import DEMO
 from fedstrata.core.schedules import StepDecay
-from fedstrata.experiments import compare
+from fedstrata.experiments import runs
 from fedstrata.experiments.config import Experiment
 
 QUICK = """
@@ -54,6 +54,7 @@ def test_run_writes_a_directory_and_prints_a_table(fedstrata, experiment, tmp_pa
     assert found == {"checkpoint", "config.toml", "metrics.jsonl", "model.safetensors", "plot.png", "summary.json"}
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_config_of_a_run_runs_again_with_the_same_result(fedstrata, experiment, tmp_path):
     fedstrata("run", experiment, "--out", tmp_path / "a", "--quiet", "--set", "algorithm.steps={epochs=1}")
     code, _, err = fedstrata("run", tmp_path / "a" / "config.toml", "--out", tmp_path / "b", "--quiet")
@@ -76,7 +77,8 @@ def test_set_changes_settings(fedstrata, experiment):
     assert code == 0 and json.loads(printed)["algorithm"] == "scaffold" and json.loads(printed)["round"] == 2
 
 
-def test_resume_goes_on(fedstrata, experiment, tmp_path):
+@pytest.mark.usefixtures("no_pictures")
+def test_a_run_can_be_resumed(fedstrata, experiment, tmp_path):
     out = tmp_path / "run"
     assert fedstrata("run", experiment, "--out", out, "--quiet")[0] == 0
     code, _, err = fedstrata("run", experiment, "--out", out, "--quiet", "--resume", "--set", "train.rounds=5")
@@ -111,6 +113,7 @@ def test_compare_goes_on_when_one_diverges(fedstrata, tmp_path):
     assert "diverged in round" in err and "1 of 1 diverged" in printed
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_tune_gives_every_algorithm_the_same_number_of_trials(fedstrata, experiment, tmp_path):
     out = tmp_path / "tune"
     words = ("tune", experiment, "--algorithms", "fedavg,fedprox", "--trials", 3, "--out", out, "--json", "--quiet")
@@ -135,13 +138,13 @@ def test_tune_gives_every_algorithm_the_same_number_of_trials(fedstrata, experim
 def test_a_trial_runs_what_it_reports(fedstrata, experiment, tmp_path, monkeypatch):
     """Options of the file, schedules and whole numbers do not get in the way of the search."""
     used = []
-    real = compare.run_config
+    real = runs.run_config
 
     def spy(config, *rest, **options):
         used.append(Experiment(config).algorithm)
         return real(config, *rest, **options)
 
-    monkeypatch.setattr(compare, "run_config", spy)
+    monkeypatch.setattr(runs, "run_config", spy)
     settings = [
         "algorithm.name=fedadam",
         "algorithm.lr={schedule='step', value=0.5, at=[2]}",
@@ -166,6 +169,7 @@ def test_a_trial_runs_what_it_reports(fedstrata, experiment, tmp_path, monkeypat
     assert result["best"]["fedadam"]["server_lr"] == used[-1].server_lr
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_the_algorithm_table_wins_over_the_shared_ones_in_a_run(fedstrata, experiment, tmp_path):
     words = ("--set", "algorithms.fedavg.lr=0.3", "--set", "algorithm.lr=0.7", "--out", tmp_path / "run", "--quiet")
     assert fedstrata("run", experiment, *words)[0] == 0
@@ -208,7 +212,7 @@ def test_plot_draws_runs(fedstrata, experiment, tmp_path):
 
 
 def test_demo_prints_a_table_and_writes_a_picture(fedstrata, tmp_path, monkeypatch):
-    monkeypatch.setitem(cli._DEMO, "train", {"rounds": 2, "batch_size": 16})
+    monkeypatch.setitem(DEMO, "train", {"rounds": 2, "batch_size": 16})
     code, printed, _ = fedstrata("demo", "--out", tmp_path / "demo.png", "--seeds", 1)
     assert code == 0 and "scaffold" in printed and "auc" in printed and (tmp_path / "demo.png").exists()
 
@@ -335,7 +339,8 @@ def test_divergence_exits_with_1_and_names_the_round(fedstrata, tmp_path):
     assert code == 1 and re.search(r"diverged in round \d+", err) and "last good checkpoint" in err.replace("\n", " ")
 
 
-def test_an_interrupted_run_exits_with_130_and_goes_on(experiment, tmp_path):
+@pytest.mark.usefixtures("no_pictures")
+def test_an_interrupted_run_exits_with_130_and_can_be_resumed(fedstrata, experiment, tmp_path):
     out = tmp_path / "run"
     words = ["run", str(experiment), "--out", str(out), "--set", "train.rounds=100000", "--set", "train.eval_every=1"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -351,18 +356,9 @@ def test_an_interrupted_run_exits_with_130_and_goes_on(experiment, tmp_path):
         err = process.communicate(timeout=60)[1]
     assert process.returncode == 130 and "Interrupted" in err and "Traceback" not in err
     done = json.loads((out / "metrics.jsonl").read_text().splitlines()[-1])["round"]
-    more = [
-        sys.executable,
-        "-m",
-        "fedstrata",
-        *words[:-3],
-        f"train.rounds={done + 2}",
-        *words[-2:],
-        "--resume",
-        "--json",
-    ]
-    finished = subprocess.run(more, capture_output=True, text=True, env=environment, check=True)
-    assert json.loads(finished.stdout)["round"] == done + 2
+    more = ("--set", f"train.rounds={done + 2}", "--resume", "--json")
+    code, printed, err = fedstrata(*words, *more)
+    assert code == 0 and json.loads(printed)["round"] == done + 2, err
 
 
 def test_an_algorithm_of_ones_own_can_be_imported(fedstrata, experiment, tmp_path):
@@ -386,6 +382,7 @@ def test_an_algorithm_of_ones_own_can_be_imported(fedstrata, experiment, tmp_pat
     assert code == 2 and "--import wants a Python file" in err
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_a_folder_of_sites_can_be_held_out_and_names_its_clients(fedstrata, tmp_path):
     folder = tmp_path / "sites"
     folder.mkdir()
@@ -403,18 +400,31 @@ def test_a_folder_of_sites_can_be_held_out_and_names_its_clients(fedstrata, tmp_
     assert fedstrata("run", tmp_path / "run" / "config.toml", "--quiet")[0] == 0
 
 
-@pytest.mark.parametrize("command", ["run", "compare", "tune", "reproduce", "list", "show", "plot", "demo"])
+COMMANDS = ["demo", "run", "compare", "tune", "reproduce", "list", "show", "plot", "partition", "federate"]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
 def test_help_explains_itself(fedstrata, command):
     code, printed, _ = fedstrata(command, "--help")
     assert code == 0 and "Usage" in printed and len(printed.splitlines()) > 8
+    code, printed, _ = fedstrata("--help")
+    lines = [line for line in printed.splitlines() if line.strip("│ ").startswith(f"{command} ")]
+    assert code == 0 and len(lines) == 1 and lines[0].rstrip("│ ").endswith("."), "one line, not cut"
 
 
-def test_the_installed_command_exits_with_its_code(experiment, tmp_path):
-    command = [sys.executable, "-m", "fedstrata", "run", str(experiment), "--set", "algorithm.name=nothing"]
-    done = subprocess.run(
-        command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=False
-    )
+def test_partition_describes_the_clients(fedstrata, experiment, tmp_path):
+    code, printed, _ = fedstrata("partition", experiment, "--out", tmp_path / "x.png")
+    assert code == 0 and printed.startswith("4 clients with ") and (tmp_path / "x.png").exists()
+
+
+def test_the_installed_command_exits_with_its_code_and_starts_light(experiment, tmp_path):
+    words = ["run", str(experiment), "--set", "algorithm.name=nothing"]
+    command = [sys.executable, "-X", "importtime", "-m", "fedstrata", *words]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     assert done.returncode == 2 and "Unknown algorithm 'nothing'" in done.stderr and done.stdout == ""
+    imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+    assert "torch" in imported and not imported & {"matplotlib", "flwr", "cryptography", "sklearn"}
 
 
 def test_show_tells_of_problems_too(fedstrata):
@@ -443,7 +453,7 @@ def test_show_tells_of_models_data_sets_and_partitions_too(name, options, fedstr
 def test_run_shows_and_draws_what_the_file_asks_for(fedstrata, tmp_path, monkeypatch):
     drawn = []
     monkeypatch.setattr(
-        "fedstrata.cli.commands.draw", lambda runs, path, **options: drawn.append((runs, path, options))
+        "fedstrata.training.plots.plot", lambda runs, path, **options: drawn.append((runs, path, options))
     )
     path = tmp_path / "experiment.toml"
     text = (
@@ -453,13 +463,14 @@ def test_run_shows_and_draws_what_the_file_asks_for(fedstrata, tmp_path, monkeyp
     code, out, err = fedstrata("run", path, "--out", tmp_path / "run", "--quiet")
     assert code == 0, err
     assert "distance dual" in out and "loss" not in out
-    ((runs, picture, options),) = drawn
+    _, (runs, picture, options) = drawn  # the run plots itself first
     assert list(runs) == ["local_smcgdam"] and picture == tmp_path / "run" / "plot.png"
     assert options["measures"] == options["log"] == ["distance_dual"]
     code, _, err = fedstrata("show", "towers")
     assert code == 2 and "Unknown name 'towers'. Did you mean 'tower'?" in " ".join(err.split())
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_another_schedule_is_told_when_a_run_is_resumed(fedstrata, tmp_path):
     path = tmp_path / "experiment.toml"
     text = (
@@ -481,5 +492,9 @@ def test_only_run_is_shared_out_over_processes(fedstrata, monkeypatch) -> None:
     monkeypatch.setenv("RANK", "1")
     for command in ("compare", "tune"):
         code, _, said = fedstrata(command, "nothing.toml")
-        assert code == 2 and "The command under torchrun must be run: it shares" in " ".join(said.split())
+        assert (
+            code == 2
+            and "The command under torchrun must be run, the only command that several processes can share."
+            in " ".join(said.split())
+        )
         assert f"Got '{command}'" in " ".join(said.split())

@@ -10,12 +10,11 @@ import pytest
 
 from fedstrata.algorithms import ALGORITHMS
 from fedstrata.core.errors import Diverged, InputError
-from fedstrata.experiments import compare
+from fedstrata.experiments import runs, tune
 from fedstrata.experiments.config import Config, Experiment, parse, presets, read
 from fedstrata.experiments.overlay import merge, slug
 from fedstrata.experiments.tables import measured_in_all
 from fedstrata.problems import PROBLEMS, ProblemKind
-from fedstrata.training.plots import plot
 
 SMALL = """
 [problem]
@@ -56,23 +55,6 @@ tune = { trials = 3 }
 [preset.paper.variants.slow.algorithm]
 lr = 0.001
 """
-
-
-@pytest.fixture
-def write(tmp_path: Path):
-    def file(*parts: str) -> Path:
-        path = tmp_path / "experiment.toml"
-        path.write_text("".join(parts))
-        return path
-
-    return file
-
-
-@pytest.fixture
-def no_pictures(monkeypatch):
-    """Drawing costs more than these runs."""
-    monkeypatch.setattr("fedstrata.training.plots.plot", lambda *_, **__: None)
-    monkeypatch.setattr("fedstrata.cli.commands.draw", lambda *_, **__: None)
 
 
 @pytest.mark.parametrize(
@@ -223,6 +205,25 @@ def test_compare_runs_the_variants_and_goes_on(fedstrata, write, tmp_path, no_pi
     assert code == 0 and [line.split(":")[0] for line in progress.splitlines()] == ["run 4 of 4, more seed 0"]
 
 
+def test_square_brackets_in_a_label_are_printed(fedstrata, write, no_pictures):
+    path = write(SMALL, '[variants."steps [more]".algorithm]\nsteps = 3\n')
+    code, printed, progress = fedstrata("compare", path)
+    assert code == 0 and "steps [more]" in printed and "steps [more] seed 0: round 3/3" in progress
+
+
+def test_trials_without_a_common_measure_are_refused(fedstrata, write, monkeypatch, no_pictures):
+    real = tune._try_once
+
+    def spy(config, *rest):
+        row = real(config, *rest)
+        return {**row, "accuracy": 1.0} if config.label == "scaffold" else row
+
+    monkeypatch.setattr(tune, "_try_once", spy)
+    text = "[variants.scaffold.algorithm]\nname = 'scaffold'\n[variants.base]\n[tune]\ntrials = 1\n"
+    code, _, err = fedstrata("tune", write(SMALL, text))
+    assert code == 2 and "base has no accuracy" in err and "tune.measure" in err
+
+
 def test_a_variant_that_cannot_be_built_is_named_before_anything_runs(fedstrata, write, tmp_path):
     path = write(SMALL, VARIANTS, "[variants.bad.problem]\nnois = 1\n")
     code, _, err = fedstrata("compare", path, "--out", tmp_path / "out")
@@ -265,16 +266,20 @@ def test_one_variant_runs_alone_and_its_directory_runs_again(fedstrata, write, t
 
 
 def test_plot_calls_runs_by_their_variants(fedstrata, write, tmp_path, monkeypatch):
-    monkeypatch.setattr("fedstrata.training.plots.plot", lambda *_, **__: None)
-    drawn: list = []
-    monkeypatch.setattr("fedstrata.cli.commands.draw", lambda groups, *rest, **options: drawn.append((groups, options)))
+    drawn: dict = {}
+
+    def record(groups, path, *_, **options):
+        drawn[path] = groups, options
+
+    monkeypatch.setattr("fedstrata.training.plots.plot", record)
     text = "[plot]\nmeasures = ['loss']\naxis = 'samples'\nlog = ['loss']\ntitle = 'Noise'\n"
     out = tmp_path / "out"
     assert fedstrata("compare", write(SMALL, VARIANTS, text), "--out", out, "--seeds", 2, "--quiet")[0] == 0
     assert fedstrata("plot", *sorted(out.glob("*-seed*")), "--out", tmp_path / "x.png")[0] == 0
-    assert {k: len(v) for k, v in drawn[0][0].items()} == {k: len(v) for k, v in drawn[1][0].items()}
-    assert set(drawn[0][0]) == {"noise = 0.5", "scaffold", "base"}
-    assert drawn[0][1] == {"measures": ["loss"], "axis": "samples", "log": ["loss"], "title": "Noise"}
+    (compared, options), (plotted, _) = drawn[out / "plot.png"], drawn[tmp_path / "x.png"]
+    assert {k: len(v) for k, v in compared.items()} == {k: len(v) for k, v in plotted.items()}
+    assert set(compared) == {"noise = 0.5", "scaffold", "base"}
+    assert options == {"measures": ["loss"], "axis": "samples", "log": ["loss"], "title": "Noise"}
 
 
 @pytest.mark.parametrize("command", ["compare", "tune"])
@@ -316,14 +321,14 @@ def test_tune_gives_every_variant_the_same_number_of_trials(fedstrata, write, tm
 def test_a_trial_is_the_mean_over_its_seeds_and_falls_with_any_of_them(fedstrata, write, monkeypatch, no_pictures):
     text = "[variants.base]\n[tune]\ntrials = 2\nseeds = 3\n[tune.search.base]\nlr = [0.001, 0.01]\n"
     measured: dict[float, list[float]] = {}
-    real = compare.run_config
+    real = runs.run_config
 
     def spy(config, *rest, **options):
         run = real(config, *rest, **options)
         measured.setdefault(config.algorithm.options["lr"], []).append(run.history[-1]["loss"])
         return run
 
-    monkeypatch.setattr(compare, "run_config", spy)
+    monkeypatch.setattr(runs, "run_config", spy)
     code, printed, err = fedstrata("tune", write(SMALL, text), "--json", "--quiet", "--seeds", 0)
     assert code == 0, err
     for trial in json.loads(printed)["trials"]["base"]:
@@ -338,7 +343,7 @@ def test_a_trial_is_the_mean_over_its_seeds_and_falls_with_any_of_them(fedstrata
             raise Diverged("with the last seed")
         return real(config, *rest)
 
-    monkeypatch.setattr(compare, "run_config", fragile)
+    monkeypatch.setattr(runs, "run_config", fragile)
     _, printed, _ = fedstrata("tune", write(SMALL, text), "--json", "--quiet", "--seeds", 0)
     best, last = json.loads(printed)["trials"]["base"]
     assert last["measures"] is None and last["options"]["lr"] == worst and best["measures"] is not None
@@ -346,13 +351,13 @@ def test_a_trial_is_the_mean_over_its_seeds_and_falls_with_any_of_them(fedstrata
 
 def test_the_tuned_tables_run_what_was_tried(fedstrata, write, monkeypatch, no_pictures):
     used = []
-    real = compare.run_config
+    real = runs.run_config
 
     def spy(config, *rest, **options):
         used.append(Experiment(config).algorithm)
         return real(config, *rest, **options)
 
-    monkeypatch.setattr(compare, "run_config", spy)
+    monkeypatch.setattr(runs, "run_config", spy)
     text = "[variants.decay.algorithm.lr]\nschedule = 'step'\nvalue = 0.01\nat = [2]\n[tune]\ntrials = 2\n"
     code, printed, _ = fedstrata("tune", write(SMALL, text), "--json", "--quiet")
     assert code == 0 and len(used) == 3 and used[2] in used[:2]
@@ -369,21 +374,6 @@ def test_the_tuned_tables_run_what_was_tried(fedstrata, write, monkeypatch, no_p
 def test_a_search_must_be_of_what_there_is(fedstrata, write, search, message):
     code, _, err = fedstrata("tune", write(SMALL, VARIANTS, search))
     assert code == 2 and message in err and "trial" not in err
-
-
-def test_a_picture_shows_each_measure_of_the_runs_that_have_it(tmp_path, monkeypatch):
-    figures: list = []
-    monkeypatch.setattr("matplotlib.pyplot.close", figures.append)
-    rows = [{"round": r, "samples": 2 * r, "loss": 1.0, "gradient_norm": 10.0**-r} for r in range(3)]
-    bare = [{k: v for k, v in row.items() if k != "gradient_norm"} for row in rows]
-    runs = {"bare": [bare], "both": [rows, rows]}
-    plot(runs, tmp_path / "x.png", ["loss", "gradient_norm"], "samples", log=["gradient_norm"], title="Two")
-    loss, norm = figures[0].axes
-    assert [p.get_yscale() for p in (loss, norm)] == ["linear", "log"] and figures[0].get_suptitle() == "Two"
-    assert len(loss.lines) == 2 and len(norm.lines) == 1
-    assert norm.lines[0].get_color() == loss.lines[1].get_color() and loss.get_legend() and not norm.get_legend()
-    with pytest.raises(InputError, match=r"Unknown measure 'los'. Did you mean 'loss'"):
-        plot(runs, tmp_path / "x.png", log=["los"])
 
 
 def test_what_nobody_said_is_not_written():
@@ -440,4 +430,4 @@ def test_what_was_measured_is_said_once_and_by_whom_where_it_differs() -> None:
     assert measured_in_all({"a": [here, here], "b": [here]}) == "Measured on the pooled test data."
     said = measured_in_all({"a": [here], "b": [inside], "c": [inside]})
     assert said == "Measured on the pooled test data. b, c: the model is the one at x."
-    assert measured_in_all({"a": [], "b": [{}]}).startswith("b: measured by a function")
+    assert measured_in_all({"a": [], "b": [{}]}).startswith("b: measured by your own")

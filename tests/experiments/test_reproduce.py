@@ -44,9 +44,8 @@ def here(tmp_path: Path, monkeypatch) -> Path:
     )
     (tmp_path / "below").mkdir()
     monkeypatch.chdir(tmp_path / "below")
-    monkeypatch.setattr(reproduce, "__file__", str(tmp_path / "checkout/src/fedstrata/reproduce.py"))
-    monkeypatch.setattr("fedstrata.training.plots.plot", lambda *_, **__: None)
-    monkeypatch.setattr("fedstrata.cli.commands.draw", lambda runs, path, **_: path.write_text("picture"))
+    monkeypatch.setattr(reproduce, "__file__", str(tmp_path / "checkout/src/fedstrata/experiments/reproduce.py"))
+    monkeypatch.setattr("fedstrata.training.plots.plot", lambda runs, path, **_: path.write_text("plot"))
     return tmp_path / "below"
 
 
@@ -75,7 +74,7 @@ def test_the_nearest_experiment_of_a_name_counts(here):
     nearer = here / "experiments" / "001"
     nearer.mkdir(parents=True)
     (nearer / "figure2.toml").write_text("# Another\n")
-    assert {f.name: f.about for f in reproduce.everything()}["001/figure2"] == "Another"
+    assert {f.name: f.about for f in reproduce.find_all()}["001/figure2"] == "Another"
     assert reproduce.find("001/figure2")[0].about == "Another"
 
 
@@ -83,9 +82,15 @@ def test_the_checkout_of_the_package_is_looked_into(here):
     checkout = here.parent / "checkout"
     (checkout / "experiments").mkdir(parents=True)
     (checkout / "experiments/own.toml").write_text(FIGURE)
-    assert "own" not in [f.name for f in reproduce.everything()]
+    assert "own" not in [f.name for f in reproduce.find_all()]
     (checkout / "pyproject.toml").touch()
-    assert [f.name for f in reproduce.everything()] == ["001/figure2", "001/figure3", "own"]
+    assert [f.name for f in reproduce.find_all()] == ["001/figure2", "001/figure3", "own"]
+
+
+def test_the_experiments_of_this_checkout_are_found_from_anywhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    ours = Path(__file__).parents[2] / "experiments"
+    assert reproduce.folders() == [ours] and reproduce.find("000/bias")[0].path == ours / "000/bias.toml"
 
 
 def test_list_has_a_line_on_each(fedstrata, here):
@@ -137,7 +142,7 @@ def test_a_directory_is_run_one_after_another(fedstrata, here):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ((), "reproduce wants the NAME of an experiment"),
+        ((), "reproduce needs the NAME of an experiment"),
         (("002",), "Unknown experiment '002'. Did you mean '001'?"),
         (("001/figure2", "--preset", "gpu"), "Unknown preset 'gpu'."),
         (("bare.toml",), "has no variants"),

@@ -1,0 +1,55 @@
+"""``fedstrata demo``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fedstrata.cli.compare import run_comparison
+from fedstrata.cli.printing import echo
+from fedstrata.experiments.config import parse
+
+DEMO: dict[str, Any] = {
+    "data": {
+        "name": "digits",
+        "clients": 8,
+        "imbalance": 0.05,
+        "partition": {"name": "dirichlet", "alpha": 0.3, "min_samples": 10},
+    },
+    "model": {"name": "mlp", "hidden": [64]},
+    "problem": {"name": "auc", "score": "none"},
+    "train": {"rounds": 100, "batch_size": 16, "threads": 1},
+    "evaluate": {"clients": "none"},
+    "plot": {"measures": ["auc"]},
+    "variants": {
+        "fedavg": {
+            "problem": {"name": "erm", "loss": "binary_cross_entropy"},
+            "algorithm": {"name": "fedavg", "lr": 0.73},
+        },
+        "scaffold": {
+            "problem": {"name": "erm", "loss": "binary_cross_entropy"},
+            "algorithm": {"name": "scaffold", "lr": 0.51},
+        },
+        "local_sgda": {"algorithm": {"name": "local_sgda", "lr": 0.46, "dual_lr": 1.3}},
+        "fgda": {"algorithm": {"name": "fgda", "gamma": 0.46, "lam": 1.3}},
+    },
+}
+
+
+def demo(
+    out: Annotated[Path, typer.Option(metavar="FILE", help="Plot to write.")] = Path("fedstrata-demo.png"),
+    seeds: Annotated[int, typer.Option(min=1, metavar="N", help="Number of seeds.")] = 3,
+) -> None:
+    """Compare four algorithms on real data in under a minute.
+
+    Eight clients hold handwritten digits with few positives, and learn to rank them first.
+    """
+    echo(
+        "Handwritten digits, 5 % positives (digits 0-4), eight clients with different mixes of digits.\n"
+        "A small neural network learns to rank positives above negatives; AUC 1.0 is perfect, 0.5 is chance.\n"
+        "fedavg and scaffold minimise cross-entropy, local_sgda and fgda maximise AUC.\n"
+        "All four had the same tuning budget.\n"
+    )
+    run_comparison(parse(DEMO, "demo"), None, seeds, None, plot_file=out)

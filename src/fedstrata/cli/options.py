@@ -1,0 +1,58 @@
+"""Arguments and options that several commands share, and checks of their values."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedstrata.core.errors import InputError
+
+ConfigFile = Annotated[Path, typer.Argument(help="TOML file of the experiment.", show_default=False)]
+RunOut = Annotated[
+    Path | None, typer.Option(metavar="DIR", help="Run directory to write; must be new. Without it nothing is saved.")
+]
+Preset = Annotated[
+    str | None,
+    typer.Option("--preset", metavar="NAME", help="Preset to apply.", show_default="the first in the file"),
+]
+Set = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Override a setting, e.g. algorithm.lr=0.1. Can be repeated."),
+]
+Resume = Annotated[bool, typer.Option("--resume", help="Resume from the output directory.")]
+Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="Hide progress.")]
+Algorithms = Annotated[
+    str | None,
+    typer.Option(metavar="NAMES", help="Comma-separated names of algorithms.", show_default="the variants in the file"),
+]
+Seeds = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        metavar="N",
+        help="Number of seeds, counting up from train.seed.",
+        show_default="compare.seeds in the file",
+    ),
+]
+
+
+def check_resume(out: Path | None, resume: bool) -> None:
+    """Refuse to resume without a directory."""
+    if resume and out is None:
+        raise InputError("--resume needs --out, the directory to resume.")
+
+
+def check_out(out: Path | None, resume: bool) -> None:
+    """Refuse an output directory that is a file, or that holds anything when nothing is to be resumed."""
+    check_resume(out, resume)
+    if out is None or not out.exists():
+        return
+    if not out.is_dir():
+        raise InputError(f"{out} is a file. Nothing was overwritten.")
+    if not resume and any(out.iterdir()):
+        raise InputError(
+            f"The directory {out} exists and is not empty. Nothing was overwritten: choose another, or pass --resume."
+        )

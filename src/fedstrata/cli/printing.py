@@ -1,0 +1,85 @@
+"""What commands print: results on stdout, messages and progress on stderr."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from fedstrata.experiments.compare import Comparison
+from fedstrata.experiments.tables import as_table, mean_and_spread, measured, one_run
+from fedstrata.training.callbacks import Callback, ShowProgress
+from fedstrata.training.rundir import Row
+
+_out = Console(width=None if sys.stdout.isatty() else 140)
+_err = Console(stderr=True)
+
+
+def say(text: str) -> None:
+    """Print a message to stderr."""
+    _err.print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+def echo(text: str = "", wrap: bool = False) -> None:
+    """Print text to stdout; ``wrap`` breaks long lines between words."""
+    _out.print(text, highlight=False, markup=False, soft_wrap=not wrap)
+
+
+def progress(quiet: bool, brief: bool = False) -> list[Callback]:
+    """Return the callbacks that show the progress of a run."""
+    return [] if quiet else [ShowProgress(_err, brief)]
+
+
+def progress_bars(quiet: bool) -> list[Callback]:
+    """Return the callbacks that show progress on a terminal, and none elsewhere."""
+    return progress(quiet) if _err.is_terminal else []
+
+
+def print_grid(rows: Iterable[Sequence[str]], columns: Sequence[str] = (), title: str | None = None) -> None:
+    """Print rows in aligned columns without lines, the first column in bold."""
+    grid = Table(box=None, pad_edge=False, show_header=bool(columns), title=title, title_justify="left")
+    for column in columns:
+        grid.add_column(column)
+    for first, *rest in rows:
+        grid.add_row(f"[bold]{escape(first)}[/bold]", *map(escape, rest))
+    _out.print(grid)
+
+
+def print_run(
+    summary: Row, history: list[Row], out: Path | None, as_json: bool, measures: Sequence[str] | None = None
+) -> None:
+    """Print the result of a run: its summary as JSON, or its last measures and what a reader needs to know of them."""
+    if as_json:
+        print(json.dumps(summary))
+        return
+    _out.print(as_table([one_run(history[-1], measures)], f"{summary['algorithm']} on {summary['data']}"))
+    echo(measured(summary), wrap=True)
+    if "pretrain" in summary:
+        before = summary["pretrain"]
+        cost = "samples, bytes and seconds include it"
+        echo(f"Pre-trained by {before['algorithm']} for {before['rounds']} rounds; {cost}.", wrap=True)
+    if "epsilon" in summary:
+        guarantee = f"({summary['epsilon']:.4g}, {summary['delta']:g})"
+        echo(f"Client-level differential privacy: (epsilon, delta) = {guarantee}.", wrap=True)
+    if summary.get("left_out"):
+        echo(f"Left out of exchanges: {_counted(summary['left_out'])}.")
+    if summary.get("not_measured"):
+        echo(f"Not measured: {_counted(summary['not_measured'])}.")
+    if out is not None:
+        echo(f"Written to {out} (plot: {out / 'plot.png'})")
+
+
+def _counted(times: dict[str, int]) -> str:
+    return ", ".join(f"{name} {'once' if n == 1 else f'{n} times'}" for name, n in times.items())
+
+
+def print_comparison(comparison: Comparison, seeds: int, measures: Sequence[str] | None) -> None:
+    """Print the table of a comparison, and the data it was measured on."""
+    title = f"{', '.join(comparison.datasets)}, {seeds} seed{'s' * (seeds > 1)}: mean ± spread"
+    _out.print(as_table([mean_and_spread(row, measures) for row in comparison.rows], title))
+    echo(comparison.measured, wrap=True)

@@ -1,0 +1,52 @@
+"""Plots of finished runs, read from their directories, and of how data are partitioned."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+
+from fedstrata.core.errors import InputError
+from fedstrata.data.federated import FederatedData
+from fedstrata.training.plots import new_figure, write_figure
+from fedstrata.training.rundir import Row, RunDirectory, read_toml
+
+
+def read_runs(paths: Iterable[Path]) -> dict[str, list[list[Row]]]:
+    """Read the histories in run directories; those of one algorithm or variant share a label."""
+    runs: dict[str, list[list[Row]]] = {}
+    for path in paths:
+        history = RunDirectory(path).rows()
+        if not history:
+            hint = f" Did you mean {path}/*?" if any(path.glob("*/metrics.jsonl")) else ""
+            raise InputError(f"There is no run with metrics in {path}.{hint}")
+        runs.setdefault(_label(path), []).append(history)
+    return runs
+
+
+def _label(path: Path) -> str:
+    """Return the label of a run's variant, or its algorithm, or the name of its directory."""
+    file = path / "config.toml"
+    config = read_toml(file) if file.exists() else {}
+    from_file = "algorithm" in config and "size" not in config.get("problem", {})  # only runs from Python write a size
+    return str(config.get("label") or (config["algorithm"]["name"] if from_file else path.name))
+
+
+def plot_partition(data: FederatedData, path: str | Path, title: str | None = None) -> Path:
+    """Plot how many training samples each client has, in total and of each class; regression has totals only."""
+    counts = data.train.class_counts if data.classes else None
+    width = max(4.0, min(11.0, 1.5 + 0.08 * data.clients))
+    if counts is None:
+        figure, axes = new_figure(1, 1, (width, 2.4))
+    else:
+        figure, axes = new_figure(2, 1, (width, 4.6), sharex=True, height_ratios=(1, 3))
+        image = axes[1, 0].imshow(counts.T, aspect="auto", cmap="Blues", interpolation="nearest", origin="lower")
+        axes[1, 0].set_ylabel("class")
+        figure.colorbar(image, ax=axes[1, 0], label="samples")
+    axes[0, 0].bar(np.arange(data.clients), data.sizes, width=1.0, color="0.55")
+    axes[0, 0].set_ylabel("samples")
+    axes[-1, 0].set_xlabel("client")
+    if title is not None:
+        figure.suptitle(title)
+    return write_figure(figure, path)

@@ -1,0 +1,85 @@
+"""Train what a configuration describes, alone or as one of several algorithms or variants."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+
+from fedstrata.experiments.config import Config, Experiment, within
+from fedstrata.experiments.pretrain import Pretraining, pretrain
+from fedstrata.experiments.schema import DiagnosticsTable
+from fedstrata.training.callbacks import Callback
+from fedstrata.training.diagnostics import Diagnostics
+from fedstrata.training.fingerprint import describe
+from fedstrata.training.train import Run, check_pretraining, train
+
+Say = Callable[[str], None]
+"""Prints a message to the user."""
+
+
+def run_config(
+    config: Config,
+    out: Path | None,
+    resume: bool,
+    callbacks: Sequence[Callback],
+    experiment: Experiment | None = None,
+    *,
+    compared: bool = False,
+) -> Run:
+    """Train a configuration; config.toml in ``out`` holds every setting that the run depends on.
+
+    In a comparison (``compared``) diagnostics skip what an algorithm does not report.
+    """
+    with labelled(config):
+        built = Experiment(config) if experiment is None else experiment
+        tables = config.to_toml("compare", "plot", "pretrain", "tune", "variants")
+        tables |= {"algorithm": describe(built.algorithm)}
+        pretraining = Pretraining.of(built)
+        check_pretraining(config.settings()["channel"], pretraining is not None)
+        if pretraining is not None:
+            tables |= {"pretrain": pretraining.table}
+        if pretraining is not None and built.pretrained is None:
+            pretrain(built, pretraining, tables, out, resume, callbacks)
+            resume = resume or out is not None
+        if out is not None and config.diagnostics != DiagnosticsTable():
+            callbacks = [*callbacks, Diagnostics(**config.diagnostics.model_dump(), strict=not compared, folder=out)]
+        return train(
+            built.problem,
+            built.data,
+            built.algorithm,
+            **config.settings(),
+            evaluate=built.evaluation,
+            out=out,
+            resume=resume,
+            callbacks=callbacks,
+            config=tables,
+            pretrain=built.pretrained,
+        )
+
+
+def candidates(config: Config, names: Sequence[str] | None) -> tuple[str, dict[str, Config]]:
+    """Return what to compare or tune: ``"algorithm"`` or ``"variant"``, and a configuration for each label.
+
+    These are the algorithms in ``names``, or every variant of the experiment if it is None.
+    """
+    if names is None:
+        return "variant", {label: config.variant(label) for label in config.variants}
+    unlabelled = config.model_copy(update={"label": None})
+    return "algorithm", {name: unlabelled.with_algorithm(name) for name in names}
+
+
+def check_all(configs: Iterable[Config]) -> None:
+    """Refuse a configuration that cannot run, before any of them does."""
+    for config in configs:
+        with labelled(config):
+            built = Experiment(config)
+            built.algorithm.check(built.problem, config.train.participation, built.data.clients)
+            pretraining = Pretraining.of(built)
+            if pretraining is not None:
+                pretraining.check()
+
+
+def labelled(config: Config) -> AbstractContextManager[None]:
+    """Add the label of the variant to errors in the block; errors about an algorithm already name it."""
+    return nullcontext() if config.label is None else within(f"variant {config.label!r}")

@@ -1,0 +1,257 @@
+"""Tune algorithms, or variants of an experiment, with the same number of trials each."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tomli_w
+
+from fedstrata.algorithms.algorithm import ALGORITHMS, kind_of
+from fedstrata.core.errors import Diverged, FedstrataError, InputError, invalid, unknown
+from fedstrata.experiments import runs
+from fedstrata.experiments.config import Config, Experiment, build_algorithm
+from fedstrata.experiments.overlay import merge
+from fedstrata.experiments.pretrain import Pretraining
+from fedstrata.experiments.runs import Say, candidates, check_all, labelled
+from fedstrata.experiments.schema import AlgorithmTable
+from fedstrata.training.callbacks import Callback
+from fedstrata.training.checkpoint import write_atomically
+from fedstrata.training.fingerprint import describe
+from fedstrata.training.rundir import Row, read_rows
+from fedstrata.training.train import Run
+
+Options = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """The result of a search.
+
+    config: the experiment that was tuned.
+    names:  the algorithms that were tuned; None for the variants of the experiment.
+    trials: the trials of each label, best first.
+    """
+
+    config: Config
+    names: Sequence[str] | None
+    trials: dict[str, list[Row]]
+
+    @cached_property
+    def best(self) -> dict[str, Options]:
+        """The options of the best trial, by label.
+
+        Those of an algorithm are complete, so that a comparison fills in none from ``[algorithm]``.
+        """
+        if self.names is None:
+            return {label: trials[0]["options"] for label, trials in self.trials.items()}
+        return {name: _all_options(self.config, name, trials[0]["options"]) for name, trials in self.trials.items()}
+
+    @property
+    def best_config(self) -> Config:
+        """The experiment with the best options."""
+        if self.names is None:
+            old = self.config.variants
+            variants = {label: merge(old[label], {"algorithm": options}) for label, options in self.best.items()}
+            return self.config.model_copy(update={"variants": variants})
+        main = self.config.algorithm.name if self.config.algorithm.name in self.best else self.names[0]
+        tables = {**self.config.algorithms, **self.best}
+        return self.config.model_copy(
+            update={"algorithms": tables, "algorithm": AlgorithmTable(name=main, **self.best[main])}
+        )
+
+    @property
+    def variant_tables(self) -> str:
+        """The best options as ``[variants.LABEL.algorithm]`` tables."""
+        return tomli_w.dumps({"variants": {label: {"algorithm": options} for label, options in self.best.items()}})
+
+    def write(self, folder: Path) -> None:
+        """Write tuned.toml, the tables of the variants, or best.toml, the experiment with tuned algorithms."""
+        if self.names is None:
+            (folder / "tuned.toml").write_text(self.variant_tables)
+        else:
+            (folder / "best.toml").write_text(tomli_w.dumps(self.best_config.to_toml()))
+
+
+def tune(
+    config: Config, names: Sequence[str] | None, out: Path | None, callbacks: Sequence[Callback], say: Say
+) -> Tuned:
+    """Try ``tune.trials`` settings of each algorithm in ``names``, or each variant if it is None, on validation data.
+
+    With ``out``, trials are logged in trials.jsonl, and a resumed search skips them.
+    """
+    kind, configs = candidates(config, names)
+    for label in config.tune.search:
+        if label not in configs:
+            raise unknown(kind, label, configs, "[tune.search]")
+    points = {n: latin_hypercube(search_of(c, n), config.tune.trials, config.train.seed) for n, c in configs.items()}
+    check_all(configs.values())
+    log = _Log(out, config)
+    trials: dict[str, list[Row]] = {label: [] for label in configs}
+    pretrained: dict[str, Run] = {}
+    measure = config.tune.measure
+    for label, candidate in configs.items():
+        for number, point in enumerate(points[label], 1):
+            options = fitting(candidate, point)
+            row = log.find({kind: label, "options": options})
+            if row is None:
+                tried = candidate.with_algorithm(candidate.algorithm.name, options)
+                row = {kind: label, "options": options, "measures": _try(tried, callbacks, pretrained)}
+                log.append(row)
+            trials[label].append(row)
+            measure = measure or _main_measure(row)
+            result = "diverged" if row["measures"] is None else f"{measure} {_value(row, measure, label):.4f}"
+            say(f"{label} trial {number}/{config.tune.trials}: {options} -> {result}")
+    return Tuned(config, names, {label: _sorted(rows, measure, label) for label, rows in trials.items()})
+
+
+def search_of(config: Config, label: str) -> dict[str, tuple[float, float]]:
+    """Return the ranges to search: ``[tune.search.LABEL]``, or those that the algorithm declares."""
+    name = config.algorithm.name
+    fields = {f.name: f for f in dataclasses.fields(ALGORITHMS[name]) if f.init}  # type: ignore[arg-type]
+    if label not in config.tune.search:
+        return {n: tuple(f.metadata["search"]) for n, f in fields.items() if f.metadata.get("search")}
+    for option in config.tune.search[label]:
+        if option not in fields:
+            raise unknown(f"hyperparameter of {name}", option, fields, f"[tune.search.{json.dumps(label)}]")
+    return {n: (low, high) for n, (low, high) in config.tune.search[label].items()}
+
+
+def latin_hypercube(ranges: dict[str, tuple[float, float]], trials: int, seed: int) -> list[dict[str, float]]:
+    """Draw ``trials`` points: each range is cut into as many equal parts on a log scale, and each part is used once."""
+    generator = np.random.default_rng(seed)
+    columns = {}
+    for name, (low, high) in ranges.items():
+        if not 0 < low <= high:
+            raise invalid(f"search range of {name}", [low, high], "two positive numbers in ascending order")
+        positions = (generator.permutation(trials) + generator.random(trials)) / trials
+        columns[name] = np.exp(math.log(low) + positions * (math.log(high) - math.log(low)))
+    return [{n: float(f"{c[i]:.4g}") for n, c in columns.items()} for i in range(trials)]
+
+
+def fitting(config: Config, point: dict[str, float]) -> Options:
+    """Return a point of the search as options: integers rounded, and schedules scaled instead of replaced."""
+    name = config.algorithm.name
+    current = config.options_of(name)
+    options: Options = {}
+    for field in [f for f in dataclasses.fields(ALGORITHMS[name]) if f.init]:  # type: ignore[arg-type]
+        if field.name not in point:
+            continue
+        value: Any = point[field.name]
+        schedule = current.get(field.name)
+        if kind_of(field) in ("int", "Steps", "EqualSteps"):
+            value = max(1, round(value))
+        elif isinstance(schedule, dict):
+            value = {**schedule, "k" if schedule.get("schedule") == "cube_root" else "value": value}
+        options[field.name] = value
+    return options
+
+
+def higher_is_better(measure: str) -> bool:
+    """Return whether a larger value of this measure is better."""
+    plain = measure.removeprefix("personal_").removeprefix("attacked_")
+    return plain.startswith(("accuracy", "auc")) and not measure.endswith("_spread")
+
+
+def _try(config: Config, callbacks: Sequence[Callback], pretrained: dict[str, Run]) -> Row | None:
+    """Return the measures of one trial, averaged over ``tune.seeds`` seeds; None if any of them diverged.
+
+    Trials with the same pre-training share its run through ``pretrained``.
+    """
+    rows: list[Row] = []
+    for seed in range(config.train.seed, config.train.seed + config.tune.seeds):
+        row = _try_once(config.with_seed(seed), callbacks, pretrained)
+        if row is None:
+            return None
+        rows.append(row)
+    return {k: statistics.fmean(r[k] for r in rows) for k in rows[0] if all(k in r for r in rows)}
+
+
+def _try_once(config: Config, callbacks: Sequence[Callback], pretrained: dict[str, Run]) -> Row | None:
+    with labelled(config):
+        experiment = Experiment(config)
+        experiment.data = experiment.data.validation(config.tune.share, config.train.seed)
+        if experiment.evaluation.clients == "train":
+            experiment.evaluation = dataclasses.replace(experiment.evaluation, clients="test")
+        pretraining = Pretraining.of(experiment)
+        if pretraining is not None:
+            if pretraining.key not in pretrained:
+                pretrained[pretraining.key] = pretraining.run(None, callbacks)
+            experiment.start_from(pretrained[pretraining.key])
+    try:
+        first, *_, last = runs.run_config(config, None, False, callbacks, experiment).history
+    except Diverged:
+        return None
+    measure = config.tune.measure
+    if measure is not None and measure not in first:
+        raise unknown("measure", measure, first, "tune.measure")
+    return None if measure is not None and measure not in last else last
+
+
+def _main_measure(row: Row) -> str | None:
+    measures: Row | None = row["measures"]
+    return None if measures is None else next(m for m in ("auc", "accuracy", "loss") if m in measures)
+
+
+def _value(row: Row, measure: str | None, label: str) -> float:
+    if measure not in row["measures"]:
+        raise InputError(f"{label} has no {measure} to be compared by: set tune.measure to one that all trials have.")
+    return float(row["measures"][measure])
+
+
+def _sorted(rows: list[Row], measure: str | None, label: str) -> list[Row]:
+    """Return the trials of a label, best first and those that diverged last."""
+    if all(row["measures"] is None for row in rows):
+        raise FedstrataError(f"Every trial of {label} diverged. Search smaller learning rates ([tune.search.{label}]).")
+    sign = -1 if higher_is_better(measure or "loss") else 1
+    return sorted(rows, key=lambda r: math.inf if r["measures"] is None else sign * _value(r, measure, label))
+
+
+def _all_options(config: Config, name: str, options: Mapping[str, Any]) -> Options:
+    table = describe(build_algorithm(config.with_algorithm(name, dict(options))))
+    return {k: v for k, v in table.items() if k != "name"}
+
+
+class _Log:
+    """The trials in ``folder``: those of an earlier, interrupted search of the same experiment, and new ones."""
+
+    def __init__(self, folder: Path | None, config: Config) -> None:
+        self.path = None if folder is None else folder / "trials.jsonl"
+        self.rows: list[Row] = []
+        if folder is None or self.path is None:
+            return
+        _claim(folder, json.dumps(config.to_toml("compare", "plot"), sort_keys=True))
+        if self.path.exists():
+            self.rows = read_rows(self.path)
+            write_atomically(self.path, "".join(json.dumps(row) + "\n" for row in self.rows).encode())
+
+    def find(self, trial: Row) -> Row | None:
+        """Return the logged row of a trial, if there is one."""
+        return next((row for row in self.rows if all(row.get(k) == v for k, v in trial.items())), None)
+
+    def append(self, row: Row) -> None:
+        """Log a trial."""
+        if self.path is not None:
+            with self.path.open("a") as file:
+                file.write(json.dumps(row) + "\n")
+
+
+def _claim(folder: Path, settings: str) -> None:
+    """Mark a new folder as that of a search with these settings; refuse one that holds anything else."""
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / "config.json"
+    if file.exists():
+        if file.read_text() != settings:
+            raise InputError(f"{folder} holds a search with other settings. Nothing was overwritten: choose another.")
+    elif any(folder.iterdir()):
+        raise InputError(f"The directory {folder} is not empty and holds no search. Nothing was overwritten.")
+    else:
+        write_atomically(file, settings.encode())
