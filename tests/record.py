@@ -25,8 +25,8 @@ from torch import nn
 
 import fedstrata as fs
 from fedstrata.algorithms import ALGORITHMS
-from fedstrata.experiments.compare import run_config
 from fedstrata.experiments.config import read
+from fedstrata.experiments.runs import run_config
 from support import example_for, sized_data, smooth_example
 
 ROOT = Path(__file__).parents[1]

@@ -7,8 +7,9 @@
         sagda, control = false          up d + p        down d + p
         sagda, before the first round   up 0            down 0
 
-The numbers are in terms of d (size of x), p (size of y), K (levels), r (size of what the last level returns), R (of what
-all levels return together), C (classes) and T (the algorithm's inner rounds). A test compares every row with counted bytes.
+The numbers are in terms of d (size of x), p (size of y), K (levels), r (size of what the last level returns), R (of
+what all levels return together), C (classes) and T (the algorithm's inner rounds). A test compares every row with
+counted bytes.
 """
 
 from __future__ import annotations
