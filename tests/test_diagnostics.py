@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import tomllib
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,8 @@ import pytest
 import torch
 
 import fedstrata as fs
+from fedstrata.algorithms import ALGORITHMS
+from fedstrata.clients import Client
 from fedstrata.core.schedules import Clock
 from fedstrata.training.callbacks import Callback, Reports, Titled
 from support import sized_data, smooth_example, softmax_problem
@@ -228,12 +229,10 @@ def test_local_amsgrad_has_one_rate_for_all_and_fedlalr_has_not(aggregate: str) 
 def test_nothing_is_reported_when_nobody_listens(monkeypatch: pytest.MonkeyPatch) -> None:
     """A function that is reported is called when its value is wanted, and the results are the same bits."""
     called: list[int] = []
-    plain = fs.FedLALR.step
+    plain = Client.report
 
-    def step(self: fs.FedLALR, client: Any, *state: torch.Tensor) -> Any:
-        out = plain(self, client, *state)
-        client.report(probe=lambda: called.append(client.clock.step) or out[0])
-        return out
+    def report(client: Client, **values: Any) -> None:
+        plain(client, **values, probe=lambda: called.append(client.clock.step) or values["vhat"])
 
     class Heard(Callback):
         names: tuple[str, ...] = ()
@@ -241,7 +240,7 @@ def test_nothing_is_reported_when_nobody_listens(monkeypatch: pytest.MonkeyPatch
         def on_local_step(self, clock: Clock, ids: np.ndarray, reports: Reports) -> None:
             self.names = tuple(reports)
 
-    monkeypatch.setattr(fs.FedLALR, "step", step)
+    monkeypatch.setattr(Client, "report", report)
     problem, data = smooth_example()
     found, heard = [], Heard()
     for callbacks in ([], [Callback()], [heard], [fs.Diagnostics()], [fs.Diagnostics(norms=["vhat"], rates=True)]):
@@ -300,16 +299,33 @@ def test_rows_are_those_of_the_last_run() -> None:
     assert diagnostics.rows == first
 
 
+class Warm(fs.Algorithm):
+    """Takes steps before the first round, then none."""
+
+    name = "warm"
+
+    def start(self, x: torch.Tensor, y: torch.Tensor, clients: fs.Clients) -> fs.State:
+        return fs.State(x + clients.mean(self.local, x, 5), y)
+
+    def round(self, s: fs.State, clients: fs.Clients) -> fs.State:
+        return s._replace(x=s.x + clients.mean(self.local, s.x, 3))
+
+    @fs.remote
+    def local(self, client: fs.Client, x: torch.Tensor, steps: int) -> torch.Tensor:
+        k = client.variables(x=x)
+        for _ in client.loop(steps, k):
+            client.report(vhat=k.x, rate=k.x)
+            k.x = 0.9 * k.x
+        return k.x - x
+
+
+ALGORITHMS.pop("warm")
+
+
 def test_steps_before_the_first_round_are_not_counted() -> None:
-    """A problem may have its clients take steps to prepare itself, in round 0 of the watcher's."""
-    problem, data = smooth_example()
-
-    def asks(problem: fs.Problem, clients: Any) -> torch.Tensor:
-        return clients.mean(lambda client, x: client.repeat(5, lambda client, x: 2 * x, x), problem.x0)
-
+    """An algorithm may have its clients take steps to prepare itself, in round 0 of the watcher's."""
     diagnostics = fs.Diagnostics(norms=["vhat"], clients=[1], rates=True)
-    example = replace(problem, asks=asks, given=lambda problem, _: problem), data
-    _, watcher = watched(fs.FedLALR(steps=3, **LALR), diagnostics, example=example, rounds=2)
+    _, watcher = watched(Warm(), diagnostics, rounds=2)
     assert {t for r, t, _ in watcher.seen if r == 0} == {1, 2, 3, 4, 5}
     assert [r["local_steps"] for r in of_rounds(diagnostics.rows)] == [3, 3]
     assert_same_rows(of_steps(diagnostics.rows), expected_norms(watcher, "vhat", [1], [1, 2]))

@@ -10,7 +10,7 @@ import tomllib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -439,23 +439,54 @@ def test_an_overflowed_loss_is_a_divergence_though_x_is_finite(tmp_path: Path) -
         fs.train(q.problem, q.data, fs.FedAvg(lr=0.9), rounds=60, eval_every=1)
 
 
-def test_vectors_added_in_a_round_are_resumed(tmp_path: Path) -> None:
-    class Adds(fs.Algorithm):
-        name = "adds"
-        up = down = "d"
+class Trace(NamedTuple):
+    x: torch.Tensor
+    last: tuple[torch.Tensor, ...]
 
-        def round(self, s: fs.State, clients: fs.Clients) -> fs.State:
-            return s.replace(x=s.x + 1 + s.get("extra", torch.zeros(1)), extra=s.x[:1].clone())
+
+def test_a_state_with_tuples_is_resumed(tmp_path: Path) -> None:
+    """Twelve vectors in a tuple, which files sort by name: 0, 1, 10, 11, 2."""
+
+    class Traces(fs.Algorithm):
+        name = "traces"
+
+        def start(self, x: torch.Tensor, y: torch.Tensor, clients: fs.Clients) -> Trace:
+            return Trace(x, tuple(x[:1] + i for i in range(12)))
+
+        def round(self, s: Trace, clients: fs.Clients) -> Trace:
+            return Trace(s.x + s.last[3], (*s.last[1:], s.x[:1]))
 
     try:
         q = fs.quadratic(clients=2)
-        straight = fs.train(q.problem, q.data, Adds(), rounds=4)
-        fs.train(q.problem, q.data, Adds(), rounds=2, out=tmp_path / "run")
-        assert torch.equal(
-            fs.train(q.problem, q.data, Adds(), rounds=4, out=tmp_path / "run", resume=True).x, straight.x
-        )
+        straight = fs.train(q.problem, q.data, Traces(), rounds=9)
+        for rounds in (4, 9):
+            run = fs.train(q.problem, q.data, Traces(), rounds=rounds, out=tmp_path / "run", resume=True)
+        assert torch.equal(run.x, straight.x)
     finally:
-        ALGORITHMS.pop("adds")
+        ALGORITHMS.pop("traces")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (lambda s: s._replace(x=s.x[:2]), r"round of odd must return a State of \{'x': \(5,\).* Got \{'x': \(2,\)"),
+        (lambda s: s.x, "The state of odd must be a NamedTuple of tensors. Got Tensor"),
+        (lambda s: s._replace(x=1.0), r"must be a NamedTuple of tensors. Got \{'x': 'float'"),
+    ],
+)
+def test_a_round_must_return_the_state_that_it_got(wrong: Any, message: str) -> None:
+    class Odd(fs.Algorithm):
+        name = "odd"
+
+        def round(self, s: fs.State, clients: fs.Clients) -> Any:
+            return wrong(s)
+
+    try:
+        q = fs.quadratic(clients=2, dimension=5)
+        with pytest.raises(fs.FedstrataError, match=message):
+            fs.train(q.problem, q.data, Odd(), rounds=2)
+    finally:
+        ALGORITHMS.pop("odd")
 
 
 @pytest.mark.parametrize("what", ["data", "test data", "start"])

@@ -200,7 +200,7 @@ def test_list_has_a_line_on_each(fedstrata, kind):
 
 def test_show_has_equations_and_hyperparameters(fedstrata):
     code, printed, _ = fedstrata("show", "scaffold")
-    assert code == 0 and "c_k" in printed and "Sent: up 2d" in printed and "local learning rate" in printed
+    assert code == 0 and "c_k" in printed and "Sent: up 2*d" in printed and "local learning rate" in printed
     assert json.loads(fedstrata("show", "scaffold", "--json")[1])["hyperparameters"]["lr"]["default"] == 0.1
 
 
@@ -365,10 +365,10 @@ def test_an_algorithm_of_ones_own_can_be_imported(fedstrata, experiment, tmp_pat
     own = tmp_path / "signed.py"
     own.write_text(
         "import torch\nimport fedstrata as fs\n\n\n"
-        "class Signed(fs.Algorithm):\n    name = 'signed'\n    up = down = 'd'\n"
+        "class Signed(fs.Algorithm):\n    name = 'signed'\n"
         "    lr: float = fs.param(0.01, 'rate', above=0)\n\n    def round(self, s, clients):\n"
-        "        return s.replace(x=s.x - self.lr * clients.mean(self.local, s.x))\n\n"
-        "    def local(self, client, x):\n        return torch.sign(client.grads(x, client.draw()))\n"
+        "        return s._replace(x=s.x - self.lr * clients.mean(self.local, s.x))\n\n"
+        "    @fs.remote\n    def local(self, client, x):\n        return torch.sign(client.grads(x, client.draw()))\n"
     )
     try:
         code, printed, err = fedstrata(

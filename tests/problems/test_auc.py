@@ -198,7 +198,7 @@ def test_p_is_the_share_of_positives_as_the_run_weighs_clients(counts: list[tupl
     }
     for weighting, share in shares.items():
         problem = prepared(fs.auc(model()), data, weighting)
-        assert problem.asks is None
+        assert problem.query is None
         assert share_of(problem) == pytest.approx(share, abs=1e-15)
         run = fs.train(fs.auc(model()), data, fs.LocalSGDA(steps=1), rounds=1, weighting=weighting)  # type: ignore[arg-type]
         assert share_of(run.problem) == pytest.approx(share, abs=1e-15)
@@ -211,7 +211,7 @@ def test_two_numbers_per_client_go_up_before_the_first_round(dtype: torch.dtype)
     used = []
     for p in (None, 0.3):
         problem = fs.auc(model(dtype=dtype), p=p)
-        assert (problem.asks is None) == (p is not None)
+        assert (problem.query is None) == (p is not None)
         run = fs.train(problem, data, fs.LocalSGDA(steps=1), rounds=1, participation=2, batch_size=4)
         used.append([[row[k] for k in ("bytes_up", "bytes_down", "samples", "steps")] for row in run.history])
     asked, given = used

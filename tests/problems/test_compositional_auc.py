@@ -310,10 +310,10 @@ def test_a_schedule_is_as_if_the_rate_were_changed_by_hand(straight: fs.Run) -> 
     clients = make_clients(make_setting(by_rate[LR], data, seed=4), chunk=3)
     with torch.no_grad():
         clients.begin(-1)
-        state = METHOD.start(METHOD.init(by_rate[LR]), clients)
+        state = METHOD.start(by_rate[LR].x0, by_rate[LR].y0, clients)
         for r, rate in enumerate(RATES):
             clients.begin(r)
-            clients.adopt(by_rate[rate])
+            clients.engine.adopt(by_rate[rate])
             state = METHOD.round(state, clients)
     torch.testing.assert_close(straight.x, state.x, atol=1e-13, rtol=0)
     torch.testing.assert_close(straight.y, state.y, atol=1e-13, rtol=0)

@@ -319,8 +319,8 @@ def test_a_run_with_estimates_below_zero_stays_finite(monkeypatch: pytest.Monkey
     problem, seen = fs.risk_averse(network(), weight=2.0, smoothing=1e-3), []
 
     class Watch(fs.Callback):
-        def on_round(self, round: int, state: fs.State) -> None:
-            seen.append(float(state.h2[1]))
+        def on_round(self, round: int, state: Any) -> None:
+            seen.append(float(state.h[2][1]))
 
     algorithm = fs.LocalSMCGDAM(eta=0.3, gamma_x=3.0, alpha=0.5, steps=3)
     options: dict[str, Any] = {"rounds": 12, "batch_size": 1, "chunk": 3, "callbacks": [Watch()]}

@@ -159,14 +159,14 @@ def test_the_shift_is_asked_for_on_a_minibatch() -> None:
     with torch.no_grad():
         started(fs.LocalMOML(), asked)
     d = len(asked.problem.x0)
-    assert (asked.counts.bytes_down, asked.counts.bytes_up) == (5 * 8 * d, 5 * 8), "every client, whatever takes part"
-    assert asked.counts.samples == 5 * 3
+    assert (asked.usage.bytes_down, asked.usage.bytes_up) == (5 * 8 * d, 5 * 8), "every client, whatever takes part"
+    assert asked.usage.samples == 5 * 3
 
 
 @pytest.mark.parametrize("options", [{"shift": 0.0}, {"shift": 1.5}, {"link": "square"}, {"link": torch.exp}])
 def test_a_shift_that_is_known_is_not_asked_for(options: dict[str, Any]) -> None:
     problem = fs.robust(model(), **options)
-    assert problem.asks is None
+    assert problem.query is None
     run = fs.train(problem, DATA, fs.LocalMOML(lr=0.01), rounds=1)
     first = run.history[0]
     assert (first["bytes_up"], first["bytes_down"], first["samples"]) == (0, 0, 0)

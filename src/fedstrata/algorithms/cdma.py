@@ -83,7 +83,7 @@ class CDMA(Algorithm):
         else:
             g_x, g_y = clients.mean(self.gradient, s.x, s.y)
         dx, dy = clients.choose(len(clients)).mean(self.local, s.x, s.y, g_x, g_y, pace)
-        return s._replace(x=s.x + dx, y=s.y + dy)
+        return s._replace(x=s.x + dx, y=clients.project_y(s.y + dy))
 
     @remote
     def gradient(self, client: Client, x: torch.Tensor, y: torch.Tensor) -> Pair:

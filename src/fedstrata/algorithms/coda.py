@@ -67,7 +67,7 @@ class CoDA(Algorithm):
         stage, done, length = self.place(clients.clock.round)
         here = min(clients.steps_now(self.steps), length - done)
         dx, dy = clients.mean(self.local, s.x, s.y, self.lr / self.factor**stage, here, done == 0)
-        x, y = s.x + dx, s.y + dy
+        x, y = s.x + dx, clients.project_y(s.y + dy)
         if done + here < length:
             return State(x, y, s.x_0)
         if self.average:

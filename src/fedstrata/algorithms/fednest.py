@@ -92,7 +92,7 @@ class FedNest(Algorithm):
         x, y, tau = s.x, s.y, clients.steps_now(self.steps)
         for _ in range(self.inner_rounds):
             q = clients.mean(self.grad_y, x, y)
-            y = y + clients.mean(self.climb, x, y, q, clients.rate(self.beta) / tau)
+            y = clients.project_y(y + clients.mean(self.climb, x, y, q, clients.rate(self.beta) / tau))
         h = clients.mean(self.grad_x, x, y)
         return s._replace(x=x + clients.mean(self.descend, x, y, h, clients.rate(self.alpha) / tau), y=y)
 

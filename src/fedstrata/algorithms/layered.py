@@ -17,6 +17,9 @@ from fedstrata.clients import Client, Clients, Variables
 from fedstrata.core.schedules import Rate
 from fedstrata.data.batch import Batch
 
+Update = tuple[tuple[torch.Tensor, ...], torch.Tensor, torch.Tensor, torch.Tensor]
+"""What a client returns: the updates of h, y, p and q."""
+
 FIRST = 1
 """The stream of the batches before the first step."""
 
@@ -40,10 +43,11 @@ class State(NamedTuple):
         h = (x.new_zeros(size) for size in clients.inner_sizes)
         return State((x, *h), y, torch.zeros_like(x), torch.zeros_like(y))
 
-    def plus(self, update: tuple[tuple[torch.Tensor, ...], torch.Tensor, torch.Tensor, torch.Tensor]) -> State:
+    def plus(self, update: Update, clients: Clients) -> State:
         """Return the state after the clients' mean update."""
         h, y, p, q = update
-        return State(tuple(a + b for a, b in zip(self.h, h, strict=True)), self.y + y, self.p + p, self.q + q)
+        h = tuple(a + b for a, b in zip(self.h, h, strict=True))
+        return State(h, clients.project_y(self.y + y), self.p + p, self.q + q)
 
 
 def estimate_first(client: Client, k: Variables, batches: int, weight_decay: float) -> None:

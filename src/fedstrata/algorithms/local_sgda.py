@@ -50,7 +50,7 @@ class LocalSGDA(Algorithm):
     def round(self, s: State, clients: Clients) -> State:
         """Average the clients' updates."""
         dx, dy = clients.mean(self.local, s.x, s.y)
-        return State(s.x + dx, s.y + dy)
+        return State(s.x + dx, clients.project_y(s.y + dy))
 
     @remote
     def local(self, client: Client, x: torch.Tensor, y: torch.Tensor) -> Pair:

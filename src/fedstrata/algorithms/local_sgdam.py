@@ -85,7 +85,7 @@ class LocalSGDAM(Algorithm):
     def round(self, s: State, clients: Clients) -> State:
         """Average the clients' updates."""
         dx, dy, dd_x, dd_y = clients.mean(self.local, *s)
-        return State(s.x + dx, s.y + dy, s.d_x + dd_x, s.d_y + dd_y)
+        return State(s.x + dx, clients.project_y(s.y + dy), s.d_x + dd_x, s.d_y + dd_y)
 
     @remote
     def first(self, client: Client, x: torch.Tensor, y: torch.Tensor) -> Pair:

@@ -26,10 +26,10 @@ def state_of(algorithm: Algorithm, tensors: dict[str, torch.Tensor]) -> Any:
     """Return the state that has these tensors; its class is what ``start`` of the algorithm says it returns."""
     kind = get_type_hints(type(algorithm).start)["return"]
     kind = State if kind is Any else kind
-    values: dict[str, Any] = {}
-    for name, tensor in tensors.items():
-        field, dot, _ = name.partition(".")
-        values[field] = (*values.get(field, ()), tensor) if dot else tensor
+    values: dict[str, Any] = {name: tensor for name, tensor in tensors.items() if "." not in name}
+    for field in {name.partition(".")[0] for name in tensors} - set(values):
+        length = sum(name.startswith(f"{field}.") for name in tensors)
+        values[field] = tuple(tensors[f"{field}.{i}"] for i in range(length))
     return kind(**values)
 
 
