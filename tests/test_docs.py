@@ -76,18 +76,28 @@ def test_the_levels_of_ones_own_are_solved():
     assert deviation(x) < min(map(deviation, nearby)) < deviation(torch.zeros(3))
 
 
-def test_the_skeleton_of_an_algorithm_is_one():
+def test_the_skeletons_of_algorithms_work(tmp_path):
+    """The file, a state of its own, and a preset, all three of the page."""
     module = sys.modules["fedmom"] = ModuleType("fedmom")
     try:
-        exec(blocks("docs/add-an-algorithm.md")[0], vars(module))
-        built = fs.algorithm("fedmom", lr=0.01, steps=5)
+        for block in blocks("docs/add-an-algorithm.md"):
+            exec(block, vars(module))
         q = fs.quadratic(clients=4)
+        built = fs.algorithm("fedmom", lr=0.01, steps=5)
         run = fs.train(q.problem, q.data, built, rounds=60)
         assert (run.x - q.solution).norm() < 0.2 < (q.problem.x0 - q.solution).norm()
         d = len(q.problem.x0)
         assert run.summary["bytes_up"] == run.summary["bytes_down"] == 60 * 4 * d * 8
+        assert (fs.algorithm("heavy_fedmom").beta, fs.algorithm("fedmom").beta) == (0.99, 0.9)
+        straight = fs.train(q.problem, q.data, fs.algorithm("server_momentum"), rounds=60)
+        for rounds in (20, 60):
+            out = {"out": tmp_path / "run", "resume": True}
+            again = fs.train(q.problem, q.data, fs.algorithm("server_momentum"), rounds=rounds, **out)
+        assert torch.equal(again.x, straight.x)
+        assert (straight.x - q.solution).norm() < 0.2
     finally:
-        ALGORITHMS.pop("fedmom", None)
+        for name in ("fedmom", "heavy_fedmom", "server_momentum"):
+            ALGORITHMS.pop(name, None)
         del sys.modules["fedmom"]
 
 
