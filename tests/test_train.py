@@ -433,6 +433,29 @@ def test_a_first_row_cut_off_by_a_kill_is_replaced(tmp_path: Path) -> None:
     assert RunDirectory(tmp_path / "run").rows() == run.history
 
 
+def test_a_run_of_another_format_is_not_resumed(tmp_path: Path) -> None:
+    """Neither one of an older version, which wrote no format down, nor one of a newer."""
+    train(2, out=tmp_path / "run")
+    path = tmp_path / "run" / "config.toml"
+    text = path.read_text()
+    assert 'version = "0.2.0"\nformat = 2\n' in text
+    for other, wanted in (("format = 7", "fedstrata 0.2.0, in format 7"), ("", "fedstrata 0.1.0, in format 1")):
+        old = text.partition("[written_by]")[0] if not other else text.replace("format = 2", other)
+        path.write_text(old)
+        with pytest.raises(fs.InputError, match=f"was written by {wanted}. .* resumes runs of format 2"):
+            train(4, out=tmp_path / "run", resume=True)
+        assert path.read_text() == old
+    path.write_text(text)
+    assert train(4, out=tmp_path / "run", resume=True).history[-1]["round"] == 4
+
+
+def test_what_a_kill_left_half_written_is_removed(tmp_path: Path) -> None:
+    train(2, out=tmp_path / "run")
+    (tmp_path / "run" / ".metrics.jsonl.123.tmp").write_text("half")
+    train(3, out=tmp_path / "run", resume=True)
+    assert not list((tmp_path / "run").rglob("*.tmp"))
+
+
 def test_an_overflowed_loss_is_a_divergence_though_x_is_finite(tmp_path: Path) -> None:
     q = fs.quadratic()
     with pytest.raises(fs.Diverged, match=r"fedavg diverged in round \d+: the loss is NaN or infinite"):

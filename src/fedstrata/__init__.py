@@ -9,6 +9,7 @@ from fedstrata.clients.faults import Faults, Inject, QuorumError
 from fedstrata.core import schedules
 from fedstrata.core.errors import Diverged, FedstrataError, InputError, MissingData
 from fedstrata.core.schedules import CubeRoot, Epochs, Interval, RoundDecay, StepDecay
+from fedstrata.core.version import __version__ as __version__
 from fedstrata.data import Dataset, FederatedData
 from fedstrata.data import partitions as partition
 from fedstrata.problems import (
@@ -35,8 +36,6 @@ from fedstrata.training.callbacks import Callback, ShowProgress, TensorBoard
 from fedstrata.training.diagnostics import Diagnostics
 from fedstrata.training.metrics.evaluation import Evaluation
 from fedstrata.training.train import Run, train
-
-__version__ = "0.1.0"
 
 __all__ = [
     *_algorithms.__all__,

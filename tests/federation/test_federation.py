@@ -22,10 +22,10 @@ from safetensors.torch import load_file
 
 from federation.stand_in import CANCER, DIGITS, Tables, made, simulated
 from fedstrata.core.errors import FedstrataError
+from fedstrata.core.files import Row
 from fedstrata.experiments.config import Config
 from fedstrata.federation import keys
 from fedstrata.federation.local import Federation, free_ports, node_command, run_locally
-from fedstrata.training.rundir import Row
 from support import without_seconds
 
 USED = ("steps", "samples", "bytes_up", "bytes_down")

@@ -12,12 +12,12 @@ from fedstrata.algorithms.algorithm import ALGORITHMS
 from fedstrata.cli.options import Algorithms, ConfigFile, Json, Preset, Quiet, Resume, Seeds, Set, check_out
 from fedstrata.cli.printing import echo, print_comparison, print_grid, progress, progress_bars, say
 from fedstrata.core.errors import FedstrataError, InputError, unknown
+from fedstrata.core.files import Row
 from fedstrata.experiments.compare import compare as compare_runs
 from fedstrata.experiments.config import Config, presets, read
 from fedstrata.experiments.reproduce import ExperimentFile, find, find_all
 from fedstrata.experiments.tune import tune as tune_runs
 from fedstrata.training import plots
-from fedstrata.training.rundir import Row
 
 
 def compare(

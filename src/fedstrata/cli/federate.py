@@ -14,8 +14,9 @@ import typer
 from fedstrata.cli.options import ConfigFile, Json, Preset, Quiet, Resume, RunOut, Set, check_resume
 from fedstrata.cli.printing import print_run, progress, say
 from fedstrata.core.errors import InputError, invalid, unknown
+from fedstrata.core.files import read_toml
 from fedstrata.experiments.config import read
-from fedstrata.training.rundir import RunDirectory, read_toml
+from fedstrata.training.rundir import RunDirectory
 
 app = typer.Typer(no_args_is_help=True, help="Run a real federation on Flower, where data stay on their nodes.")
 

@@ -11,10 +11,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from fedstrata.core.files import Row
 from fedstrata.experiments.compare import Comparison
 from fedstrata.experiments.tables import as_table, mean_and_spread, measured, one_run
 from fedstrata.training.callbacks import Callback, ShowProgress
-from fedstrata.training.rundir import Row
 
 _out = Console(width=None if sys.stdout.isatty() else 140)
 _err = Console(stderr=True)

@@ -10,13 +10,13 @@ from functools import cached_property
 from pathlib import Path
 
 from fedstrata.core.errors import Diverged
+from fedstrata.core.files import Row
 from fedstrata.experiments import runs
 from fedstrata.experiments.config import Config
 from fedstrata.experiments.overlay import slug
 from fedstrata.experiments.runs import Say, candidates, check_all
 from fedstrata.experiments.tables import as_markdown, measured_in_all
 from fedstrata.training.callbacks import Callback, Titled
-from fedstrata.training.rundir import Row
 from fedstrata.training.train import Run
 
 

@@ -17,6 +17,7 @@ from fedstrata.algorithms.algorithm import ALGORITHMS
 from fedstrata.clients.channel import Channel
 from fedstrata.clients.faults import Faults, Inject
 from fedstrata.core.errors import FedstrataError, InputError, invalid, unknown
+from fedstrata.core.files import flatten, read_toml
 from fedstrata.data import Dataset, FederatedData, load
 from fedstrata.data.partitions import partition_named
 from fedstrata.experiments.overlay import Tables, merge, override, presets_of, slug, split_preset
@@ -41,7 +42,6 @@ from fedstrata.models import zoo
 from fedstrata.problems import PROBLEMS, ProblemKind
 from fedstrata.problems.problem import Problem
 from fedstrata.training.metrics.evaluation import MEASURES, Evaluation
-from fedstrata.training.rundir import flatten, read_toml
 
 if TYPE_CHECKING:
     from fedstrata.training.train import Run
@@ -76,6 +76,7 @@ class Config(Table):
     plot: PlotTable = PlotTable()
     variants: dict[str, dict[str, Any]] = Field(default_factory=dict)
     digest: dict[str, str] = Field(default_factory=dict)
+    written_by: dict[str, str | int] = Field(default_factory=dict)
 
     def to_toml(self, *without: str) -> dict[str, Any]:
         """Return the resolved configuration as TOML tables, enough to run again, without the tables named."""
@@ -84,7 +85,7 @@ class Config(Table):
             for k in ("channel", "compare", "diagnostics", "plot", "pretrain", "variants")
             if getattr(self, k) == getattr(Config(), k)
         }
-        tables = self.model_dump(exclude_none=True, exclude={"digest", *plain, *without})
+        tables = self.model_dump(exclude_none=True, exclude={"digest", "written_by", *plain, *without})
         if self.data.folder is not None:
             used = ("folder", "holdout", "support", "seed")
             tables["data"] = {k: v for k, v in tables["data"].items() if k in used}
@@ -157,7 +158,7 @@ def _variant(config: Config, label: str, where: str) -> Config:
     for key in [*over, *flatten(over)]:
         if key in _OF_THE_WHOLE:
             raise InputError(f"A variant cannot change {key}, which belongs to the experiment as a whole. ({where})")
-    tables = config.model_dump(exclude_none=True, exclude={"variants", "digest"})
+    tables = config.model_dump(exclude_none=True, exclude={"variants", "digest", "written_by"})
     for kind, surviving in (("algorithm", config.options_of), ("problem", config.problem_options_of)):
         name = over[kind].get("name") if isinstance(over.get(kind), dict) else None
         if isinstance(name, str) and name != tables[kind]["name"]:

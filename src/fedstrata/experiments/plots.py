@@ -8,9 +8,10 @@ from pathlib import Path
 import numpy as np
 
 from fedstrata.core.errors import InputError
+from fedstrata.core.files import Row, read_toml
 from fedstrata.data.federated import FederatedData
 from fedstrata.training.plots import new_figure, write_figure
-from fedstrata.training.rundir import Row, RunDirectory, read_toml
+from fedstrata.training.rundir import RunDirectory
 
 
 def read_runs(paths: Iterable[Path]) -> dict[str, list[list[Row]]]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from rich.markup import escape
 from rich.table import Table
 
-from fedstrata.training.rundir import Row
+from fedstrata.core.files import Row
 
 _PERSONAL = ("personal_accuracy_mean", "personal_accuracy_worst", "personal_loss_mean")
 _SMALL = ("distance", "distance_dual", "gradient_norm")

@@ -17,6 +17,7 @@ import tomli_w
 
 from fedstrata.algorithms.algorithm import ALGORITHMS, kind_of
 from fedstrata.core.errors import Diverged, FedstrataError, InputError, invalid, unknown
+from fedstrata.core.files import Row, read_rows, write_atomically
 from fedstrata.experiments import runs
 from fedstrata.experiments.config import Config, Experiment, build_algorithm
 from fedstrata.experiments.overlay import merge
@@ -24,9 +25,7 @@ from fedstrata.experiments.pretrain import Pretraining
 from fedstrata.experiments.runs import Say, candidates, check_all, labelled
 from fedstrata.experiments.schema import AlgorithmTable
 from fedstrata.training.callbacks import Callback
-from fedstrata.training.checkpoint import write_atomically
 from fedstrata.training.fingerprint import describe
-from fedstrata.training.rundir import Row, read_rows
 from fedstrata.training.train import Run
 
 Options = dict[str, Any]

@@ -19,11 +19,11 @@ from flwr.serverapp import Grid, ServerApp
 
 from fedstrata.clients.faults import Faults
 from fedstrata.core.errors import FedstrataError
+from fedstrata.core.files import write_atomically
 from fedstrata.experiments.config import import_file, parse
 from fedstrata.federation import keys, node
 from fedstrata.federation.server import SERVER, Nodes, Reply, serve
 from fedstrata.training.callbacks import ShowProgress
-from fedstrata.training.checkpoint import write_atomically
 
 server_app = ServerApp()
 client_app = ClientApp()

@@ -12,12 +12,11 @@ import numpy as np
 import tomli_w
 
 from fedstrata.core.errors import InputError, invalid, unknown
+from fedstrata.core.files import read_toml, write_atomically
 from fedstrata.data.federated import Arrays, FederatedData
 from fedstrata.experiments.config import Config
 from fedstrata.federation import keys
 from fedstrata.federation.server import check_config, nodes_split
-from fedstrata.training.checkpoint import write_atomically
-from fedstrata.training.rundir import read_toml
 
 PROJECT = '''\
 # A Flower app that runs one experiment of fedstrata: flwr run {folder} CONNECTION

@@ -20,14 +20,14 @@ import tomli_w
 
 from fedstrata.clients.faults import Fault
 from fedstrata.core.errors import FedstrataError, InputError, invalid
+from fedstrata.core.files import Row, read_toml, write_atomically
 from fedstrata.experiments.config import Config, Experiment, build_algorithm
 from fedstrata.federation import keys
 from fedstrata.federation.deploy import connection_file, write_app, write_nodes_data
 from fedstrata.federation.server import check_config
 from fedstrata.training.callbacks import Callback
-from fedstrata.training.checkpoint import write_atomically
-from fedstrata.training.fingerprint import describe
-from fedstrata.training.rundir import Row, RunDirectory, read_toml, refuse_other_settings
+from fedstrata.training.fingerprint import describe, refuse_other_settings
+from fedstrata.training.rundir import RunDirectory
 
 Say = Callable[[str], None]
 LOOPBACK = "127.0.0.1"

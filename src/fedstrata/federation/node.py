@@ -31,6 +31,7 @@ from fedstrata.clients.client import Client, Setting
 from fedstrata.clients.clients import for_each
 from fedstrata.clients.state import ClientState
 from fedstrata.core.errors import InputError, invalid
+from fedstrata.core.files import write_atomically
 from fedstrata.core.machine import prepared
 from fedstrata.core.schedules import Clock
 from fedstrata.data import intake
@@ -40,7 +41,6 @@ from fedstrata.experiments.config import Config, Experiment, parse
 from fedstrata.federation import keys, wire
 from fedstrata.problems.oracles import Oracles
 from fedstrata.problems.queries import QUESTIONS
-from fedstrata.training.checkpoint import write_atomically
 from fedstrata.training.metrics.evaluation import Evaluation
 
 RUNS_KEPT = 3

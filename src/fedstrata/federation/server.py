@@ -21,6 +21,7 @@ from fedstrata.clients.client import Setting
 from fedstrata.clients.clients import Answer, Clients, Terms, Work, cohort_size, for_each
 from fedstrata.clients.faults import Faults, QuorumError
 from fedstrata.core.errors import FedstrataError, InputError, invalid, is_number
+from fedstrata.core.files import write_atomically
 from fedstrata.core.schedules import Clock
 from fedstrata.data import intake
 from fedstrata.data.federated import FederatedData, Part
@@ -33,7 +34,7 @@ from fedstrata.models.zoo import check_options
 from fedstrata.problems.problem import Problem
 from fedstrata.problems.queries import is_question
 from fedstrata.training.callbacks import Callback
-from fedstrata.training.checkpoint import DURABLE_SECONDS, write_atomically
+from fedstrata.training.checkpoint import DURABLE_SECONDS
 from fedstrata.training.fingerprint import describe
 from fedstrata.training.metrics.evaluation import PER_CLIENT, POOLED, Measures, over_clients
 from fedstrata.training.train import Run, check_passage, train

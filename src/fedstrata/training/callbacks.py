@@ -13,8 +13,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from fedstrata.clients.faults import Fault, in_words
 from fedstrata.core.errors import InputError
+from fedstrata.core.files import Row
 from fedstrata.core.schedules import Clock
-from fedstrata.training.rundir import Row
 
 if TYPE_CHECKING:
     from fedstrata.training.train import Run

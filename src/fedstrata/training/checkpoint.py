@@ -26,6 +26,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 
 from fedstrata.core.errors import FedstrataError
+from fedstrata.core.files import write_atomically
+from fedstrata.core.version import FORMAT
 
 
 class Damaged(FedstrataError):
@@ -44,23 +46,6 @@ class Checkpoint:
 
 
 DURABLE_SECONDS = 30.0
-
-
-def write_atomically(path: Path, content: bytes, durable: bool = True) -> None:
-    """Write a file so that it is either there whole or not at all; ``durable`` waits for the disk."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with temporary.open("wb") as file:
-        file.write(content)
-        if durable:
-            file.flush()
-            os.fsync(file.fileno())
-    temporary.replace(path)
-    if durable:
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
 
 
 class Checkpoints:
@@ -93,6 +78,7 @@ class Checkpoints:
                 self._segments = [*self._segments, segment]
                 self._saved_rows += segment["rows"]
         manifest = {
+            "format": FORMAT,
             "round": checkpoint.round,
             "counts": checkpoint.counts,
             "seconds": checkpoint.seconds,
@@ -154,6 +140,11 @@ class Checkpoints:
 
     def _load(self, path: Path) -> Checkpoint:
         manifest = _read_manifest(path)
+        if manifest.get("format") != FORMAT:
+            raise FedstrataError(
+                f"The checkpoint {path} has the format {manifest.get('format', 1)}. This version of fedstrata reads "
+                f"format {FORMAT}."
+            )
         state = self._read(manifest["server"])
         for segment in manifest["clients"]:
             self._read(segment)  # all must be good before any is used

@@ -16,10 +16,9 @@ import numpy as np
 import torch
 
 from fedstrata.core.errors import InputError, invalid
+from fedstrata.core.files import Row, read_rows, write_atomically
 from fedstrata.core.schedules import Clock
 from fedstrata.training.callbacks import Callback, Reports
-from fedstrata.training.checkpoint import write_atomically
-from fedstrata.training.rundir import Row, read_rows
 
 
 class Diagnostics(Callback):

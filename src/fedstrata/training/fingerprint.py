@@ -5,10 +5,13 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from hashlib import blake2b
+from pathlib import Path
 from typing import Any
 
 from fedstrata.algorithms.algorithm import Algorithm
 from fedstrata.clients.channel import PLAIN
+from fedstrata.core.errors import InputError
+from fedstrata.core.files import flatten
 from fedstrata.data.federated import FederatedData
 from fedstrata.problems.problem import Problem
 
@@ -68,3 +71,37 @@ def describe(algorithm: Algorithm) -> dict[str, Any]:
         if option.init:
             table[option.name] = _table(getattr(algorithm, option.name))
     return table
+
+
+FREE_TO_CHANGE = {
+    *("train.rounds", "train.threads", "train.checkpoint_every", "train.state_memory", "data.directory"),
+    *("faults.quorum", "faults.retries", "faults.timeout", "faults.max_bytes"),
+}
+"""Settings that a resumed run may change without becoming another run."""
+
+_START = "digest.start"
+
+
+def refuse_other_settings(old: dict[str, Any], new: dict[str, Any], path: Path) -> None:
+    """Refuse to resume the run in ``path``, which has ``old`` settings, with ``new`` ones that make it another run."""
+    before, now = flatten(old), flatten(new)
+    free = set(FREE_TO_CHANGE)
+    if _START not in before or _START not in now:  # pre-training is still to find the start
+        free.add(_START)
+    for key in sorted(before.keys() | now.keys(), key=lambda k: (k.startswith("digest."), k)):
+        if key.startswith(("diagnostics.", "written_by.")):  # not part of the run itself
+            continue
+        if key not in free and before.get(key) != now.get(key):
+            raise InputError(
+                f"The run in {path} cannot be resumed with other settings: {key} was {_told(before, key)} there and is "
+                f"{_told(now, key)} now. Choose another directory for a new run."
+            )
+
+
+def _told(settings: dict[str, Any], key: str) -> str:
+    """Return a setting in words; one that is a table in the one run and none in the other as that table."""
+    if key not in settings:
+        inside = {k[len(key) + 1 :]: v for k, v in settings.items() if k.startswith(f"{key}.")}
+        outside = next((f"{k} = {v!r}" for k, v in settings.items() if key.startswith(f"{k}.")), None)
+        return str(inside) if inside else f"not there ({outside})" if outside else "None"
+    return repr(settings[key])

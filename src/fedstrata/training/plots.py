@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedstrata.core.errors import InputError, unknown
-from fedstrata.training.rundir import Row
+from fedstrata.core.files import Row
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

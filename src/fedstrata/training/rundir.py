@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -17,23 +16,15 @@ import torch
 from safetensors.torch import save
 
 from fedstrata.core.errors import InputError
-from fedstrata.training.checkpoint import Checkpoints, write_atomically
+from fedstrata.core.files import Row, append_rows, read_rows, read_toml, remove_leftovers, write_atomically, write_rows
+from fedstrata.core.version import FORMAT, __version__
+from fedstrata.training.checkpoint import Checkpoints
+from fedstrata.training.fingerprint import refuse_other_settings
 
 try:
     import fcntl
 except ImportError:  # not on Windows
     fcntl = None  # type: ignore[assignment]
-
-Row = dict[str, Any]
-
-FREE_TO_CHANGE = {
-    *("train.rounds", "train.threads", "train.checkpoint_every", "train.state_memory", "data.directory"),
-    *("faults.quorum", "faults.retries", "faults.timeout", "faults.max_bytes"),
-}
-"""Settings that a resumed run may change without becoming another run."""
-
-_START = "digest.start"
-
 
 _STARTED = ".started-by"
 
@@ -60,7 +51,10 @@ class RunDirectory:
         if self.path.exists() and not self.path.is_dir():
             raise InputError(f"The run directory {self.path} is a file. Nothing was overwritten.")
         if settings.exists() and resume:
-            refuse_other_settings(read_toml(settings), config, self.path)
+            remove_leftovers(self.path)
+            old = read_toml(settings)
+            _check_format(old, self.path)
+            refuse_other_settings(old, config, self.path)
             return
         self.refuse_if_used()
         self.path.mkdir(parents=True, exist_ok=True)
@@ -106,7 +100,8 @@ class RunDirectory:
         self._handle = handle
 
     def write_config(self, config: dict[str, Any]) -> None:
-        """Write config.toml."""
+        """Write config.toml, with the version that wrote it."""
+        config = {**config, "written_by": {"version": __version__, "format": FORMAT}}
         write_atomically(self.path / "config.toml", tomli_w.dumps(config).encode())
 
     def rows(self) -> list[Row]:
@@ -119,24 +114,22 @@ class RunDirectory:
 
     def truncate(self, rows: list[Row]) -> None:
         """Make metrics.jsonl hold just these rows."""
-        write_atomically(self.metrics, "".join(_line(r) for r in rows).encode())
+        write_rows(self.metrics, rows)
 
     def append(self, row: Row) -> None:
         """Add a row to metrics.jsonl."""
-        with self.metrics.open("a") as file:
-            file.write(_line(row))
+        append_rows(self.metrics, [row])
 
     def append_faults(self, rows: list[Row]) -> None:
         """Add lines to faults.jsonl: who was left out, when and why."""
-        with (self.path / "faults.jsonl").open("a") as file:
-            file.write("".join(_line(row) for row in rows))
+        append_rows(self.path / "faults.jsonl", rows)
 
     def truncate_faults(self, rounds: int) -> list[Row]:
         """Make faults.jsonl end with this round; return what is left."""
         path = self.path / "faults.jsonl"
         rows = [row for row in self.faults() if row["round"] <= rounds]
         if path.exists():
-            write_atomically(path, "".join(_line(r) for r in rows).encode())
+            write_rows(path, rows)
         return rows
 
     def write_summary(self, summary: Row) -> None:
@@ -149,64 +142,12 @@ class RunDirectory:
         write_atomically(self.path / "model.safetensors", content)
 
 
-def read_rows(path: Path) -> list[Row]:
-    """Return the rows of a .jsonl file; a line cut off by a kill is left out."""
-    rows: list[Row] = []
-    for line in path.read_text().splitlines() if path.exists() else ():
-        try:
-            rows.append(json.loads(line))
-        except json.JSONDecodeError:
-            break
-    return rows
-
-
-def _line(row: Row) -> str:
-    return json.dumps(row, allow_nan=False) + "\n"
-
-
-def read_toml(path: Path) -> dict[str, Any]:
-    """Read a TOML file; a wrong one is an :class:`InputError` that names the place."""
-    try:
-        return tomllib.loads(path.read_text())
-    except FileNotFoundError:
-        raise InputError(f"There is no file {path}.") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"The file {path} cannot be read: {error}") from None
-    except tomllib.TOMLDecodeError as error:
-        raise InputError(f"The file {path} is not valid TOML: {error}") from None
-
-
-def flatten(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return a nested configuration as dotted keys."""
-    out: dict[str, Any] = {}
-    for key, value in config.items():
-        if isinstance(value, dict):
-            out.update(flatten(value, f"{prefix}{key}."))
-        else:
-            out[f"{prefix}{key}"] = list(value) if isinstance(value, tuple) else value
-    return out
-
-
-def refuse_other_settings(old: dict[str, Any], new: dict[str, Any], path: Path) -> None:
-    """Refuse to go on with the run in ``path``, which has ``old`` settings, with ``new`` ones that make it another."""
-    before, now = flatten(old), flatten(new)
-    free = set(FREE_TO_CHANGE)
-    if _START not in before or _START not in now:  # pre-training is still to find the start
-        free.add(_START)
-    for key in sorted(before.keys() | now.keys(), key=lambda k: (k.startswith("digest."), k)):
-        if key.startswith("diagnostics."):  # what is written down of a run does not change it
-            continue
-        if key not in free and before.get(key) != now.get(key):
-            raise InputError(
-                f"The run in {path} cannot be resumed with other settings: {key} was {_told(before, key)} there and is "
-                f"{_told(now, key)} now. Choose another directory for a new run."
-            )
-
-
-def _told(settings: dict[str, Any], key: str) -> str:
-    """Return a setting in words; one that is a table in the one run and none in the other as that table."""
-    if key not in settings:
-        inside = {k[len(key) + 1 :]: v for k, v in settings.items() if k.startswith(f"{key}.")}
-        outside = next((f"{k} = {v!r}" for k, v in settings.items() if key.startswith(f"{k}.")), None)
-        return str(inside) if inside else f"not there ({outside})" if outside else "None"
-    return repr(settings[key])
+def _check_format(config: dict[str, Any], path: Path) -> None:
+    """Refuse a run of another format than this version's."""
+    writer = config.get("written_by", {"version": "0.1.0", "format": 1})
+    if writer["format"] != FORMAT:
+        raise InputError(
+            f"The run in {path} was written by fedstrata {writer['version']}, in format {writer['format']}. This is "
+            f"fedstrata {__version__}, which resumes runs of format {FORMAT}. Finish the run with that version, or "
+            "start a new one."
+        )

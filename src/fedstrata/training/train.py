@@ -30,6 +30,7 @@ from fedstrata.clients.ranks import ALONE, Ranks, ranks_here
 from fedstrata.clients.simulated import Simulated
 from fedstrata.clients.state import ClientState
 from fedstrata.core.errors import Diverged, FedstrataError, InputError, invalid
+from fedstrata.core.files import Row
 from fedstrata.core.machine import prepared
 from fedstrata.core.schedules import Clock
 from fedstrata.data.federated import FederatedData
@@ -41,7 +42,7 @@ from fedstrata.training.callbacks import Callback
 from fedstrata.training.checkpoint import Checkpoint
 from fedstrata.training.fingerprint import digest_of, settings_of
 from fedstrata.training.metrics.evaluation import Evaluation, Measures, measured_on
-from fedstrata.training.rundir import Row, RunDirectory
+from fedstrata.training.rundir import RunDirectory
 from fedstrata.training.states import shapes_of, state_of, tensors_of
 
 Evaluate = Callable[[Problem, FederatedData, torch.Tensor, torch.Tensor | None], Measures]
