@@ -307,7 +307,7 @@ def test_clients_know_their_class_counts() -> None:
     part = uneven().train
     assert part.class_counts.tolist() == [[2, 9, 4], [11, 0, 1], [0, 6, 0], [1, 1, 1]]
     assert part.class_counts is part.class_counts
-    regression = fs.FederatedData.from_arrays([(np.ones((3, 1)), np.ones(3))])
+    regression = fs.FederatedData.from_arrays([(np.ones((3, 1)), np.arange(3) / 2)])
     with pytest.raises(fs.InputError, match=r"targets must be class numbers, one per row\. Got 'torch\.float64 of"):
         _ = regression.train.class_counts
 

@@ -841,7 +841,7 @@ ROWS, LABELS = np.ones((4, 1, 8, 8), dtype=np.float32), np.arange(4)
         (lambda n: written(n, 1, ROWS.astype("f8"), LABELS), r"data of node1 must be like those of node0.*float64"),
         (lambda n: written(n, 1, ROWS, np.zeros((4, 2))), r"data of node1 must be like those of node0.*\[2\]"),
         (lambda n: written(n, 1, ROWS[:0], LABELS[:0]), r"There are no samples"),
-        (lambda n: written(n, 1, ROWS * np.nan, LABELS), r"hold NaN"),
+        (lambda n: written(n, 1, ROWS * np.nan, LABELS), r"contain NaN"),
         (lambda n: (Path(n.here(1)["data"]) / "train.npz").unlink(), r"must hold train.npz"),
         (lambda n: (Path(n.here(1)["data"]) / "train.npz").write_bytes(b"no"), r"not a readable .npz"),
         (lambda n: Path(n.here(1)["data"]).rename(n.folder / "elsewhere"), r"There is no .*data"),
