@@ -132,6 +132,21 @@ BAD_ARRAYS: list[tuple[str, dict[str, Any], str]] = [
 ]
 
 
+PAIR = r"The data must be a pair \(inputs, targets\)\. Got"
+BAD_ARRAYS += [
+    ("three arrays", {"clients": [(X, T), (X, X, T)]}, rf"{PAIR} 'tuple of 3 entries'\. \(client 1\)"),
+    ("an array", {"clients": (X, T)}, rf"{PAIR} 'ndarray'\. \(client 0\)"),
+    ("a dict per client", {"clients": [{"x": X, "y": T}]}, rf"{PAIR} 'dict of 2 entries'\. \(client 0\)"),
+    ("a dict of clients", {"clients": {"a": (X, T)}}, r"clients must be a list with one \(inputs, targets\) pair per"),
+    ("three test arrays", {"clients": [(X, T)], "test": (X, X, T)}, rf"{PAIR} .* \(the test set\)"),
+    (
+        "three arrays to test a client",
+        {"clients": [(X, T)], "client_tests": [(X, X, T)]},
+        rf"{PAIR} .* \(the test data of client 0\)",
+    ),
+]
+
+
 @pytest.mark.parametrize(("arguments", "message"), [b[1:] for b in BAD_ARRAYS], ids=[b[0] for b in BAD_ARRAYS])
 def test_bad_arrays_are_refused(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(fs.InputError, match=message):
@@ -162,12 +177,18 @@ def test_from_datasets_stacks_samples() -> None:
         ([[(X[0], 0)], []], r"The data set of client 1 is empty\."),
         ([iter([(X[0], 0)])], r"The data set of client 0 must have a length and \(input, target\) samples"),
         ([[1, 2]], r"The data set of client 0 must have a length and \(input, target\) samples"),
+        (
+            [[(X[0], 0)], TensorDataset(torch.ones(2, 3), torch.ones(2, 3), torch.zeros(2))],
+            r"The sample must be an \(input, target\) pair.* Got 'tuple of 3 entries'\. \(sample 0 .* of client 1\)",
+        ),
+        ([TensorDataset(torch.ones(2, 3))], r"Got 'tuple of 1 entries'\. \(sample 0 of the data set of client 0\)"),
+        ([[{"image": X[0], "label": 0}]], r"Got 'dict of 2 entries'\. \(sample 0 of the data set of client 0\)"),
         ([[(X[0], 0), (X[0, :2], 0)]], r"The data set of client 0 must have"),
         ([[("text", 0)]], r"The data set of client 0 must have"),
         ([[([[1], [1, 2]], 0)]], r"The data set of client 0 must have"),
         ([], "no clients"),
     ],
-    ids=["empty", "iterable", "no pairs", "shapes", "text", "ragged", "none"],
+    ids=["empty", "iterable", "no pairs", "triples", "inputs only", "dicts", "shapes", "text", "ragged", "none"],
 )
 def test_bad_datasets_are_refused(sets: list[Any], message: str) -> None:
     with pytest.raises(fs.InputError, match=message):
@@ -413,3 +434,10 @@ def test_keys_follow_their_rows() -> None:
     for some in (keyed.subset(9), keyed.imbalance(0.3)):
         assert some.keys is not None
         assert np.array_equal(some.keys, some.inputs.ravel().numpy() * 10)
+
+
+def test_a_data_set_of_three_arrays_is_refused() -> None:
+    with pytest.raises(fs.InputError, match=r"The data must be a pair .* \(the test part of mine\)"):
+        fs.Dataset.from_arrays(X, T, test=(X, X, T), name="mine")  # type: ignore[arg-type]
+    with pytest.raises(fs.InputError, match=r"test part of mine must be \(3,\), as for the training part\. Got \(2,\)"):
+        fs.Dataset.from_arrays(X, T, test=(X[:, :2], T), name="mine")

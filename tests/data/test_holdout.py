@@ -48,7 +48,7 @@ def test_every_class_keeps_its_share_up_to_rounding(share: float, seed: int) -> 
         assert held[client].sum() == round(share * sum(COUNTS[client]))
 
 
-def test_it_was_not_so_at_random() -> None:
+def test_a_rare_class_is_divided() -> None:
     """Of two rare positives in fifty rows, half are held out: never both, and never none."""
     whole = data([[48, 2, 0]] * 40)
     assert counts_of(held_out(whole, 0.5))[:, 1].tolist() == [1] * 40

@@ -24,7 +24,7 @@ def pair(arrays: Any, what: str, like: Pair | None = None, whose: str = "client 
     classes: the number of classes, if the user says that targets are classes.
     """
     if not isinstance(arrays, tuple | list) or len(arrays) != 2:
-        raise invalid(f"data of {what}", _described(arrays), "a pair (inputs, targets)")
+        raise invalid("data", _described(arrays), "a pair (inputs, targets)", what)
     x, y = _tensor(arrays[0], f"inputs of {what}"), _tensor(arrays[1], f"targets of {what}")
     if len(x) != len(y):
         raise invalid(f"number of targets of {what}", len(y), f"{len(x)}, as many as inputs")
@@ -54,9 +54,8 @@ def stacked(dataset: Any, what: str) -> tuple[torch.Tensor, torch.Tensor]:
         samples = [dataset[i] for i in range(len(dataset))]
         for i, sample in enumerate(samples):
             if isinstance(sample, Mapping) or len(sample) != 2:
-                raise invalid(
-                    f"sample {i} of the data set of {what}", _described(sample), "an (input, target) pair: wrap the set"
-                )
+                wants = "an (input, target) pair: wrap the data set to return no more than that"
+                raise invalid("sample", _described(sample), wants, f"sample {i} of the data set of {what}")
         inputs = torch.stack([torch.as_tensor(s[0]) for s in samples])
         return inputs, torch.stack([torch.as_tensor(s[1]) for s in samples])
     except InputError:
