@@ -1,4 +1,4 @@
-"""Models by name, and any module as a pure function of a flat vector."""
+"""Models by name, and modules as pure functions of a flat vector."""
 
 from fedstrata.models.flat import Flat
 from fedstrata.models.zoo import MODELS, model
