@@ -496,7 +496,7 @@ def test_balanced_batches_need_a_problem_that_takes_weights_and_classes_and_room
     # Robust learning draws nothing for its outer function, and its level draws from the support rows.
     fs.train(fs.robust(nn.Linear(2, 2)), one_class, fs.ComFedL(), batch_size=1, **options)
     for problem, these in ((fs.maml(nn.Linear(2, 2)), one_class), (fs.robust(nn.Linear(2, 2)), data)):
-        with pytest.raises(fs.InputError, match=r"batch_size must be at least 2, the number of classes that client 0"):
+        with pytest.raises(fs.InputError, match=r"batch_size must be at least 2, the number of classes of client 0"):
             fs.train(problem, these, fs.ComFedL(), batch_size=1, out=tmp_path / "run", **options)
     assert not (tmp_path / "run").exists()
 

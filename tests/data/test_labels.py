@@ -89,7 +89,7 @@ def test_float_labels_can_be_split_by_class() -> None:
 # --- regression ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("targets", [np.arange(60) % 5 * 1.0, Y / 2, Y - 1, np.stack([Y, Y], 1)])
+@pytest.mark.parametrize("targets", [np.arange(60) % 5 * 1.0, Y / 2, Y - 1, np.stack([Y, Y], 1), 0 * Y, 0 * Y + 1])
 def test_other_floats_are_regression(targets: np.ndarray) -> None:
     assert sites(targets).classes == 0
     assert fs.Dataset.from_arrays(X, targets).classes == 0

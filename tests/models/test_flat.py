@@ -405,3 +405,7 @@ def test_a_moved_problem_gives_its_model_on_its_own_device() -> None:
     assert devices(problem.model(problem.x0)) == {"cpu"}
     assert moved.flat is not None
     assert {v.device.type for v in moved.flat.state_dict(moved.x0).values()} == {"meta"}
+
+
+def test_every_model_can_be_built_by_its_function() -> None:
+    assert all(getattr(fs.models, name) is build for name, build in MODELS.items())

@@ -69,9 +69,9 @@ class Dataset:
         targets: the training targets, one per sample.
         test:    a test set ``(inputs, targets)``, if there is one.
         keys:    the owner of each training row, for the partition ``by_key``.
-        classes: the number of classes, 0 for regression. By default targets are classes if they are integers, or
-                 floats that are all 0 or 1; the number of classes is then the highest label plus 1. Set it if the last
-                 class may not occur, or if class labels are floats such as 0.0, 1.0, 2.0.
+        classes: the number of classes, 0 for regression. By default targets are classes if they are integers, or floats
+                 that are 0 and 1, and the number of classes is the highest label plus 1. Set it if the last class may
+                 not occur, or if class labels are floats such as 0.0, 1.0, 2.0.
         name:    the name of the set in messages and tables.
         """
         x, y = intake.pair((inputs, targets), f"the data set {name}")

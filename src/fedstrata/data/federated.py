@@ -152,8 +152,8 @@ class FederatedData:
         client_tests: a test set for each client, if there are any; an empty pair for a client without one. They are
                       also the pooled test set if ``test`` is left out.
         classes:      the number of classes, 0 for regression. By default targets are classes if they are integers, or
-                      floats that are all 0 or 1; the number of classes is then the highest label plus 1. Set it if the
-                      last class may not occur, or if class labels are floats such as 0.0, 1.0, 2.0.
+                      floats that are 0 and 1, and the number of classes is the highest label plus 1. Set it if the last
+                      class may not occur, or if class labels are floats such as 0.0, 1.0, 2.0.
         name:         the name of the data in messages and tables.
         client_names: the names of the clients.
         """

@@ -79,19 +79,25 @@ def named(arrays: Mapping[str, np.ndarray], path: Path, prefix: str = "") -> tup
 def are_labels(targets: torch.Tensor) -> bool:
     """Whether targets are class numbers: one integer per row, or one float that is 0 or 1.
 
-    Binary labels are often floats, in CSV files and because binary losses of torch want them so. Other floats are
-    regression targets, even if they are whole numbers (a count, an age), unless the user says ``classes=``.
+    Binary labels are often floats: in CSV files, and because the binary losses of torch want floats. Other floats are
+    regression targets, even if they are whole numbers (a count, an age), unless the user declares ``classes=``.
     """
     if targets.dim() != 1:
         return False
     return not targets.is_floating_point() or bool(((targets == 0) | (targets == 1)).all())
 
 
-def count_classes(*targets: torch.Tensor) -> int:
-    """Return the number of classes, the highest label plus 1; 0 if the targets are not class numbers."""
-    if not all(map(are_labels, targets)):
+def count_classes(*targets: torch.Tensor, partial: bool = False) -> int:
+    """Return the number of classes, the highest label plus 1; 0 if the targets are not class numbers.
+
+    Floats that are all 0, or all 1, are no classes, unless these are a ``partial`` view of the data, as one site has.
+    """
+    filled = [t for t in targets if len(t)]
+    if not filled or not all(map(are_labels, filled)):
         return 0
-    return max((int(t.max()) for t in targets if len(t)), default=-1) + 1
+    low, high = min(int(t.min()) for t in filled), max(int(t.max()) for t in filled)
+    constant = low == high and any(t.is_floating_point() for t in filled)
+    return 0 if constant and not partial else high + 1
 
 
 def _described(value: object) -> str:

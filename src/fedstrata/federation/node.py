@@ -153,7 +153,7 @@ def _hello(config: Config, own: _Own) -> dict[str, Any]:
     return {
         "shapes": [list(inputs.shape[1:]), list(targets.shape[1:])],
         "dtypes": [str(t.dtype).removeprefix("torch.") for t in (inputs, targets)],
-        "classes": intake.count_classes(*(p[1] for p in pairs)),
+        "classes": intake.count_classes(*(p[1] for p in pairs), partial=True),
         "rows": rows if config.train.weighting == "samples" else 1,
     }
 

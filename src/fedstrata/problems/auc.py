@@ -156,7 +156,7 @@ def _check(flat: Flat, data: FederatedData) -> None:
     targets = data.train.arrays[1]
     if not are_labels(targets):
         got = f"{targets.dtype} of shape {tuple(targets.shape[1:])} per sample ({data.name})"
-        raise invalid("targets of the auc problem", got, "0 and 1, one number per sample")
+        raise invalid("targets of the auc problem", got, "0 and 1, one whole number per sample")
     low, high = int(targets.min()), int(targets.max())
     if low < 0 or (high > 1 and data.classes == 2):
         raise invalid("labels of the auc problem", f"{low} to {high} ({data.name})", "0 and 1")
