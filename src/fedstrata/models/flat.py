@@ -51,7 +51,8 @@ class Flat:
 
     def __call__(self, x: torch.Tensor, *inputs: torch.Tensor) -> torch.Tensor:
         """Run the module with the weights in the first ``size`` entries of ``x``, on the device of ``x``."""
-        weights = {**self.views(x), **self._constants.get(x.device, {})}
+        weights = self.views(x)
+        weights.update(self._constants.get(x.device, {}))
         out = torch.func.functional_call(self.module, weights, inputs, tie_weights=bool(self._aliases))
         if not isinstance(out, torch.Tensor):
             size = f" of {len(out)} entries" if isinstance(out, tuple | list | dict) else ""
