@@ -550,7 +550,7 @@ def test_balanced_batches_need_a_problem_that_takes_weights_and_classes_and_room
     # Robust learning draws nothing for its outer function, and its level draws from the support rows.
     fs.train(fs.robust(nn.Linear(2, 2)), one_class, fs.ComFedL(), batch_size=1, **options)
     for problem, these in ((fs.maml(nn.Linear(2, 2)), one_class), (fs.robust(nn.Linear(2, 2)), data)):
-        with pytest.raises(fs.InputError, match=r"batch_size must be at least 2, the number of classes that client 0"):
+        with pytest.raises(fs.InputError, match=r"batch_size must be at least 2, the number of classes of client 0"):
             fs.train(problem, these, fs.ComFedL(), batch_size=1, out=tmp_path / "run", **options)
     assert not (tmp_path / "run").exists()
 
@@ -1004,8 +1004,18 @@ BAD_DATA: list[tuple[str, fs.FederatedData, str, str]] = [
         r"between 0 and 2.*Got '0 to 7'",
     ),
     ("inputs too wide", arrays(np.ones((3, 5)), [0, 1, 2]), "cross_entropy", r"cannot take inputs of shape \(5,\)"),
-    ("float targets", arrays(ONES, [0.5, 1.0, 2.0]), "cross_entropy", r"cross_entropy wants whole class numbers"),
-    ("many targets", arrays(ONES, np.ones((3, 2), dtype=int)), "cross_entropy", r"wants whole class numbers"),
+    (
+        "float targets",
+        arrays(ONES, [0.5, 1.0, 2.0]),
+        "cross_entropy",
+        r"targets of cross_entropy must be class numbers",
+    ),
+    (
+        "many targets",
+        arrays(ONES, np.ones((3, 2), dtype=int)),
+        "cross_entropy",
+        r"must be class numbers, one per sample",
+    ),
     ("three logits", arrays(ONES, [0, 1, 1]), "binary_cross_entropy", r"must be one number per sample"),
     ("one target, three outputs", arrays(ONES, [0.0, 1.0, 1.0]), "squared", r"must be as large as a target"),
 ]

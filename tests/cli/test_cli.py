@@ -255,7 +255,7 @@ BAD = {
         "problem.loss=binary_cross_entropy",
         "The labels of the data must be between 0 and 1",
     ),
-    "model that does not fit": ("model.name=lenet5", "wants images [channels, height, width] of at least 12x12"),
+    "model that does not fit": ("model.name=lenet5", "needs images [channels, height, width] of at least 12x12"),
     "model option of a wrong type": ("model={name='mlp', hidden=3}", "The hidden widths of the mlp must be"),
     "a client with no data": (
         "data.clients=2000",

@@ -95,10 +95,10 @@ def test_owners_and_former_classes_stay_with_their_rows() -> None:
     [
         (10, r"The auxiliary must be fewer rows per class than the smallest class has, 10\. Got 10\."),
         (99, r"The auxiliary must be fewer rows per class than the smallest class has, 10\. Got 99\."),
-        (-1, r"The auxiliary must be a whole number, of rows per class\. Got -1\."),
-        (True, r"The auxiliary must be a whole number, of rows per class\. Got True\."),
-        (2.5, r"The auxiliary must be a whole number, of rows per class\. Got 2\.5\."),
-        ("all", r"The auxiliary must be a whole number, of rows per class\. Got 'all'\."),
+        (-1, r"The auxiliary must be a whole number of rows per class\. Got -1\."),
+        (True, r"The auxiliary must be a whole number of rows per class\. Got True\."),
+        (2.5, r"The auxiliary must be a whole number of rows per class\. Got 2\.5\."),
+        ("all", r"The auxiliary must be a whole number of rows per class\. Got 'all'\."),
     ],
 )
 def test_a_wrong_number_of_rows_is_refused(auxiliary: Any, message: str) -> None:
@@ -154,7 +154,7 @@ def test_samples_of_ones_own_are_grouped_by_class() -> None:
         (X, T[:4], r"The number of targets of the auxiliary set must be 6, as many as inputs\. Got 4\."),
         (X[:, :1], T, r"The shape of an input of the auxiliary set must be \(2,\), as for client 0\. Got \(1,\)\."),
         (X, T[:, None], r"The shape of a target of the auxiliary set must be \(\), as for client 0\. Got \(1,\)\."),
-        (X * np.nan, T, r"The inputs of the auxiliary set hold NaN or infinity\."),
+        (X * np.nan, T, r"The inputs of the auxiliary set contain NaN or infinity\."),
         (["a"], [0], r"The inputs of the auxiliary set must be numbers in an array"),
     ],
     ids=["too few", "empty", "a gap", "label 3", "label -1", "lengths", "inputs", "targets", "NaN", "texts"],

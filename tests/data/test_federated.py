@@ -118,17 +118,32 @@ BAD_ARRAYS: list[tuple[str, dict[str, Any], str]] = [
         r"The shape of an input of client 1 must be \(3,\), as for client 0\. Got \(2,\)\.",
     ),
     ("other target shapes", {"clients": [(X, T), (X, np.stack([T, T], 1))]}, "target of client 1"),
-    ("NaN", {"clients": [(X, T), (NAN, T)]}, r"The inputs of client 1 hold NaN or infinity\."),
-    ("infinity", {"clients": [(INF, T)]}, r"The inputs of client 0 hold NaN or infinity\."),
-    ("NaN targets", {"clients": [(X, T.astype(float)), (X, NAN[:, 1])]}, r"The targets of client 1 hold NaN"),
+    ("NaN", {"clients": [(X, T), (NAN, T)]}, r"The inputs of client 1 contain NaN or infinity\."),
+    ("infinity", {"clients": [(INF, T)]}, r"The inputs of client 0 contain NaN or infinity\."),
+    ("NaN targets", {"clients": [(X, T.astype(float)), (X, NAN[:, 1])]}, r"The targets of client 1 contain NaN"),
     ("texts", {"clients": [(np.array(["a"]), np.array([0]))]}, "client 0"),
     ("a number instead of an array", {"clients": [(1.0, 2.0)]}, "client 0"),
-    ("NaN in a client's test", {"clients": [(X, T)], "client_tests": [(NAN, T)]}, "test data of client 0 hold NaN"),
+    ("NaN in a client's test", {"clients": [(X, T)], "client_tests": [(NAN, T)]}, "test data of client 0 contain NaN"),
     ("lengths of a client's test", {"clients": [(X, T)], "client_tests": [(X, T[:2])]}, "test data of client 0"),
     ("too few client tests", {"clients": [(X, T)] * 2, "client_tests": [(X, T)]}, "client"),
     ("lengths of the test set", {"clients": [(X, T)], "test": (X, T[:3])}, "test"),
     ("shape of the test set", {"clients": [(X, T)], "test": (X[:, :2], T)}, "test"),
     ("NaN in the test set", {"clients": [(X, T)], "test": (NAN, T)}, "test"),
+]
+
+
+PAIR = r"The data must be a pair \(inputs, targets\)\. Got"
+BAD_ARRAYS += [
+    ("three arrays", {"clients": [(X, T), (X, X, T)]}, rf"{PAIR} 'tuple of 3 entries'\. \(client 1\)"),
+    ("an array", {"clients": (X, T)}, rf"{PAIR} 'ndarray'\. \(client 0\)"),
+    ("a dict per client", {"clients": [{"x": X, "y": T}]}, rf"{PAIR} 'dict of 2 entries'\. \(client 0\)"),
+    ("a dict of clients", {"clients": {"a": (X, T)}}, r"clients must be a list with one \(inputs, targets\) pair per"),
+    ("three test arrays", {"clients": [(X, T)], "test": (X, X, T)}, rf"{PAIR} .* \(the test set\)"),
+    (
+        "three arrays to test a client",
+        {"clients": [(X, T)], "client_tests": [(X, X, T)]},
+        rf"{PAIR} .* \(the test data of client 0\)",
+    ),
 ]
 
 
@@ -162,12 +177,18 @@ def test_from_datasets_stacks_samples() -> None:
         ([[(X[0], 0)], []], r"The data set of client 1 is empty\."),
         ([iter([(X[0], 0)])], r"The data set of client 0 must have a length and \(input, target\) samples"),
         ([[1, 2]], r"The data set of client 0 must have a length and \(input, target\) samples"),
+        (
+            [[(X[0], 0)], TensorDataset(torch.ones(2, 3), torch.ones(2, 3), torch.zeros(2))],
+            r"The sample must be an \(input, target\) pair.* Got 'tuple of 3 entries'\. \(sample 0 .* of client 1\)",
+        ),
+        ([TensorDataset(torch.ones(2, 3))], r"Got 'tuple of 1 entries'\. \(sample 0 of the data set of client 0\)"),
+        ([[{"image": X[0], "label": 0}]], r"Got 'dict of 2 entries'\. \(sample 0 of the data set of client 0\)"),
         ([[(X[0], 0), (X[0, :2], 0)]], r"The data set of client 0 must have"),
         ([[("text", 0)]], r"The data set of client 0 must have"),
         ([[([[1], [1, 2]], 0)]], r"The data set of client 0 must have"),
         ([], "no clients"),
     ],
-    ids=["empty", "iterable", "no pairs", "shapes", "text", "ragged", "none"],
+    ids=["empty", "iterable", "no pairs", "triples", "inputs only", "dicts", "shapes", "text", "ragged", "none"],
 )
 def test_bad_datasets_are_refused(sets: list[Any], message: str) -> None:
     with pytest.raises(fs.InputError, match=message):
@@ -338,7 +359,7 @@ def test_split_follows_the_seed() -> None:
         ({"clients": 2, "holdout": 1.0}, "share to hold out must be between 0 and 1"),
         ({"clients": 2, "holdout": -0.5}, "share to hold out must be between 0 and 1"),
         ({"clients": 2, "support": 1.5}, "share to hold out must be between 0 and 1"),
-        ({"clients": 40, "support": 0.5}, "no data"),
+        ({"clients": 40, "support": 0.5}, "Client 0 has 1 training rows, too few for 0.5 of them as support"),
     ],
 )
 def test_a_bad_split_is_refused(arguments: dict[str, Any], message: str) -> None:
@@ -413,3 +434,10 @@ def test_keys_follow_their_rows() -> None:
     for some in (keyed.subset(9), keyed.imbalance(0.3)):
         assert some.keys is not None
         assert np.array_equal(some.keys, some.inputs.ravel().numpy() * 10)
+
+
+def test_a_data_set_of_three_arrays_is_refused() -> None:
+    with pytest.raises(fs.InputError, match=r"The data must be a pair .* \(the test part of mine\)"):
+        fs.Dataset.from_arrays(X, T, test=(X, X, T), name="mine")  # type: ignore[arg-type]
+    with pytest.raises(fs.InputError, match=r"test part of mine must be \(3,\), as for the training part\. Got \(2,\)"):
+        fs.Dataset.from_arrays(X, T, test=(X[:, :2], T), name="mine")

@@ -22,7 +22,8 @@ import torch
 from fedstrata.core.errors import InputError, MissingData
 from fedstrata.data import download as fetching
 from fedstrata.data.download import SOURCES, Source, data_directory, download, find, locate
-from fedstrata.data.sets import CHARACTERS, SETS, load
+from fedstrata.data.sets import SETS, load
+from fedstrata.data.sets.text import CHARACTERS
 
 REAL = os.environ.get("FEDSTRATA_DATA", "")
 needs_data = pytest.mark.skipif(not REAL, reason="FEDSTRATA_DATA does not point to a data directory")
@@ -75,6 +76,7 @@ def test_breast_cancer() -> None:
 
 
 @needs_data
+@pytest.mark.filterwarnings("ignore:The data set cifar.* is incomplete")
 @pytest.mark.parametrize("name", COUNTS)
 def test_counts_of_real_sets(name: str) -> None:
     shape, test_rows, classes, count, train_rows = COUNTS[name]
@@ -198,16 +200,42 @@ def test_a_missing_set_says_what_to_do(name: str, tmp_path: Path) -> None:
     assert "data_dir" in message
     assert "FEDSTRATA_DATA" in message
     source = next(source for path, source in SOURCES.items() if f"data file {path} is not" in message)
-    assert (source.address or "must be put there by hand") in message
+    assert (source.address or "put it there yourself") in message
     assert ("FEDSTRATA_OFFLINE is set" in message) == (source.address is not None)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_incomplete_folder_is_named(tmp_path: Path) -> None:
-    (tmp_path / "cifar-10-batches-bin").mkdir()
-    (tmp_path / "cifar-10-batches-bin" / "data_batch_1.bin").write_bytes(bytes(3073))
-    with pytest.raises(MissingData, match=r"cifar-10-batches-bin has no file test_batch.bin"):
+def test_cifar_files_that_cannot_be_done_without_are_named(tmp_path: Path) -> None:
+    folder = tmp_path / "cifar-10-batches-bin"
+    folder.mkdir()
+    (folder / "test_batch.bin").write_bytes(bytes(3073))
+    with pytest.raises(MissingData, match=r"lacks data_batch_1\.bin, .*, data_batch_5\.bin of the data set cifar10\."):
         load("cifar10", tmp_path)
+    (folder / "test_batch.bin").rename(folder / "data_batch_1.bin")
+    with pytest.raises(MissingData, match=r"cifar-10-batches-bin lacks data_batch_2\.bin, .*, test_batch\.bin"):
+        load("cifar10", tmp_path)
+
+
+def test_a_partial_cifar_folder_is_read_with_a_warning(tmp_path: Path) -> None:
+    folder = tmp_path / "cifar-10-batches-bin"
+    folder.mkdir()
+    for name, label, images in (("data_batch_4.bin", 4, 2), ("data_batch_1.bin", 1, 3), ("test_batch.bin", 9, 1)):
+        (folder / name).write_bytes((bytes([label]) + bytes(3072)) * images)
+    counts = r"has 5 of 50,000 training images and 1 of 10,000 test images\."
+    lacks = r" It lacks data_batch_2\.bin, data_batch_3\.bin, data_batch_5\.bin\. Remove the folder"
+    with pytest.warns(UserWarning, match=f"cifar10 is incomplete: .*{counts}{lacks}"):
+        data = load("cifar10", tmp_path)
+    assert data.targets.tolist() == [1, 1, 1, 4, 4], "in the order of the batches"
+
+
+def test_files_of_cifar_with_too_few_images_are_read_with_a_warning(tmp_path: Path) -> None:
+    folder = tmp_path / "cifar-100-binary"
+    folder.mkdir()
+    for name, images in (("train.bin", 4), ("test.bin", 2)):
+        (folder / name).write_bytes(bytes(3074) * images)
+    counts = r"has 4 of 50,000 training images and 2 of 10,000 test images\. Remove"
+    with pytest.warns(UserWarning, match=f"cifar100 is incomplete: .*{counts}"):
+        assert len(load("cifar100", tmp_path)) == 4
 
 
 def test_data_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -345,7 +373,7 @@ def test_a_file_of_a_zip_archive(site: tuple[Path, str], tmp_path: Path) -> None
     [
         (tar_bytes, [("set/a", b"A"), ("set/../../escaped", b"x")], InputError, "points outside"),
         (tar_bytes, [("/escaped", b"x")], InputError, "points outside"),
-        (tar_bytes, [("set/a", None)], InputError, "not an ordinary file"),
+        (tar_bytes, [("set/a", None)], InputError, "not a regular file"),
         (zip_bytes, [("set/../../escaped", b"x")], InputError, "points outside"),
         (tar_bytes, [("other/a", b"A")], OSError, "has no member set"),
         (lambda *_: b"no archive", [], OSError, "not a readable archive"),

@@ -776,6 +776,30 @@ def test_holding_out_beside_test_data_is_refused_by_the_node(tmp_path: Path) -> 
         nodes.serve(pooled=False)
 
 
+def test_a_node_holds_its_share_of_every_class_out() -> None:
+    targets = torch.from_numpy(np.random.default_rng(0).permutation(np.repeat([0, 1], [48, 2])))
+    own = node._Own((torch.arange(50.0)[:, None], targets), None, None)
+    call = node.Call("work", "run", "nonce", client=1, clients=3, classes=2)
+    data = node._placed(own, call, made(CANCER, {"data": {"holdout": 0.5, "support": 0.5}}))
+    assert data.client_test is not None and data.support is not None
+    assert data.client_test.class_counts.tolist() == [[0, 0], [24, 1], [0, 0]]
+    assert data.sizes.tolist() == [0, 25, 0] and data.support.sizes.tolist() == [0, 12, 0]
+
+
+def test_labels_may_be_floats_even_where_a_node_has_one_class(tmp_path: Path) -> None:
+    """A node with zeros alone cannot know that they are labels; together the nodes do."""
+    rng = np.random.default_rng(0)
+    inputs, targets = rng.normal(size=(3, 20, 30)).astype("f4"), rng.integers(2, size=(3, 20))
+    targets[1] = 0
+    config = made(CANCER, AUC, {"algorithm": {"name": "local_sgda", "lr": 0.05}})
+    runs = []
+    for kind in ("f4", "i8"):
+        data = fs.FederatedData.from_arrays(list(zip(inputs, targets.astype(kind), strict=True)))
+        assert data.classes == 2
+        runs.append(site(tmp_path / kind, config, data).serve(pooled=False))
+    assert torch.equal(runs[0].x, runs[1].x)
+
+
 def test_a_node_without_test_data_is_not_measured(tmp_path: Path) -> None:
     config = made(DIGITS, HELD_OUT)
     nodes = site(tmp_path, config)
@@ -841,7 +865,7 @@ ROWS, LABELS = np.ones((4, 1, 8, 8), dtype=np.float32), np.arange(4)
         (lambda n: written(n, 1, ROWS.astype("f8"), LABELS), r"data of node1 must be like those of node0.*float64"),
         (lambda n: written(n, 1, ROWS, np.zeros((4, 2))), r"data of node1 must be like those of node0.*\[2\]"),
         (lambda n: written(n, 1, ROWS[:0], LABELS[:0]), r"There are no samples"),
-        (lambda n: written(n, 1, ROWS * np.nan, LABELS), r"hold NaN"),
+        (lambda n: written(n, 1, ROWS * np.nan, LABELS), r"contain NaN"),
         (lambda n: (Path(n.here(1)["data"]) / "train.npz").unlink(), r"must hold train.npz"),
         (lambda n: (Path(n.here(1)["data"]) / "train.npz").write_bytes(b"no"), r"not a readable .npz"),
         (lambda n: Path(n.here(1)["data"]).rename(n.folder / "elsewhere"), r"There is no .*data"),

@@ -1,28 +1,13 @@
-"""Data sets, and how they are spread over clients."""
+"""Data sets, and data spread over clients."""
 
 from fedstrata.data.dataset import Dataset
 from fedstrata.data.federated import FederatedData, Part
-from fedstrata.data.sets import (
-    SETS,
-    a9a,
-    adult,
-    bank,
-    breast_cancer,
-    breastmnist,
-    cifar10,
-    cifar100,
-    digits,
-    fashion_mnist,
-    ham10000,
-    load,
-    mammography,
-    mnist,
-    omniglot,
-    pneumoniamnist,
-    shakespeare,
-    sinusoid,
-    w8a,
-)
+from fedstrata.data.sets import SETS, load
+from fedstrata.data.sets.images import cifar10, cifar100, digits, fashion_mnist, mnist, omniglot
+from fedstrata.data.sets.medical import breastmnist, ham10000, pneumoniamnist
+from fedstrata.data.sets.synthetic import sinusoid
+from fedstrata.data.sets.tabular import a9a, adult, bank, breast_cancer, mammography, w8a
+from fedstrata.data.sets.text import shakespeare
 
 __all__ = [
     "SETS",

@@ -1,34 +1,35 @@
-"""A data set before it is split over clients: training arrays, test arrays, and who wrote what."""
+"""A data set before it is split over clients."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 
 from fedstrata.core.errors import InputError, invalid
 from fedstrata.data import intake
-
-if TYPE_CHECKING:
-    from fedstrata.data.federated import FederatedData
-    from fedstrata.data.partitions import Partition
-
+from fedstrata.data.federated import FederatedData, Part
+from fedstrata.data.partitions import Partition, partition_named
 
 _AUXILIARY = 9
-"""Tells the random choice of an auxiliary set from the others of the same seed."""
+"""Separates the random choice of an auxiliary set from others with the same seed."""
 
 
 @dataclass(frozen=True, repr=False)
 class Dataset:
-    """Training and test arrays of one data set.
+    """Training and test arrays of one data set, to be split over clients.
 
-    ``inputs`` are floats ready for a model, or small integers (tokens) that become int64 when drawn.
-    ``targets`` are class numbers (int64), or floats for regression (``classes = 0``).
-    ``keys`` names the owner of each training row (a speaking role, an alphabet), for the ``by_key`` partition.
-    ``origins`` is the class of each training row before :meth:`imbalance` made a binary task of more classes, for the
-    ``class_groups`` partition; None for a set that is as it came.
+    name:         the name of the set in messages and tables.
+    inputs:       floats ready for a model, or small integers (tokens), which become int64 when drawn.
+    targets:      class numbers (integers, or floats 0 and 1), or floats for regression.
+    test_inputs:  the inputs of the test set; empty if there is none.
+    test_targets: the targets of the test set.
+    classes:      the number of classes, 0 for regression.
+    keys:         the owner of each training row (a speaking role, an alphabet), for the partition ``by_key``.
+    origins:      the class that each training row had before :meth:`imbalance` made the task binary, for the partition
+                  ``class_groups``; None for a set with its original classes.
     """
 
     name: str
@@ -41,15 +42,14 @@ class Dataset:
     origins: np.ndarray | None = None
 
     def __post_init__(self) -> None:
-        train = intake.pair(self.inputs, self.targets, f"the data set {self.name}")
-        test = intake.pair(self.test_inputs, self.test_targets, f"the test part of {self.name}", train)
+        train = intake.pair((self.inputs, self.targets), f"the data set {self.name}", classes=self.classes)
+        test = _test_pair((self.test_inputs, self.test_targets), self.name, train, self.classes)
         if len(train[0]) == 0:
             raise InputError(f"The data set {self.name} has no rows.")
         for label, values in (("keys", self.keys), ("origins", self.origins)):
             if values is not None and len(values) != len(train[0]):
-                raise invalid(
-                    f"number of {label} of {self.name}", len(values), f"{len(train[0])}, one per training row"
-                )
+                wants = f"{len(train[0])}, one per training row"
+                raise invalid(f"number of {label} of {self.name}", len(values), wants)
         for field, tensor in zip(("inputs", "targets", "test_inputs", "test_targets"), (*train, *test), strict=True):
             object.__setattr__(self, field, tensor)
 
@@ -63,21 +63,28 @@ class Dataset:
         classes: int | None = None,
         name: str = "arrays",
     ) -> Dataset:
-        """Build from your own arrays or tensors, to be split over clients; ``test`` is the test part, if any."""
-        x, y = intake.pair(inputs, targets, f"the data set {name}")
-        tests = (x[:0], y[:0]) if test is None else intake.pair(*test, f"the test part of {name}", (x, y))
-        if classes is None:
-            labels = y.dim() == 1 and not y.is_floating_point()
-            classes = max(int(t.max()) for t in (y, tests[1]) if len(t)) + 1 if labels and len(y) else 0
-        return Dataset(name, x, y, *tests, classes, keys)
+        """Build from your own arrays or tensors, to be split over clients.
+
+        inputs:  the training inputs; the first axis runs over samples.
+        targets: the training targets, one per sample.
+        test:    a test set ``(inputs, targets)``, if there is one.
+        keys:    the owner of each training row, for the partition ``by_key``.
+        classes: the number of classes, 0 for regression. By default targets are classes if they are integers, or floats
+                 that are 0 and 1, and the number of classes is the highest label plus 1. Set it if the last class may
+                 not occur, or if class labels are floats such as 0.0, 1.0, 2.0.
+        name:    the name of the set in messages and tables.
+        """
+        x, y = intake.pair((inputs, targets), f"the data set {name}")
+        tests = (x[:0], y[:0]) if test is None else _test_pair(test, name, (x, y), classes or 0)
+        return Dataset(name, x, y, *tests, intake.count_classes(y, tests[1]) if classes is None else classes, keys)
 
     def imbalance(self, share: float, seed: int = 0) -> Dataset:
-        """Return the binary task with this share of positives in the training data; test rows are only relabelled.
+        """Return a binary task with this share of positives in the training data.
 
-        The first half of the classes is positive (1), the second half negative (0), as in the AUC papers; a set that
-        is binary already keeps its labels. Positives of the training data are thinned out at random to ``share``, or
-        negatives where there are too few positives. The test set keeps all its samples. ``origins`` of the result are
-        the classes that its training rows had.
+        The first half of the classes is positive (1), the second half negative (0), as in the AUC papers; a binary set
+        keeps its labels. Random positives are dropped from the training rows to reach ``share``, or random negatives
+        if there are too few positives. Test rows are relabelled, but none is dropped. ``origins`` of the result are the
+        original classes of its training rows.
         """
         if not 0 < share < 1:
             raise invalid("share of positives", share, "between 0 and 1, exclusive")
@@ -96,20 +103,11 @@ class Dataset:
             positive = generator.choice(positive, max(1, wanted), replace=False)
         else:
             negative = generator.choice(negative, max(1, round(len(positive) * (1 - share) / share)), replace=False)
-        rows = np.sort(np.concatenate([positive, negative]))
-        keep = torch.from_numpy(rows)
-        return replace(
-            self,
-            inputs=self.inputs[keep],
-            targets=targets[keep],
-            test_targets=test_targets,
-            classes=2,
-            keys=None if self.keys is None else self.keys[rows],
-            origins=None if origins is None else origins[rows],
-        )
+        binary = replace(self, targets=targets, test_targets=test_targets, classes=2, origins=origins)
+        return binary._rows(np.sort(np.concatenate([positive, negative])))
 
     def subset(self, samples: int, seed: int = 0) -> Dataset:
-        """Return the same set with only ``samples`` training rows, chosen at random."""
+        """Return the set with only ``samples`` of its training rows, chosen at random."""
         if not 0 < samples <= len(self.inputs):
             raise invalid("number of samples of the subset", samples, f"between 1 and {len(self.inputs)}")
         return self._rows(np.sort(np.random.default_rng(seed).choice(len(self.inputs), samples, replace=False)))
@@ -124,27 +122,28 @@ class Dataset:
         support: float = 0.0,
         auxiliary: int = 0,
     ) -> FederatedData:
-        """Spread the training rows over ``clients`` clients, e.g. by ``fs.partition.dirichlet(0.3)`` or ``"iid"``.
+        """Split the training rows over clients; the test rows stay one pooled test set.
 
-        ``holdout`` is the share of each client's rows kept as its own test part. ``support`` is the share of the rest
-        that only the inner levels draw from; the outer function then draws from the other rows (the query set).
-        ``auxiliary`` is how many training rows of each class the server gets instead of the clients, for methods that
-        need some there. The set's own test rows stay pooled.
+        partition: how to split, e.g. ``fs.partition.dirichlet(0.3)`` or ``"iid"``.
+        clients:   number of clients.
+        seed:      seed of all random choices below.
+        holdout:   share of each client's rows held out as its own test part (see :meth:`FederatedData.with_holdout`).
+        support:   share of the remaining rows that the inner levels draw from; the outer function then draws from the
+                   others (see :meth:`FederatedData.with_support`).
+        auxiliary: training rows of each class that go to the server instead of the clients, for methods that need them.
         """
         if auxiliary:
             server, rest = self._taken(auxiliary, seed)
             options: Any = {"clients": clients, "seed": seed, "holdout": holdout, "support": support}
             return rest.split(partition, **options).with_auxiliary(server.inputs, server.targets)
-        from fedstrata.data.federated import FederatedData, Part
-        from fedstrata.data.partitions import Partition, partition_named
-
         if isinstance(partition, str):
             partition = partition_named(partition)
         if not isinstance(partition, Partition):
             raise invalid("partition", partition, "a partition such as fs.partition.iid(), or its name")
         if isinstance(clients, bool) or not isinstance(clients, int) or clients < 1:
             raise invalid("number of clients", clients, "a whole number of at least 1")
-        owned = partition(self.targets.numpy(), self.keys, clients, np.random.default_rng(seed), self.origins)
+        targets = (self.targets.long() if self.classes else self.targets).numpy()
+        owned = partition(targets, self.keys, clients, np.random.default_rng(seed), self.origins)
         test = (self.test_inputs, self.test_targets) if len(self.test_inputs) else None
         train = Part.of((self.inputs, self.targets), owned)
         data = FederatedData(train, test=test, classes=self.classes, name=self.name)
@@ -152,17 +151,17 @@ class Dataset:
         return data.with_support(support, seed) if support else data
 
     def _taken(self, per_class: int, seed: int) -> tuple[Dataset, Dataset]:
-        """Return so many training rows of each class, chosen at random, and the others."""
+        """Return ``per_class`` random training rows of each class, and the others."""
         if isinstance(per_class, bool) or not isinstance(per_class, int) or per_class < 0:
-            raise invalid("auxiliary", per_class, "a whole number, of rows per class")
+            raise invalid("auxiliary", per_class, "a whole number of rows per class")
         if not self.classes:
             raise InputError(f"An auxiliary set has rows of every class, and the data {self.name} have no classes.")
         generator = np.random.default_rng([seed, _AUXILIARY])
         labels = self.targets.numpy()
         rows = [np.flatnonzero(labels == c) for c in range(self.classes)]
-        few = min(map(len, rows))
-        if few <= per_class:
-            raise invalid("auxiliary", per_class, f"fewer rows per class than the smallest class has, {few}")
+        fewest = min(map(len, rows))
+        if fewest <= per_class:
+            raise invalid("auxiliary", per_class, f"fewer rows per class than the smallest class has, {fewest}")
         chosen = np.sort(np.concatenate([generator.choice(r, per_class, replace=False) for r in rows]))
         return self._rows(chosen), self._rows(np.setdiff1d(np.arange(len(labels)), chosen))
 
@@ -177,3 +176,7 @@ class Dataset:
     def __repr__(self) -> str:
         kind = f"{self.classes} classes" if self.classes else "regression"
         return f"<Dataset {self.name}: {len(self)} training and {len(self.test_inputs)} test rows, {kind}>"
+
+
+def _test_pair(test: Any, name: str, train: intake.Pair, classes: int) -> intake.Pair:
+    return intake.pair(test, f"the test part of {name}", train, "the training part", classes)

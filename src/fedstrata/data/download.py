@@ -1,8 +1,8 @@
-"""Where the files of data sets are looked for, and how a missing one is fetched.
+"""The files of data sets: where they are, and how to download them.
 
-A file is taken from the data directory. If it is not there and an official address is known, it is downloaded
-once: to a temporary name, checked against the published checksum where there is one, then renamed, so that a
-half-written file never carries the real name. Nothing that is downloaded is ever executed or unpickled.
+Files are read from the data directory. A missing file with an official address is downloaded once: to a temporary name,
+checked against the published checksum if there is one, then renamed, so that a partial file never has the real name.
+Nothing that is downloaded is executed or unpickled.
 """
 
 from __future__ import annotations
@@ -30,18 +30,22 @@ CONNECT_SECONDS = 5.0
 READ_SECONDS = 30.0
 CHUNK_BYTES = 1 << 20
 
+Directory = str | Path | None
+"""A data directory; None for the default."""
+
 Progress = Callable[[str], None]
-"""Called with one line of text now and then during a download."""
+"""Called with a line of text from time to time during a download."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """A file (or folder) of a data set.
+    """A file or folder of a data set.
 
-    ``path`` is its place in the data directory; a file may also be there with ``.gz`` added or taken away.
-    ``address`` is the official place to download it from, None if there is none. ``checksum`` is
-    ``"md5:..."`` or ``"sha256:..."`` of what lies at the address. ``member``, if given, says that the address
-    holds an archive (.tar.gz or .zip) of which this member is wanted. ``note`` describes a file that has no address.
+    path:     its path in the data directory; a file may also have ``.gz`` added to its name, or removed.
+    address:  the official URL to download it from, None if there is none.
+    checksum: ``"md5:..."`` or ``"sha256:..."`` of the download, if published.
+    member:   the member to unpack, if the download is an archive (.tar.gz or .zip).
+    note:     the content of a file that has no address.
     """
 
     path: str
@@ -105,7 +109,7 @@ _FILES: tuple[Source, ...] = (
 )
 
 SOURCES: dict[str, Source] = {source.path: source for source in _FILES}
-"""Every file the data sets read, by its place in the data directory."""
+"""Every file that the data sets read, by its path in the data directory."""
 
 SOURCES |= _idx(
     "mnist",
@@ -129,36 +133,34 @@ SOURCES |= _idx(
 )
 
 
-def data_directory(option: str | Path | None = None) -> Path:
-    """Return the data directory: ``option``, else ``FEDSTRATA_DATA``, else ``fedstrata`` in the user's cache.
+def data_directory(data_dir: Directory = None) -> Path:
+    """Return the data directory: ``data_dir``, else ``FEDSTRATA_DATA``, else ``fedstrata`` in the user's cache.
 
-    The cache is ``XDG_CACHE_HOME`` where that is set, ``~/.cache`` otherwise. The directory need not exist.
+    The cache is ``XDG_CACHE_HOME`` if that is set, ``~/.cache`` otherwise. The directory need not exist.
     """
-    chosen = option or os.environ.get("FEDSTRATA_DATA")
+    chosen = data_dir or os.environ.get("FEDSTRATA_DATA")
     if chosen:
         return Path(chosen).expanduser()
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "fedstrata"
 
 
 def find(source: Source, directory: Path) -> Path | None:
-    """Return where the file is in the data directory, packed or not, or None."""
+    """Return the path of the file in the data directory, packed or not, or None."""
     other = source.path.removesuffix(".gz") if source.path.endswith(".gz") else source.path + ".gz"
     return next((directory / name for name in (source.path, other) if (directory / name).exists()), None)
 
 
-def locate(path: str, directory: Path, progress: Progress | None = None) -> Path:
-    """Return where the file ``path`` of :data:`SOURCES` is, downloading it if need be.
+def locate(path: str, data_dir: Directory, progress: Progress | None = None) -> Path:
+    """Return where the file ``path`` of :data:`SOURCES` is, after downloading it if necessary.
 
-    If it cannot be had, the :class:`MissingData` error says where it was looked for and how to get it.
+    If it is not available, the :class:`MissingData` error says where it should be and how to get it.
     """
-    source = SOURCES[path]
-    found = find(source, directory)
-    if found is not None:
-        return found
-    if source.address is None:
-        raise missing(source, directory, "")
-    if os.environ.get("FEDSTRATA_OFFLINE", "0") not in ("", "0"):
-        raise missing(source, directory, "FEDSTRATA_OFFLINE is set, so no download was tried. ")
+    source, directory = SOURCES[path], data_directory(data_dir)
+    present = find(source, directory)
+    if present is not None:
+        return present
+    if source.address is not None and os.environ.get("FEDSTRATA_OFFLINE", "0") not in ("", "0"):
+        raise missing(source, directory, "FEDSTRATA_OFFLINE is set, so it was not downloaded. ")
     try:
         return download(source, directory, progress)
     except (OSError, http.client.HTTPException) as error:
@@ -167,25 +169,25 @@ def locate(path: str, directory: Path, progress: Progress | None = None) -> Path
         raise missing(source, directory, f"Downloading it failed: {error}. ") from error
 
 
-def missing(source: Source, directory: Path, reason: str) -> MissingData:
-    """Build the error for a file that is not there: which, where it was looked for, and what to do."""
+def missing(source: Source, directory: Path, reason: str = "") -> MissingData:
+    """Build the error for a missing file: which one, where it should be, and how to get it."""
     if source.address is None:
-        todo = f"It has no official address and must be put there by hand: {source.note}."
+        remedy = f"It has no official address, so put it there yourself: {source.note}."
     elif source.member is None:
-        todo = f"Fetch it from {source.address} and put it there."
+        remedy = f"Download it from {source.address} and put it there."
     else:
-        todo = f"Fetch {source.address} and put its member {source.member} there."
+        remedy = f"Download {source.address} and put its member {source.member} there."
     return MissingData(
-        f"The data file {source.path} is not in the data directory {directory.absolute()}. {reason}{todo} "
-        "The directory is set with the option data_dir (data.directory in a file) or the environment variable "
+        f"The data file {source.path} is not in the data directory {directory.absolute()}. {reason}{remedy} "
+        "Set the directory with the argument data_dir (data.directory in a file) or the environment variable "
         "FEDSTRATA_DATA."
     )
 
 
 def download(source: Source, directory: Path, progress: Progress | None = None) -> Path:
-    """Download a file to its place in the data directory; raises OSError if the network or the disk refuses."""
+    """Download a file to its path in the data directory; raise OSError if the network or the disk fails."""
     if source.address is None:
-        raise missing(source, directory, "")
+        raise missing(source, directory)
     target = directory / source.path
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".download-", dir=target.parent) as folder:
@@ -196,7 +198,7 @@ def download(source: Source, directory: Path, progress: Progress | None = None) 
         try:
             fetched.replace(target)
         except OSError:
-            # Another process may have put the same folder there in the meantime.
+            # Another process may have downloaded the same folder meanwhile.
             if not target.is_dir():
                 raise
     return target
@@ -215,7 +217,7 @@ class _Https(http.client.HTTPSConnection):
 
 
 class _PatientReader(urllib.request.HTTPSHandler, urllib.request.HTTPHandler):
-    """Gives up soon on a connection that does not come about, later on one that stalls."""
+    """Time out soon while connecting, later while reading."""
 
     def http_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
         return self.do_open(_Http, req)
@@ -226,7 +228,7 @@ class _PatientReader(urllib.request.HTTPSHandler, urllib.request.HTTPHandler):
 
 def _fetch(address: str, path: Path, checksum: str | None, name: str, progress: Progress | None) -> None:
     request = urllib.request.Request(address, headers={"User-Agent": "fedstrata"})
-    kind, _, wanted = (checksum or "md5:").partition(":")
+    kind, _, expected = (checksum or "md5:").partition(":")
     digest = hashlib.new(kind, usedforsecurity=False)
     done = 0
     with (
@@ -242,13 +244,13 @@ def _fetch(address: str, path: Path, checksum: str | None, name: str, progress: 
             if progress:
                 progress(f"downloading {name}: {done / 1e6:.1f}{of} MB")
     if total and done != total:
-        raise OSError(f"{address} broke off after {done} of {total} bytes")
-    if wanted and digest.hexdigest() != wanted:
-        raise OSError(f"{address} has {kind} {digest.hexdigest()} instead of the published {wanted}")
+        raise OSError(f"{address} stopped after {done} of {total} bytes")
+    if expected and digest.hexdigest() != expected:
+        raise OSError(f"{address} has {kind} {digest.hexdigest()} instead of the published {expected}")
 
 
 def _members(archive: Path) -> Generator[tuple[str, bool, Callable[[], IO[bytes] | None]], None, None]:
-    """List an archive: the name of each member, whether it is an ordinary file, and how to open it."""
+    """Yield the name of each file in an archive, whether it is a regular file, and a function that opens it."""
     if zipfile.is_zipfile(archive):
         with zipfile.ZipFile(archive) as packed:
             for entry in packed.infolist():
@@ -262,20 +264,20 @@ def _members(archive: Path) -> Generator[tuple[str, bool, Callable[[], IO[bytes]
 
 
 def _unpack(archive: Path, member: str, folder: Path, address: str) -> Path:
-    """Unpack one member (a file, or a folder and all in it) of an archive below ``folder`` and return its path."""
+    """Unpack one member of an archive, a file or a whole folder, below ``folder`` and return its path."""
     try:
         with closing(_members(archive)) as members:
-            for name, ordinary, opened in members:
-                place = PurePosixPath(name)
-                if place.is_absolute() or ".." in place.parts or "\\" in name or ":" in name:
-                    raise InputError(f"The archive {address} was refused: its member {name!r} points outside of it.")
-                if not place.is_relative_to(member):
+            for name, regular, opened in members:
+                path = PurePosixPath(name)
+                if path.is_absolute() or ".." in path.parts or "\\" in name or ":" in name:
+                    raise InputError(f"Refused the archive {address}: its member {name!r} points outside of it.")
+                if not path.is_relative_to(member):
                     continue
-                packed = opened() if ordinary else None
+                packed = opened() if regular else None
                 if packed is None:
-                    raise InputError(f"The archive {address} was refused: its member {name!r} is not an ordinary file.")
-                (folder / place).parent.mkdir(parents=True, exist_ok=True)
-                with packed, (folder / place).open("wb") as file:
+                    raise InputError(f"Refused the archive {address}: its member {name!r} is not a regular file.")
+                (folder / path).parent.mkdir(parents=True, exist_ok=True)
+                with packed, (folder / path).open("wb") as file:
                     shutil.copyfileobj(packed, file)
     except (tarfile.TarError, zipfile.BadZipFile, EOFError, zlib.error) as error:
         raise OSError(f"{address} is not a readable archive: {error}") from error

@@ -1,10 +1,8 @@
-"""What a user brings: arrays, torch data sets, .npz files; checked, and joined into one pair of tensors."""
+"""Arrays, torch data sets and .npz files from a user, checked and turned into tensors."""
 
 from __future__ import annotations
 
-import zipfile
-import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,26 +12,33 @@ import torch
 from fedstrata.core.errors import InputError, invalid
 
 Pair = tuple[torch.Tensor, torch.Tensor]
+"""Inputs and targets, one row per sample."""
 
 
-def pair(inputs: Any, targets: Any, what: str, like: Pair | None = None) -> Pair:
-    """Return inputs and targets as tensors, checked; ``like`` is a pair whose shapes they must have."""
-    x, y = _tensor(inputs, f"inputs of {what}"), _tensor(targets, f"targets of {what}")
+def pair(arrays: Any, what: str, like: Pair | None = None, whose: str = "client 0", classes: int = 0) -> Pair:
+    """Return inputs and targets as checked tensors.
+
+    arrays:  ``(inputs, targets)``, anything that torch turns into tensors.
+    what:    what they are, for error messages.
+    like:    a pair with the shapes that they must have; error messages call it ``whose``.
+    classes: the number of classes, if the user says that targets are classes.
+    """
+    if not isinstance(arrays, tuple | list) or len(arrays) != 2:
+        raise invalid("data", _described(arrays), "a pair (inputs, targets)", what)
+    x, y = _tensor(arrays[0], f"inputs of {what}"), _tensor(arrays[1], f"targets of {what}")
     if len(x) != len(y):
         raise invalid(f"number of targets of {what}", len(y), f"{len(x)}, as many as inputs")
-    for name, array, other in (("input", x, like and like[0]), ("target", y, like and like[1])):
+    for name, array, other in (("an input", x, like and like[0]), ("a target", y, like and like[1])):
         if array.is_floating_point() and not bool(torch.isfinite(array).all()):
-            raise InputError(f"The {name}s of {what} hold NaN or infinity.")
+            raise InputError(f"The {name.split()[1]}s of {what} contain NaN or infinity.")
         if other is not None and len(array) and array.shape[1:] != other.shape[1:]:
-            wanted = f"{tuple(other.shape[1:])}, as for client 0"
-            raise invalid(
-                f"shape of an {name} of {what}".replace("an target", "a target"), tuple(array.shape[1:]), wanted
-            )
-    return x, y
+            wants = f"{tuple(other.shape[1:])}, as for {whose}"
+            raise invalid(f"shape of {name} of {what}", tuple(array.shape[1:]), wants)
+    return x, _class_numbers(y, classes, what)
 
 
 def joined(pairs: Sequence[Pair]) -> tuple[Pair, list[np.ndarray]]:
-    """Return all rows in one pair of tensors, and the row numbers of each."""
+    """Return all rows as one pair, and the row numbers of each pair in it."""
     sizes = [len(x) for x, _ in pairs]
     ends = np.cumsum(sizes)
     owned = [np.arange(end - size, end) for end, size in zip(ends, sizes, strict=True)]
@@ -42,37 +47,74 @@ def joined(pairs: Sequence[Pair]) -> tuple[Pair, list[np.ndarray]]:
 
 
 def stacked(dataset: Any, what: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the samples of a map-style torch data set as two tensors."""
+    """Return the ``(input, target)`` samples of a map-style torch data set as two tensors."""
     if hasattr(dataset, "__len__") and len(dataset) == 0:
         raise InputError(f"The data set of {what} is empty.")
     try:
         samples = [dataset[i] for i in range(len(dataset))]
+        for i, sample in enumerate(samples):
+            if isinstance(sample, Mapping) or len(sample) != 2:
+                wants = "an (input, target) pair: wrap the data set to return no more than that"
+                raise invalid("sample", _described(sample), wants, f"sample {i} of the data set of {what}")
         inputs = torch.stack([torch.as_tensor(s[0]) for s in samples])
         return inputs, torch.stack([torch.as_tensor(s[1]) for s in samples])
+    except InputError:
+        raise
     except (TypeError, ValueError, IndexError, KeyError, RuntimeError) as error:
-        raise InputError(f"The data set of {what} must have a length and (input, target) samples: {error}") from None
+        raise InputError(
+            f"The data set of {what} must have a length and (input, target) samples of one shape: {error}"
+        ) from None
 
 
-def read_npz(path: Path) -> dict[str, np.ndarray]:
-    """Read an .npz file without unpickling anything."""
-    try:
-        with path.open("rb") as handle:
-            file = np.load(handle, allow_pickle=False)
-            if not isinstance(file, np.lib.npyio.NpzFile):
-                raise ValueError("it holds a single array")
-            return {k: file[k] for k in file.files}
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        raise InputError(f"The file {path} is not a readable .npz without pickled objects: {error}") from None
-
-
-def named(arrays: dict[str, np.ndarray], path: Path, prefix: str = "") -> tuple[np.ndarray, np.ndarray]:
-    """Return the inputs and targets of a file, by their names."""
+def named(arrays: Mapping[str, np.ndarray], path: Path, prefix: str = "") -> tuple[np.ndarray, np.ndarray]:
+    """Return the inputs and targets among the arrays of a file: ``inputs`` or ``x``, ``targets`` or ``y``."""
     inputs = arrays.get(f"{prefix}inputs", arrays.get(f"{prefix}x"))
     targets = arrays.get(f"{prefix}targets", arrays.get(f"{prefix}y"))
     if inputs is None or targets is None:
-        wanted = f"{prefix}inputs and {prefix}targets (or {prefix}x and {prefix}y)"
-        raise InputError(f"The file {path} must hold {wanted}. It holds: {', '.join(arrays)}.")
+        wants = f"{prefix}inputs and {prefix}targets (or {prefix}x and {prefix}y)"
+        raise InputError(f"The file {path} must hold {wants}. It holds: {', '.join(arrays)}.")
     return inputs, targets
+
+
+def are_labels(targets: torch.Tensor) -> bool:
+    """Whether targets are class numbers: one integer per row, or one float that is 0 or 1.
+
+    Binary labels are often floats: in CSV files, and because the binary losses of torch want floats. Other floats are
+    regression targets, even if they are whole numbers (a count, an age), unless the user declares ``classes=``.
+    """
+    if targets.dim() != 1:
+        return False
+    return not targets.is_floating_point() or bool(((targets == 0) | (targets == 1)).all())
+
+
+def count_classes(*targets: torch.Tensor, partial: bool = False) -> int:
+    """Return the number of classes, the highest label plus 1; 0 if the targets are not class numbers.
+
+    Floats that are all 0, or all 1, are no classes, unless these are a ``partial`` view of the data, as one site has.
+    """
+    filled = [t for t in targets if len(t)]
+    if not filled or not all(map(are_labels, filled)):
+        return 0
+    low, high = min(int(t.min()) for t in filled), max(int(t.max()) for t in filled)
+    constant = low == high and any(t.is_floating_point() for t in filled)
+    return 0 if constant and not partial else high + 1
+
+
+def _described(value: object) -> str:
+    """Describe what came instead of a pair."""
+    if isinstance(value, tuple | list | Mapping):
+        return f"{type(value).__name__} of {len(value)} entries"
+    return type(value).__name__
+
+
+def _class_numbers(targets: torch.Tensor, classes: int, what: str) -> torch.Tensor:
+    """Return targets that the user declares to be class numbers; of more than two classes, floats become integers."""
+    if not classes or targets.dim() != 1 or not targets.is_floating_point():
+        return targets
+    if bool((targets != targets.round()).any() | (targets < 0).any() | (targets >= classes).any()):
+        got = f"{targets.dtype} from {targets.min():g} to {targets.max():g}"
+        raise invalid(f"targets of {what}", got, f"whole numbers from 0 to {classes - 1}, as classes={classes} says")
+    return targets.long() if classes > 2 else targets
 
 
 def _tensor(array: Any, what: str) -> torch.Tensor:

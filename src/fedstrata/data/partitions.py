@@ -1,9 +1,9 @@
-"""Partitions: how the rows of one data set are divided over clients.
+"""Partitions: rules that divide the rows of a data set over clients.
 
-A partition is a frozen value that is called with the targets (and keys) of the training rows; it answers with
-one array of row numbers per client. The same seed gives the same division, and no row goes to two clients.
+A partition is a frozen value. Called with the targets, and keys, of the training rows, it returns an array of row
+numbers for each client. The same seed gives the same division, and no row goes to two clients.
 
-    >>> rows = partition("dirichlet", alpha=0.1)(targets, None, clients=100, rng=np.random.default_rng(0))
+    >>> rows = dirichlet(alpha=0.1)(targets, None, clients=100, rng=np.random.default_rng(0))
 """
 
 from __future__ import annotations
@@ -12,20 +12,28 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, fields
 from math import inf
 from numbers import Integral, Real
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
 from fedstrata.core.errors import InputError, invalid, unknown
+from fedstrata.data.dealing import UNUSED, class_of_each, consecutive, deal, deal_groups
 
-UNUSED = -1
+
+class Rows(NamedTuple):
+    """Training rows to divide: their targets and, where the data set has them, their keys and original classes."""
+
+    targets: np.ndarray
+    keys: np.ndarray | None = None
+    origins: np.ndarray | None = None
 
 
 @dataclass(frozen=True)
 class Partition(ABC):
-    """A rule that divides rows over clients; subclasses say which client owns each row.
+    """A rule that divides rows over clients; subclasses choose the owner of each row.
 
-    ``name`` is the name on the command line, ``remedy`` what to do when a client would be left without data.
+    name:   its name in files and on the command line.
+    remedy: what to do if it leaves a client without data, for the error message.
     """
 
     name: ClassVar[str]
@@ -39,19 +47,22 @@ class Partition(ABC):
         rng: np.random.Generator,
         origins: np.ndarray | None = None,
     ) -> list[np.ndarray]:
-        """Divide the rows: a list of ``clients`` sorted int64 arrays of row numbers, no row in two of them.
+        """Return the row numbers of each client, sorted, as int64; a client without rows is an error.
 
-        ``targets`` has one entry per row; ``keys``, where the data set has them, names the owner of each row, and
-        ``origins`` the class that it had before the task was made binary.
-        A client that would hold no row is an error.
+        targets: one number per row.
+        keys:    the owner of each row, if the data set has owners.
+        clients: number of clients.
+        rng:     source of all random choices.
+        origins: the class of each row before the task was made binary, if it was.
         """
         _at_least_one("number of clients", clients, f"partition {self.name!r}")
         if targets.ndim != 1 or len(targets) == 0:
             raise invalid("targets", targets.shape, "one number per row, at least one row", f"partition {self.name!r}")
-        if origins is None:
-            owners = self._owners(targets, keys, clients, rng)
-        else:
-            owners = self._owners_by_origin(targets, origins, keys, clients, rng)
+        for what, values in (("keys", keys), ("origins", origins)):
+            if values is not None and len(values) != len(targets):
+                wants = f"the number of rows ({len(targets)})"
+                raise invalid(f"number of {what}", len(values), wants, f"partition {self.name!r}")
+        owners = self._owners(Rows(targets, keys, origins), clients, rng)
         # A stable sort keeps the rows of each client in increasing order; unused rows come first.
         order = np.argsort(owners, kind="stable").astype(np.int64, copy=False)
         sizes = np.bincount(owners - UNUSED, minlength=clients + 1)
@@ -64,47 +75,32 @@ class Partition(ABC):
         return np.split(order, np.cumsum(sizes)[:-1])[1:]
 
     @abstractmethod
-    def _owners(
-        self, targets: np.ndarray, keys: np.ndarray | None, clients: int, rng: np.random.Generator
-    ) -> np.ndarray:
+    def _owners(self, rows: Rows, clients: int, rng: np.random.Generator) -> np.ndarray:
         """Return the client number of each row, or ``UNUSED``."""
-
-    def _owners_by_origin(
-        self,
-        targets: np.ndarray,
-        origins: np.ndarray,
-        keys: np.ndarray | None,
-        clients: int,
-        rng: np.random.Generator,
-    ) -> np.ndarray:
-        """Return the same for rows that had other classes once, which only some partitions look at."""
-        return self._owners(targets, keys, clients, rng)
 
 
 @dataclass(frozen=True)
 class Iid(Partition):
-    """Every client a random sample: rows shuffled, sizes equal up to one row, every row used."""
+    """Random rows for every client: sizes are equal up to one row, every row is used."""
 
     name: ClassVar[str] = "iid"
 
-    def _owners(
-        self, targets: np.ndarray, keys: np.ndarray | None, clients: int, rng: np.random.Generator
-    ) -> np.ndarray:
-        return rng.permutation(np.arange(len(targets)) % clients)
+    def _owners(self, rows: Rows, clients: int, rng: np.random.Generator) -> np.ndarray:
+        return rng.permutation(np.arange(len(rows.targets)) % clients)
 
 
 @dataclass(frozen=True)
 class Dirichlet(Partition):
-    """Skewed classes: each class is spread over the clients in proportions drawn from Dirichlet(alpha).
+    """Skewed classes: each class is divided over the clients in proportions drawn from Dirichlet(alpha).
 
-    For every class c, p_c ~ Dir(alpha, ..., alpha) over the clients, and client i gets the share p_c[i] of the
-    rows of class c. Small ``alpha`` gives each client few classes and very different sizes, large ``alpha``
-    approaches ``iid``. Every row is used. Proportions are drawn again, at most 100 times, until every client
-    has ``min_samples`` rows.
+    For every class c, p_c ~ Dir(alpha, ..., alpha) over the clients, and client i gets the share p_c[i] of the rows of
+    class c; every row is used. With a small ``alpha`` each client has few classes and sizes are very different; a large
+    ``alpha`` approaches ``iid``. Proportions are drawn again, at most 100 times, until every client has ``min_samples``
+    rows.
 
-    The form of Yurochkin et al., "Bayesian Nonparametric Federated Learning of Neural Networks", ICML 2019;
-    Hsu et al., "Measuring the Effects of Non-Identical Data Distribution for Federated Visual Classification",
-    2019, draw instead one vector of class proportions per client.
+    This is the form of Yurochkin et al., "Bayesian Nonparametric Federated Learning of Neural Networks", ICML 2019.
+    Hsu et al., "Measuring the Effects of Non-Identical Data Distribution for Federated Visual Classification", 2019,
+    draw one vector of class proportions per client instead.
     """
 
     name: ClassVar[str] = "dirichlet"
@@ -118,14 +114,12 @@ class Dirichlet(Partition):
             raise invalid("option alpha", self.alpha, "a number above 0", "partition 'dirichlet'")
         _at_least_one("option min_samples", self.min_samples, "partition 'dirichlet'")
 
-    def _owners(
-        self, targets: np.ndarray, keys: np.ndarray | None, clients: int, rng: np.random.Generator
-    ) -> np.ndarray:
-        labels, totals = _classes(targets, self.name)
-        if clients * self.min_samples > len(targets):
+    def _owners(self, rows: Rows, clients: int, rng: np.random.Generator) -> np.ndarray:
+        labels, totals = class_of_each(rows.targets, self.name)
+        if clients * self.min_samples > len(labels):
             raise InputError(
                 f"Partition 'dirichlet' cannot give {clients} clients at least {self.min_samples} rows each: "
-                f"there are {len(targets)} rows. Lower min_samples or use fewer clients."
+                f"there are {len(labels)} rows. Lower min_samples or use fewer clients."
             )
         for _ in range(self.tries):
             shares = np.cumsum(rng.dirichlet(np.full(clients, self.alpha), size=len(totals)), axis=1)
@@ -133,21 +127,21 @@ class Dirichlet(Partition):
             cuts[:, -1] = totals  # the last share may be 1 - 1e-16
             counts = np.diff(cuts, axis=1, prepend=0).T
             if counts.sum(axis=1).min() >= self.min_samples:
-                return _deal(labels, counts, rng)
+                return deal(labels, counts, rng)
         raise InputError(
-            f"Partition 'dirichlet' with alpha = {self.alpha} found no division in {self.tries} tries that gives each "
-            f"of {clients} clients at least {self.min_samples} of {len(targets)} rows. "
+            f"Partition 'dirichlet' with alpha = {self.alpha} gave no division in {self.tries} tries in which each of "
+            f"{clients} clients has at least {self.min_samples} of {len(labels)} rows. "
             "Raise alpha, lower min_samples or use fewer clients."
         )
 
 
 @dataclass(frozen=True)
 class Dominant(Partition):
-    """One main class per client: a share ``share`` of client i's rows is of class i mod classes.
+    """One main class per client: a share ``share`` of the rows of client i is of class i mod classes.
 
-    The rest is spread evenly over the other classes. All clients have the same number of rows, the largest for
-    which no row is needed twice; rows left over are not used. ``share = 1`` gives single-class clients,
-    ``share = 1 / classes`` balanced ones. Only classes that occur are counted.
+    The rest is spread evenly over the other classes. All clients have the same number of rows, as many as possible
+    without using a row twice; leftover rows are not used. ``share = 1`` gives clients with one class, ``share = 1 /
+    classes`` balanced ones. Only classes that occur are counted.
     """
 
     name: ClassVar[str] = "dominant"
@@ -158,35 +152,33 @@ class Dominant(Partition):
         if not isinstance(self.share, Real) or isinstance(self.share, bool) or not 0 <= self.share <= 1:
             raise invalid("option share", self.share, "a number from 0 to 1", "partition 'dominant'")
 
-    def _owners(
-        self, targets: np.ndarray, keys: np.ndarray | None, clients: int, rng: np.random.Generator
-    ) -> np.ndarray:
-        labels, totals = _classes(targets, self.name)
+    def _owners(self, rows: Rows, clients: int, rng: np.random.Generator) -> np.ndarray:
+        labels, totals = class_of_each(rows.targets, self.name)
         if len(totals) < 2:
             raise InputError("Partition 'dominant' needs rows of at least 2 classes. Use partition 'iid'.")
         main = np.bincount(np.arange(clients) % len(totals), minlength=len(totals))
-        # Rows of each class that are needed per row of client size, but for rounding.
+        # Rows of each class needed per row of a client, up to rounding.
         need = main * self.share + (clients - main) * (1 - self.share) / (len(totals) - 1)
         with np.errstate(divide="ignore"):
-            # Rounding moves the need of a class by less than two rows per client.
+            # Rounding changes the need of a class by less than two rows per client.
             bound = np.min((totals + 2 * clients) / need)
-        for size in range(int(min(bound, len(targets) // clients)), 0, -1):
+        for size in range(int(min(bound, len(labels) // clients)), 0, -1):
             counts = self._counts(size, clients, len(totals))
             if np.all(counts.sum(axis=0) <= totals):
-                return _deal(labels, counts, rng)
+                return deal(labels, counts, rng)
         raise InputError(
             f"Partition 'dominant' with share = {self.share} cannot give every one of {clients} clients a row: "
             f"the smallest class has {totals.min()} rows. Use fewer clients, another share or partition 'dirichlet'."
         )
 
     def _counts(self, size: int, clients: int, classes: int) -> np.ndarray:
-        """Rows of each class for each client, when every client has ``size`` rows."""
+        """Return the number of rows of each client and class if every client has ``size`` rows."""
         client = np.arange(clients)
         main = client % classes
         own = int(np.floor(self.share * size + 0.5))
         base, extra = divmod(size - own, classes - 1)
         counts = np.full((clients, classes), base)
-        # Rows that do not divide evenly go to a few classes, others for the next client of the same main class.
+        # Rows that do not divide evenly go to a few classes; the next client with this main class gets other ones.
         turn = ((client // classes) * extra)[:, None] + np.arange(extra)
         counts[client[:, None], (main[:, None] + 1 + turn % (classes - 1)) % classes] += 1
         counts[client, main] = own
@@ -195,7 +187,7 @@ class Dominant(Partition):
 
 @dataclass(frozen=True)
 class OneLarge(Partition):
-    """One random client has ``large`` rows, every other client ``small``; all drawn at random, the rest unused."""
+    """One large client: a random client has ``large`` random rows, every other ``small``; the rest is not used."""
 
     name: ClassVar[str] = "one_large"
     large: int = 5000
@@ -206,28 +198,26 @@ class OneLarge(Partition):
         _at_least_one("option large", self.large, "partition 'one_large'")
         _at_least_one("option small", self.small, "partition 'one_large'")
 
-    def _owners(
-        self, targets: np.ndarray, keys: np.ndarray | None, clients: int, rng: np.random.Generator
-    ) -> np.ndarray:
+    def _owners(self, rows: Rows, clients: int, rng: np.random.Generator) -> np.ndarray:
         sizes = np.full(clients, self.small)
         sizes[rng.integers(clients)] = self.large
-        if sizes.sum() > len(targets):
+        if sizes.sum() > len(rows.targets):
             raise InputError(
                 f"Partition 'one_large' needs {sizes.sum()} rows (one client with {self.large}, {clients - 1} with "
-                f"{self.small}), there are {len(targets)}. Lower large or small, or use fewer clients."
+                f"{self.small}), there are {len(rows.targets)}. Lower large or small, or use fewer clients."
             )
-        owners = np.full(len(targets), UNUSED)
+        owners = np.full(len(rows.targets), UNUSED)
         owners[: sizes.sum()] = np.repeat(np.arange(clients), sizes)
         return rng.permutation(owners)
 
 
 @dataclass(frozen=True)
 class Shards(Partition):
-    """Few classes per client: rows sorted by target are cut into shards, each client gets ``per_client`` at random.
+    """Few classes per client: rows sorted by target are cut into shards, and each client gets ``per_client`` of them.
 
-    The rows are sorted by target (rows of equal target stay in order) and cut into clients * per_client
-    consecutive shards of equal size, up to one row; every row is used. From McMahan et al.,
-    "Communication-Efficient Learning of Deep Networks from Decentralized Data", AISTATS 2017.
+    Rows are sorted by target, in their order where targets are equal, and cut into clients * per_client consecutive
+    shards of equal size, up to one row; every row is used. From McMahan et al., "Communication-Efficient Learning of
+    Deep Networks from Decentralized Data", AISTATS 2017.
     """
 
     name: ClassVar[str] = "shards"
@@ -238,30 +228,29 @@ class Shards(Partition):
         """Refuse fewer than one shard per client."""
         _at_least_one("option per_client", self.per_client, "partition 'shards'")
 
-    def _owners(
-        self, targets: np.ndarray, keys: np.ndarray | None, clients: int, rng: np.random.Generator
-    ) -> np.ndarray:
+    def _owners(self, rows: Rows, clients: int, rng: np.random.Generator) -> np.ndarray:
         shards = clients * self.per_client
         dealt = rng.permutation(np.repeat(np.arange(clients), self.per_client))
-        owners = np.empty(len(targets), np.int64)
-        owners[np.argsort(targets, kind="stable")] = dealt[np.arange(len(targets)) * shards // len(targets)]
+        size = len(rows.targets)
+        owners = np.empty(size, np.int64)
+        owners[np.argsort(rows.targets, kind="stable")] = dealt[np.arange(size) * shards // size]
         return owners
 
 
 @dataclass(frozen=True)
 class ClassGroups(Partition):
-    """Disjoint classes: the classes are cut into groups, and a client holds rows of one group only.
+    """Disjoint classes: the classes are divided into groups, and a client has rows of one group only.
 
-    The classes that occur, in increasing order, are cut into ``groups`` consecutive groups whose sizes differ by
-    at most one class (the first are the larger ones). Client i belongs to group i mod groups. The rows of a group
-    are dealt at random over its clients, in sizes equal up to one row; every row is used. Without ``groups`` there
-    are as many groups as clients, or as classes if these are fewer: with 10 classes, 5 clients hold the classes
-    {0, 1}, {2, 3}, ..., and of 20 clients numbers 0 and 10 share class 0.
+    The classes that occur, in increasing order, are cut into ``groups`` consecutive groups whose sizes differ by at
+    most one class, the larger ones first. Client i belongs to group i mod groups. The rows of a group are dealt at
+    random to its clients, in sizes equal up to one row; every row is used. Without ``groups`` there are as many groups
+    as clients or classes, whichever is fewer: of 10 classes, 5 clients have {0, 1}, {2, 3}, ..., and of 20 clients,
+    0 and 10 share class 0.
 
-    Of a binary task made out of more classes (``imbalance``) the original classes are cut, the positive ones into
-    ``groups`` groups and the negative ones likewise, and group g holds the g-th of both: every group has positives and
-    negatives, and no original class is in two. Of 10 classes, 5 groups hold {0, 5}, {1, 6}, ..., {4, 9}. Without
-    ``groups`` there are as many as clients, or as classes on the side that has fewer.
+    In a binary task made of more classes (``imbalance``), the original classes are divided: the positive ones into
+    ``groups`` groups, the negative ones likewise, and group g gets the g-th of both. So every group has positives and
+    negatives, and no original class is in two groups: of 10 classes, 5 groups have {0, 5}, {1, 6}, ..., {4, 9}. Without
+    ``groups`` there are as many as clients, or as original classes on the smaller side, whichever is fewer.
     """
 
     name: ClassVar[str] = "class_groups"
@@ -272,27 +261,18 @@ class ClassGroups(Partition):
         if self.groups is not None:
             _at_least_one("option groups", self.groups, "partition 'class_groups'")
 
-    def _owners(
-        self, targets: np.ndarray, keys: np.ndarray | None, clients: int, rng: np.random.Generator
-    ) -> np.ndarray:
-        labels, totals = _classes(targets, self.name)
+    def _owners(self, rows: Rows, clients: int, rng: np.random.Generator) -> np.ndarray:
+        if rows.origins is not None:
+            return self._owners_by_origin(rows.targets, rows.origins, clients, rng)
+        labels, totals = class_of_each(rows.targets, self.name)
         groups = self._number(clients, len(totals), "classes")
-        return _deal_groups(_consecutive(len(totals), groups)[labels], groups, clients, rng)
+        return deal_groups(consecutive(len(totals), groups)[labels], groups, clients, rng)
 
     def _owners_by_origin(
-        self,
-        targets: np.ndarray,
-        origins: np.ndarray,
-        keys: np.ndarray | None,
-        clients: int,
-        rng: np.random.Generator,
+        self, targets: np.ndarray, origins: np.ndarray, clients: int, rng: np.random.Generator
     ) -> np.ndarray:
-        if len(origins) != len(targets):
-            raise invalid(
-                "number of origins", len(origins), f"the number of rows ({len(targets)})", "partition 'class_groups'"
-            )
-        sides, _ = _classes(targets, self.name)
-        labels, totals = _classes(origins, self.name)
+        sides, _ = class_of_each(targets, self.name)
+        labels, totals = class_of_each(origins, self.name)
         side_of = np.empty(len(totals), np.int64)
         side_of[labels] = sides
         if np.any(side_of[labels] != sides):
@@ -301,11 +281,11 @@ class ClassGroups(Partition):
         groups = self._number(clients, int(sizes.min()), "original classes on the smaller side")
         group_of = np.empty(len(totals), np.int64)
         for side, size in enumerate(sizes):
-            group_of[side_of == side] = _consecutive(size, groups)
-        return _deal_groups(group_of[labels], groups, clients, rng)
+            group_of[side_of == side] = consecutive(size, groups)
+        return deal_groups(group_of[labels], groups, clients, rng)
 
     def _number(self, clients: int, classes: int, what: str) -> int:
-        """Return the number of groups, by default as many as there can be."""
+        """Return the number of groups, by default the largest possible."""
         most = min(clients, classes)
         groups = most if self.groups is None else int(self.groups)
         if groups > most:
@@ -316,10 +296,10 @@ class ClassGroups(Partition):
 
 @dataclass(frozen=True)
 class ByKey(Partition):
-    """The division the data came with: one client per key (a speaking role, an alphabet).
+    """One client per key, the owner of a row in the data set (a speaking role, an alphabet).
 
-    Of the keys with at least ``min_samples`` rows, as many as there are clients are drawn in random order. The
-    rows of the other keys are not used.
+    Of the keys with at least ``min_samples`` rows, as many as there are clients are chosen at random; the rows of the
+    other keys are not used.
     """
 
     name: ClassVar[str] = "by_key"
@@ -329,14 +309,10 @@ class ByKey(Partition):
         """Refuse a minimum below one row."""
         _at_least_one("option min_samples", self.min_samples, "partition 'by_key'")
 
-    def _owners(
-        self, targets: np.ndarray, keys: np.ndarray | None, clients: int, rng: np.random.Generator
-    ) -> np.ndarray:
-        if keys is None:
+    def _owners(self, rows: Rows, clients: int, rng: np.random.Generator) -> np.ndarray:
+        if rows.keys is None:
             raise InputError("Partition 'by_key' needs a data set with keys, such as 'shakespeare' or 'omniglot'.")
-        if len(keys) != len(targets):
-            raise invalid("number of keys", len(keys), f"the number of rows ({len(targets)})", "partition 'by_key'")
-        _, number, sizes = np.unique(keys, return_inverse=True, return_counts=True)
+        _, number, sizes = np.unique(rows.keys, return_inverse=True, return_counts=True)
         enough = np.flatnonzero(sizes >= self.min_samples)
         if len(enough) < clients:
             raise InputError(
@@ -351,7 +327,7 @@ class ByKey(Partition):
 PARTITIONS: dict[str, type[Partition]] = {
     kind.name: kind for kind in (Iid, Dirichlet, Dominant, OneLarge, Shards, ClassGroups, ByKey)
 }
-"""Every partition by its name on the command line."""
+"""Every partition by name."""
 
 
 iid = Iid
@@ -364,7 +340,7 @@ by_key = ByKey
 
 
 def partition_named(name: str, **options: Any) -> Partition:
-    """Build a partition by name, for instance ``partition_named("dirichlet", alpha=0.1)``."""
+    """Build a partition by name, e.g. ``partition_named("dirichlet", alpha=0.1)``."""
     if name not in PARTITIONS:
         raise unknown("partition", name, PARTITIONS)
     known = [field.name for field in fields(PARTITIONS[name])]
@@ -377,44 +353,3 @@ def partition_named(name: str, **options: Any) -> Partition:
 def _at_least_one(what: str, value: object, where: str) -> None:
     if not isinstance(value, Integral) or isinstance(value, bool) or value < 1:
         raise invalid(what, value, "a whole number of at least 1", where)
-
-
-def _classes(targets: np.ndarray, name: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return the class of each row, counting only classes that occur (0, 1, ...), and the size of each class."""
-    if not np.issubdtype(targets.dtype, np.integer):
-        raise InputError(
-            f"Partition {name!r} needs class numbers as targets. Got {targets.dtype}: use partition 'iid' or 'shards'."
-        )
-    _, labels, totals = np.unique(targets, return_inverse=True, return_counts=True)
-    return labels, totals
-
-
-def _consecutive(classes: int, groups: int) -> np.ndarray:
-    """Return the group of each class: consecutive classes, sizes equal up to one, the larger groups first."""
-    size, larger = divmod(classes, groups)
-    return np.repeat(np.arange(groups), np.where(np.arange(groups) < larger, size + 1, size))
-
-
-def _deal_groups(member: np.ndarray, groups: int, clients: int, rng: np.random.Generator) -> np.ndarray:
-    """Give the rows of each group at random to its clients, those whose number mod ``groups`` is the group's."""
-    members = np.bincount(np.arange(clients) % groups, minlength=groups)
-    order = rng.permutation(len(member))
-    order = order[np.argsort(member[order], kind="stable")]
-    starts = np.concatenate([[0], np.cumsum(np.bincount(member, minlength=groups))])
-    place = np.arange(len(member)) - starts[member[order]]
-    owners = np.empty(len(member), np.int64)
-    owners[order] = member[order] + groups * (place % members[member[order]])
-    return owners
-
-
-def _deal(labels: np.ndarray, counts: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Give client i ``counts[i, c]`` random rows of class c, for every i and c."""
-    owners = np.full(len(labels), UNUSED)
-    order = rng.permutation(len(labels))
-    order = order[np.argsort(labels[order], kind="stable")]
-    start = 0
-    for label, total in enumerate(np.bincount(labels)):
-        dealt = np.repeat(np.arange(len(counts)), counts[:, label])
-        owners[order[start : start + len(dealt)]] = dealt
-        start += total
-    return owners

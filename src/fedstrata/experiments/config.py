@@ -310,9 +310,9 @@ def build_data(config: Config) -> FederatedData:
 def build_model(config: Config, data: FederatedData) -> torch.nn.Module:
     """Build the model that ``[model]`` names, for the shape of the data."""
     inputs, targets = data.train.arrays
-    outputs = data.classes or (1 if targets.dim() == 1 else targets.shape[1])
-    if config.problem.options.get("loss") == "binary_cross_entropy":
-        outputs = 1
+    width = 1 if targets.dim() == 1 else targets.shape[1]
+    one_per_target = config.problem.options.get("loss") in ("binary_cross_entropy", "squared")
+    outputs = width if one_per_target else data.classes or width
     outputs = PROBLEMS[config.problem.name].outputs or outputs
     name, options = config.model.name, config.model.options
     zoo.check_options(name, options)

@@ -34,7 +34,7 @@ from fedstrata.core.errors import InputError, invalid
 from fedstrata.core.files import write_atomically
 from fedstrata.core.machine import prepared
 from fedstrata.core.schedules import Clock
-from fedstrata.data import intake
+from fedstrata.data import formats, intake
 from fedstrata.data.federated import FederatedData, Part
 from fedstrata.data.sampling import sampling as sampling_named
 from fedstrata.experiments.config import Config, Experiment, parse
@@ -128,13 +128,13 @@ def _own_data(node: Mapping[str, Any]) -> _Own:
         for part in found:
             file = path / f"{part}.npz"
             if file.exists():
-                found[part] = intake.pair(*intake.named(intake.read_npz(file), file), str(file))
+                found[part] = intake.pair(intake.named(formats.npz(file), file), str(file))
     else:
-        arrays = intake.read_npz(path)
-        found["train"] = intake.pair(*intake.named(arrays, path), str(path))
+        arrays = formats.npz(path)
+        found["train"] = intake.pair(intake.named(arrays, path), str(path))
         for part in ("support", "test"):
             if any(name.startswith(f"{part}_") for name in arrays):
-                found[part] = intake.pair(*intake.named(arrays, path, f"{part}_"), f"{part} of {path}")
+                found[part] = intake.pair(intake.named(arrays, path, f"{part}_"), f"{part} of {path}")
     if found["train"] is None:
         raise InputError(f"The folder {path} must hold train.npz, with inputs and targets.")
     if len(found["train"][0]) == 0:
@@ -148,13 +148,12 @@ def _hello(config: Config, own: _Own) -> dict[str, Any]:
     The number of samples is told only where the run weights clients by it.
     """
     inputs, targets = own.train
-    labels = targets.dim() == 1 and not targets.is_floating_point()
-    pairs = [p for p in (own.train, own.support, own.test) if p is not None and len(p[1])]
+    pairs = [p for p in (own.train, own.support, own.test) if p is not None]
     rows = len(inputs) + (0 if own.support is None else len(own.support[0]))
     return {
         "shapes": [list(inputs.shape[1:]), list(targets.shape[1:])],
         "dtypes": [str(t.dtype).removeprefix("torch.") for t in (inputs, targets)],
-        "classes": max(int(p[1].max()) for p in pairs) + 1 if labels else 0,
+        "classes": intake.count_classes(*(p[1] for p in pairs), partial=True),
         "rows": rows if config.train.weighting == "samples" else 1,
     }
 

@@ -23,7 +23,7 @@ from fedstrata.clients.faults import Faults, QuorumError
 from fedstrata.core.errors import FedstrataError, InputError, invalid, is_number
 from fedstrata.core.files import write_atomically
 from fedstrata.core.schedules import Clock
-from fedstrata.data import intake
+from fedstrata.data import formats, intake
 from fedstrata.data.federated import FederatedData, Part
 from fedstrata.experiments.config import Config, Experiment, build_algorithm, named_problem
 from fedstrata.experiments.schema import EvaluateTable
@@ -456,7 +456,8 @@ def _met(
     offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
     rows = torch.zeros(1, dtype=torch.int64).expand(int(offsets[-1]))  # one row stands for all
     test = None if server_data is None else _pair_in(server_data / "test.npz", row)
-    classes = max(int(other["classes"]) for other in told)
+    counts = [int(other["classes"]) for other in told]
+    classes = max(counts) if all(counts) else 0  # floats 0 and 1 are classes only if no node has others
     if test is not None and classes:
         classes = max(classes, int(test[1].max()) + 1)
     data = FederatedData(Part(row, rows, offsets), None, test, None, classes, "federation", names)
@@ -465,7 +466,7 @@ def _met(
 
 
 def _pair_in(file: Path, like: intake.Pair) -> intake.Pair | None:
-    return intake.pair(*intake.named(intake.read_npz(file), file), str(file), like) if file.exists() else None
+    return intake.pair(intake.named(formats.npz(file), file), str(file), like) if file.exists() else None
 
 
 class FederationEvaluation:

@@ -1,19 +1,7 @@
-"""Models by name, and any module as a pure function of a flat vector."""
+"""Models by name, and modules as pure functions of a flat vector."""
 
 from fedstrata.models.flat import Flat
-from fedstrata.models.zoo import (
-    MODELS,
-    cnn4,
-    cnn7,
-    convmixer,
-    lenet5,
-    logreg,
-    lstm,
-    mlp,
-    model,
-    patchnet,
-    resnet20,
-)
+from fedstrata.models.zoo import MODELS, cnn4, cnn7, convmixer, lenet5, logreg, lstm, mlp, model, patchnet, resnet20
 
 __all__ = [
     "MODELS",

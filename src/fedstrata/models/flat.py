@@ -1,4 +1,4 @@
-"""Vectors, not modules: any ``torch.nn.Module`` as a pure function of one flat vector, and back."""
+"""Any ``torch.nn.Module`` as a pure function of one flat vector, and back."""
 
 from __future__ import annotations
 
@@ -17,11 +17,13 @@ BatchNormRule = Literal["refuse", "group", "batch"]
 class Flat:
     """A module as a pure function of a flat vector: ``outputs = flat(x, inputs)``.
 
-    The vector holds the module's trainable parameters one after another, in the order of ``named_parameters()``;
-    parameters are views into it, never copies. Frozen parameters and constant buffers stay as they are.
+    The vector holds the trainable parameters one after another, in the order of ``named_parameters()``; parameters are
+    views into it, never copies. Frozen parameters and buffers are constants. The module is copied and the copy is never
+    changed, so several problems can share it, on several devices.
 
-    Running statistics (BatchNorm) are state that a pure function cannot hold. ``batchnorm`` says what to do with them:
-    ``"refuse"`` (an error), ``"group"`` (GroupNorm in their place) or ``"batch"`` (always the batch's own statistics).
+    batchnorm: what to do with running statistics (BatchNorm), which are state that a pure function cannot hold:
+               ``"refuse"`` is an error, ``"group"`` replaces the layer by GroupNorm, ``"batch"`` always uses the
+               statistics of the batch.
     """
 
     def __init__(self, module: nn.Module, batchnorm: BatchNormRule = "refuse") -> None:
@@ -29,9 +31,9 @@ class Flat:
         trainable = [(n, p) for n, p in self.module.named_parameters() if p.requires_grad]
         if not trainable:
             raise InputError(f"The model {type(module).__name__} has no trainable parameters.")
-        kinds = {p.dtype for _, p in trainable}
-        if len(kinds) > 1:
-            raise invalid("dtype of the model's parameters", sorted(map(str, kinds)), "one and the same")
+        dtypes = {p.dtype for _, p in trainable}
+        if len(dtypes) > 1:
+            raise invalid("dtype of the model's parameters", sorted(map(str, dtypes)), "one and the same")
         self.names = tuple(n for n, _ in trainable)
         self.shapes = tuple(p.shape for _, p in trainable)
         self.sizes = [p.numel() for _, p in trainable]
@@ -40,21 +42,38 @@ class Flat:
         every = self.module.named_parameters(remove_duplicate=False)
         self._aliases = {n: owner[id(p)] for n, p in every if owner.get(id(p), n) != n}
         self.initial = torch.cat([p.detach().reshape(-1) for _, p in trainable])
+        self._constants: dict[torch.device, dict[str, torch.Tensor]] = {self.initial.device: {}}
 
     def views(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Cut a vector into the module's parameters: views, no copies. What comes after them is left alone."""
+        """Return the parameters as views into ``x``; entries after the parameters are ignored."""
         parts = torch.split(x, [*self.sizes, len(x) - self.size])
         return {n: part.view(s) for n, part, s in zip(self.names, parts, self.shapes, strict=False)}
 
     def __call__(self, x: torch.Tensor, *inputs: torch.Tensor) -> torch.Tensor:
-        """Run the module with the weights in ``x``, a vector whose first ``size`` entries they are."""
-        out: torch.Tensor = torch.func.functional_call(
-            self.module, self.views(x), inputs, tie_weights=bool(self._aliases)
-        )
+        """Run the module with the weights in the first ``size`` entries of ``x``, on the device of ``x``."""
+        weights = self.views(x)
+        weights.update(self._constants.get(x.device, {}))
+        out = torch.func.functional_call(self.module, weights, inputs, tie_weights=bool(self._aliases))
+        if not isinstance(out, torch.Tensor):
+            size = f" of {len(out)} entries" if isinstance(out, tuple | list | dict) else ""
+            wants = "one tensor: wrap the model in a module that returns only its outputs"
+            raise invalid(f"output of the model {type(self.module).__name__}", type(out).__name__ + size, wants)
         return out
 
+    def place(self, device: torch.device) -> None:
+        """Prepare for vectors on ``device`` by copying frozen parameters and buffers to it."""
+        device = torch.empty(0, device=device).device  # "cuda" becomes "cuda:0", as on tensors
+        if device in self._constants:
+            return
+        tensors = [
+            *((n, p) for n, p in self.module.named_parameters(remove_duplicate=False) if not p.requires_grad),
+            *self.module.named_buffers(remove_duplicate=False),
+        ]
+        copies = {id(t): t.detach().to(device) for _, t in tensors}  # tied ones stay one tensor
+        self._constants[device] = {n: copies[id(t)] for n, t in tensors}
+
     def pure(self, inputs: torch.Tensor) -> torch.Tensor:
-        """Run the module at its initial weights, and refuse it when it draws random numbers or changes its buffers."""
+        """Run the module at its initial weights; refuse it if it draws random numbers or changes its buffers."""
         buffers = [b.clone() for b in self.module.buffers()]
         before = torch.get_rng_state()
         with torch.no_grad():
@@ -68,17 +87,18 @@ class Flat:
         return outputs
 
     def state_dict(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Return the module's state_dict with the weights in ``x``."""
+        """Return the state_dict of the module with the weights in ``x``, on the device of ``x``."""
         state = self.module.state_dict()
+        state.update({n: v.to(x.device) for n, v in state.items()})
         state.update({n: v.detach().clone() for n, v in self.views(x).items()})
         state.update({alias: state[n] for alias, n in self._aliases.items()})
         return state
 
     def to_module(self, x: torch.Tensor) -> nn.Module:
         """Return an ordinary module with the weights in ``x``."""
-        module = copy.deepcopy(self.module)
+        module = copy.deepcopy(self.module).to(x.device)
         module.load_state_dict(self.state_dict(x))
-        return module.to(x.device)
+        return module
 
     def to_vector(self, state: dict[str, torch.Tensor]) -> torch.Tensor:
         """Return the flat vector of a state_dict: the inverse of :meth:`state_dict`."""
@@ -88,7 +108,7 @@ class Flat:
         return torch.cat([state[n].detach().reshape(-1) for n in self.names])
 
     def last_matrix(self) -> slice:
-        """Return where the last layer's matrix stands in the flat vector: last in the order of ``named_parameters``."""
+        """Return the slice of the vector with the matrix of the last layer, by the order of ``named_parameters``."""
         end = self.size
         for shape, size in zip(reversed(self.shapes), reversed(self.sizes), strict=True):
             if len(shape) >= 2:
@@ -97,7 +117,7 @@ class Flat:
         raise InputError(f"The model {type(self.module).__name__} has no layer with a matrix.")
 
     def layers(self) -> Literal["dense", "convolutional", "recurrent"]:
-        """Tell the kind of layers, which decides how many clients should advance together."""
+        """Return the kind of layers, which decides how many clients should advance together."""
         modules = list(self.module.modules())
         if any(isinstance(m, nn.RNNBase) for m in modules):
             return "recurrent"
@@ -107,6 +127,7 @@ class Flat:
 
 
 def _without_state(module: nn.Module, batchnorm: BatchNormRule) -> nn.Module:
+    """Return the module without running statistics; refuse dropout."""
     if batchnorm not in ("refuse", "group", "batch"):
         raise invalid("batchnorm", batchnorm, "'refuse', 'group' or 'batch'")
     for name, part in list(module.named_modules()):
@@ -122,7 +143,7 @@ def _without_state(module: nn.Module, batchnorm: BatchNormRule) -> nn.Module:
             raise InputError(
                 f"The layer {name!r} ({type(part).__name__}) keeps running statistics, which a pure function of the "
                 "weights cannot hold. Pass batchnorm='group' (GroupNorm instead) or batchnorm='batch' (always the "
-                "batch's own statistics)."
+                "statistics of the batch)."
             )
         if batchnorm == "batch":
             part.track_running_stats = False

@@ -1,4 +1,4 @@
-"""Models by name. Each takes the shape of one input and the number of outputs."""
+"""Models by name, each built from the shape of one input and the number of outputs."""
 
 from __future__ import annotations
 
@@ -10,12 +10,23 @@ import torch
 from torch import nn
 
 from fedstrata.core.errors import InputError, invalid, unknown
+from fedstrata.models.layers import (
+    ChannelsLast,
+    CharacterLSTM,
+    Columns,
+    Depthwise,
+    MeanOverPositions,
+    Patches,
+    Pointwise,
+    Residual,
+    ResidualBlock,
+)
 
 Shape = Sequence[int]
 
 
 def logreg(shape: Shape, outputs: int) -> nn.Module:
-    """Logistic (softmax) regression: one linear layer on the flattened input, starting at zero."""
+    """Build logistic (softmax) regression: one linear layer on the flattened input, initialised to zero."""
     linear = nn.Linear(math.prod(shape), outputs)
     nn.init.zeros_(linear.weight)
     nn.init.zeros_(linear.bias)
@@ -23,7 +34,7 @@ def logreg(shape: Shape, outputs: int) -> nn.Module:
 
 
 def mlp(shape: Shape, outputs: int, hidden: Sequence[int] = (200, 200)) -> nn.Module:
-    """Multilayer perceptron with ReLU: ``hidden`` lists the widths of the layers between."""
+    """Build a multilayer perceptron with ReLU; ``hidden`` lists the widths of its hidden layers."""
     if not isinstance(hidden, list | tuple) or not hidden or any(not isinstance(h, int) or h < 1 for h in hidden):
         raise invalid("hidden widths of the mlp", hidden, "a list of whole numbers of at least 1")
     layers: list[nn.Module] = [nn.Flatten()]
@@ -35,7 +46,7 @@ def mlp(shape: Shape, outputs: int, hidden: Sequence[int] = (200, 200)) -> nn.Mo
 
 
 def lenet5(shape: Shape, outputs: int) -> nn.Module:
-    """LeNet-5 (LeCun et al. 1998) with ReLU and max pooling: 6 and 16 kernels of 5x5, then 120, 84, outputs."""
+    """Build LeNet-5 (LeCun et al. 1998) with ReLU and max pooling: 6 and 16 kernels of 5x5, then 120, 84, outputs."""
     channels, height, width = _image(shape, "lenet5", 12)
     padding = 2 if height <= 28 else 0
     side = [((n + 2 * padding - 4) // 2 - 4) // 2 for n in (height, width)]
@@ -55,42 +66,20 @@ def lenet5(shape: Shape, outputs: int) -> nn.Module:
     )
 
 
-class _Patches(nn.Module):
-    """Cuts maps [B, H, W, channels] into patches side by side, each with all its numbers in the last axis."""
-
-    def __init__(self, size: int) -> None:
-        super().__init__()
-        self.size = size
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        n = self.size
-        x = nn.functional.pad(x, (0, 0, 0, -x.shape[2] % n, 0, -x.shape[1] % n))
-        batch, height, width, channels = x.shape
-        x = x.reshape(batch, height // n, n, width // n, n, channels).transpose(2, 3)
-        return x.reshape(batch, height // n, width // n, n * n * channels)
-
-
-class _ChannelsLast(nn.Module):
-    """Puts the channels of images behind their rows and columns."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x.permute(0, 2, 3, 1)
-
-
 def patchnet(shape: Shape, outputs: int, width: int = 32) -> nn.Module:
-    """Two convolutions without overlap (4x4 to ``width`` channels, 2x2 to twice as many), outputs.
+    """Build two convolutions of adjacent patches (4x4 to ``width`` channels, 2x2 to twice as many), then outputs.
 
-    A convolution whose stride is its size is a linear map of patches: quick for many clients at once, and to
-    differentiate twice. Images whose sides are not multiples of 8 are padded with zeros.
+    A convolution whose stride equals its kernel size is a linear map of patches, which is fast for many clients at once
+    and for second derivatives. Images whose sides are not multiples of 8 are padded with zeros.
     """
     channels, height, side = _image(shape, "patchnet", 4)
     positions = math.ceil(height / 8) * math.ceil(side / 8)
     return nn.Sequential(
-        _ChannelsLast(),
-        _Patches(4),
+        ChannelsLast(),
+        Patches(4),
         nn.Linear(16 * channels, width),
         nn.ReLU(),
-        _Patches(2),
+        Patches(2),
         nn.Linear(4 * width, 2 * width),
         nn.ReLU(),
         nn.Flatten(),
@@ -99,7 +88,7 @@ def patchnet(shape: Shape, outputs: int, width: int = 32) -> nn.Module:
 
 
 def cnn4(shape: Shape, outputs: int, width: int = 32) -> nn.Module:
-    """Four-layer network: two 3x3 convolutions with max pooling (``width``, 2 ``width``), then 128 and outputs."""
+    """Build two 3x3 convolutions (``width``, 2 ``width``) with max pooling, then layers of 128 and outputs."""
     channels, height, side = _image(shape, "cnn4", 4)
     return nn.Sequential(
         nn.Conv2d(channels, width, 3, padding=1),
@@ -116,7 +105,7 @@ def cnn4(shape: Shape, outputs: int, width: int = 32) -> nn.Module:
 
 
 def cnn7(shape: Shape, outputs: int, width: int = 32) -> nn.Module:
-    """Seven-layer network: three pairs of 3x3 convolutions (``width``, 2 and 4 times it) with max pooling, outputs."""
+    """Build three pairs of 3x3 convolutions (``width``, 2 ``width``, 4 ``width``) with max pooling, then outputs."""
     channels, height, side = _image(shape, "cnn7", 8)
     layers: list[nn.Module] = []
     inside = channels
@@ -127,29 +116,10 @@ def cnn7(shape: Shape, outputs: int, width: int = 32) -> nn.Module:
     return nn.Sequential(*layers, nn.Flatten(), nn.Linear(inside * (height // 8) * (side // 8), outputs))
 
 
-class _Block(nn.Module):
-    """A residual block of two 3x3 convolutions; the shortcut subsamples and pads with zeros (no weights)."""
-
-    def __init__(self, inside: int, outside: int, stride: int, norm: Callable[[int], nn.Module]) -> None:
-        super().__init__()
-        self.conv1 = nn.Conv2d(inside, outside, 3, stride, 1, bias=False)
-        self.norm1 = norm(outside)
-        self.conv2 = nn.Conv2d(outside, outside, 3, 1, 1, bias=False)
-        self.norm2 = norm(outside)
-        self.stride, self.extra = stride, outside - inside
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        shortcut = x
-        if self.extra:
-            shortcut = nn.functional.pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, 0, self.extra))
-        out = torch.relu(self.norm1(self.conv1(x)))
-        return torch.relu(self.norm2(self.conv2(out)) + shortcut)
-
-
 def resnet20(shape: Shape, outputs: int, norm: str = "group", width: int = 16) -> nn.Module:
-    """ResNet-20 for small images (He et al. 2016, section 4.2); ``norm`` is "group" (8 groups) or "batch".
+    """Build ResNet-20 for small images (He et al. 2016, section 4.2); ``norm`` is "group" (8 groups) or "batch".
 
-    "batch" has running statistics: build the problem with ``batchnorm="batch"`` to use the batch's own instead.
+    "batch" keeps running statistics: build the problem with ``batchnorm="batch"`` to use those of the batch instead.
     """
     channels, _, _ = _image(shape, "resnet20", 4)
     normed = _norm(norm, "resnet20")
@@ -157,93 +127,27 @@ def resnet20(shape: Shape, outputs: int, norm: str = "group", width: int = 16) -
     inside = width
     for outside, stride in ((width, 1), (2 * width, 2), (4 * width, 2)):
         for block in range(3):
-            layers.append(_Block(inside, outside, stride if block == 0 else 1, normed))
+            layers.append(ResidualBlock(inside, outside, stride if block == 0 else 1, normed))
             inside = outside
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inside, outputs))
-
-
-class _Residual(nn.Module):
-    """Adds its input to what a layer makes of it."""
-
-    def __init__(self, layer: nn.Module) -> None:
-        super().__init__()
-        self.layer = layer
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        out: torch.Tensor = x + self.layer(x)
-        return out
-
-
-class _Cut(nn.Module):
-    """Cuts images [B, channels, H, W] into patches side by side: [B, numbers in a patch, patches]."""
-
-    def __init__(self, size: int) -> None:
-        super().__init__()
-        self.size = size
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        batch, channels, height, width = x.shape
-        n = self.size
-        x = x[:, :, : height // n * n, : width // n * n].reshape(batch, channels, height // n, n, width // n, n)
-        return x.permute(0, 1, 3, 5, 2, 4).reshape(batch, channels * n * n, -1)
-
-
-class _Pointwise(nn.Module):
-    """A 1x1 convolution of maps [B, channels, positions], as a product of matrices."""
-
-    def __init__(self, channels: int, outputs: int) -> None:
-        super().__init__()
-        self.weight, self.bias = nn.Linear(channels, outputs).parameters()
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.weight @ x + self.bias[:, None]
-
-
-class _Depthwise(nn.Module):
-    """A convolution within each channel of small maps [B, channels, positions], as a product of matrices.
-
-    What a kernel does to a map of P positions is a P x P matrix whose entries are the kernel's; ``places`` says which
-    stands where. For maps of up to 64 positions that is quicker than convolving, for several clients at once above all.
-    """
-
-    places: torch.Tensor
-
-    def __init__(self, channels: int, kernel: int, height: int, width: int) -> None:
-        super().__init__()
-        self.weight, self.bias = nn.Conv2d(channels, channels, kernel, groups=channels).parameters()
-        unit = torch.eye(height * width).reshape(-1, 1, height, width)
-        taps = torch.eye(kernel**2).reshape(-1, 1, kernel, kernel)
-        places = nn.functional.conv2d(unit, taps, padding=kernel // 2)  # from, tap, to
-        self.register_buffer("places", places.flatten(2).transpose(0, 1).flatten(1), persistent=False)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        positions = x.shape[-1]
-        matrices = (self.weight.flatten(1) @ self.places.to(x.dtype)).reshape(-1, positions, positions)
-        return (x.transpose(0, 1) @ matrices).transpose(0, 1) + self.bias[:, None]
-
-
-class _Mean(nn.Module):
-    """The mean over positions."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x.flatten(2).mean(-1)
 
 
 def convmixer(
     shape: Shape, outputs: int, width: int = 256, depth: int = 8, kernel: int = 5, patch: int = 2, norm: str = "group"
 ) -> nn.Module:
-    """ConvMixer (Trockman & Kolter 2022): patches, then ``depth`` times a depthwise and a pointwise convolution.
+    """Build ConvMixer (Trockman & Kolter 2022): patches, then ``depth`` times a depthwise and a pointwise convolution.
 
-    Maps of up to 64 patches (32x32 images in patches of 4) are convolved by products of matrices, which is quicker and
-    lets clients advance together. ``norm`` is "group" (the default: a pure function of the weights) or "batch", the
-    authors' own, which keeps running statistics; build the problem with ``batchnorm="batch"`` to use the batch's own
-    instead.
+    Maps of up to 64 patches (32x32 images in patches of 4) are convolved by matrix products, which is faster and lets
+    clients advance together. ``norm`` is "group" (a pure function of the weights) or "batch", the authors' choice. The
+    latter keeps running statistics: build the problem with ``batchnorm="batch"`` to use those of the batch instead.
     """
     for option, value in (("width", width), ("depth", depth), ("kernel", kernel), ("patch", patch)):
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise invalid(f"{option} of convmixer", value, "a whole number of at least 1")
     if width == 1 and norm == "group":
-        raise invalid("width of convmixer", width, "at least 2, or norm='batch': one channel, normed, has no mean")
+        raise invalid(
+            "width of convmixer", width, "at least 2, or norm='batch': a single normalised channel has mean zero"
+        )
     if kernel % 2 == 0:
         raise invalid("kernel of convmixer", kernel, "an odd number")
     channels, height, side = _image(shape, "convmixer", patch)
@@ -254,40 +158,25 @@ def convmixer(
         return nn.Sequential(layer, nn.GELU(), normed(width))
 
     if height * side <= 64:
-        layers = [_Cut(patch), active(_Pointwise(channels * patch**2, width))]
+        layers = [Columns(patch), active(Pointwise(channels * patch**2, width))]
         for _ in range(depth):
-            layers += [_Residual(active(_Depthwise(width, kernel, height, side))), active(_Pointwise(width, width))]
+            layers += [Residual(active(Depthwise(width, kernel, height, side))), active(Pointwise(width, width))]
     else:
         layers = [active(nn.Conv2d(channels, width, patch, stride=patch))]
         for _ in range(depth):
             spatial = nn.Conv2d(width, width, kernel, groups=width, padding="same")
-            layers += [_Residual(active(spatial)), active(nn.Conv2d(width, width, 1))]
-    return nn.Sequential(*layers, _Mean(), nn.Linear(width, outputs))
-
-
-class _Lstm(nn.Module):
-    def __init__(self, outputs: int, embedding: int, hidden: int, layers: int) -> None:
-        super().__init__()
-        self.embed = nn.Embedding(outputs, embedding)
-        self.lstm = nn.LSTM(embedding, hidden, layers, batch_first=True)
-        self.out = nn.Linear(hidden, outputs)
-
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        if tokens.is_floating_point():
-            raise InputError("The model lstm takes sequences of class numbers, not of numbers with a point.")
-        states, _ = self.lstm(self.embed(tokens.long()))
-        out: torch.Tensor = self.out(states[:, -1])
-        return out
+            layers += [Residual(active(spatial)), active(nn.Conv2d(width, width, 1))]
+    return nn.Sequential(*layers, MeanOverPositions(), nn.Linear(width, outputs))
 
 
 def lstm(shape: Shape, outputs: int, hidden: int = 256, layers: int = 2, embedding: int = 8) -> nn.Module:
-    """Stacked LSTM over characters (LEAF's for Shakespeare): class numbers below ``outputs`` in, the next one out."""
+    """Build LEAF's stacked LSTM over characters: tokens below ``outputs`` in, the next one out."""
     for option, value in (("hidden", hidden), ("layers", layers), ("embedding", embedding)):
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise invalid(f"{option} of lstm", value, "a whole number of at least 1")
     if len(shape) != 1:
-        raise InputError(f"The model lstm wants sequences of numbers [length]. Got {tuple(shape)}.")
-    return _Lstm(outputs, embedding, hidden, layers)
+        raise InputError(f"The model lstm needs inputs of shape [length]. Got {tuple(shape)}.")
+    return CharacterLSTM(outputs, embedding, hidden, layers)
 
 
 MODELS: dict[str, Callable[..., nn.Module]] = {
@@ -296,7 +185,7 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
 
 
 def model(name: str, shape: Shape, outputs: int, *, seed: int = 0, **options: object) -> nn.Module:
-    """Build a model by name with reproducible starting weights, leaving torch's own random state alone."""
+    """Build a model by name, with initial weights that depend on ``seed`` only; torch's random state is left alone."""
     check_options(name, options)
     if not isinstance(shape, tuple | list | torch.Size):
         raise invalid("shape of an input", shape, "a tuple such as (1, 28, 28)")
@@ -311,7 +200,7 @@ def model(name: str, shape: Shape, outputs: int, *, seed: int = 0, **options: ob
 
 
 def check_options(name: str, options: Mapping[str, object]) -> None:
-    """Refuse an unknown model, or an option that it does not have."""
+    """Refuse an unknown model or an unknown option."""
     if name not in MODELS:
         raise unknown("model", name, MODELS)
     known = list(signature(MODELS[name]).parameters)[2:]
@@ -321,7 +210,7 @@ def check_options(name: str, options: Mapping[str, object]) -> None:
 
 
 def _norm(norm: str, name: str, axes: int = 2, alone: int = 0) -> Callable[[int], nn.Module]:
-    """Return what builds a norm; up to ``alone`` channels are normed in one group."""
+    """Return a function that builds a norm of n channels; up to ``alone`` channels are one group."""
     norms: dict[str, Callable[[int], nn.Module]] = {
         "group": lambda n: nn.GroupNorm(math.gcd(n, 8) if n > alone else 1, n),
         "batch": lambda n: nn.BatchNorm1d(n) if axes == 1 else nn.BatchNorm2d(n),
@@ -334,6 +223,6 @@ def _norm(norm: str, name: str, axes: int = 2, alone: int = 0) -> Callable[[int]
 def _image(shape: Shape, name: str, least: int) -> tuple[int, int, int]:
     if len(shape) != 3 or min(shape[1:]) < least:
         raise InputError(
-            f"The model {name} wants images [channels, height, width] of at least {least}x{least}. Got {tuple(shape)}."
+            f"The model {name} needs images [channels, height, width] of at least {least}x{least}. Got {tuple(shape)}."
         )
     return shape[0], shape[1], shape[2]

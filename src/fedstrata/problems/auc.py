@@ -12,6 +12,7 @@ from torch import nn
 
 from fedstrata.core.errors import InputError, invalid, is_number
 from fedstrata.data.federated import FederatedData
+from fedstrata.data.intake import are_labels
 from fedstrata.models.flat import BatchNormRule, Flat
 from fedstrata.problems.checks import check_positive, check_switch
 from fedstrata.problems.erm import binary_cross_entropy, check_model, cross_entropy, scores, two_samples, weighted_mean
@@ -150,7 +151,7 @@ def either_cross_entropy(outputs: torch.Tensor, targets: torch.Tensor) -> torch.
 
 def _check(flat: Flat, data: FederatedData) -> None:
     targets = data.train.arrays[1]
-    if targets.is_floating_point() or targets.dim() != 1:
+    if not are_labels(targets):
         got = f"{targets.dtype} of shape {tuple(targets.shape[1:])} per sample ({data.name})"
         raise invalid("targets of the auc problem", got, "0 and 1, one whole number per sample")
     low, high = int(targets.min()), int(targets.max())

@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from fedstrata.core.errors import InputError, invalid, unknown
 from fedstrata.data.federated import FederatedData
+from fedstrata.data.intake import are_labels
 from fedstrata.models.flat import BatchNormRule, Flat
 from fedstrata.problems.problem import Arrays, Problem
 
@@ -20,7 +21,7 @@ def cross_entropy(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     """Return -log softmax(outputs)[target] of each sample."""
     # Written out because it is a third faster than log_softmax over few classes for many clients at once.
     shifted = outputs - outputs.detach().amax(1, keepdim=True)
-    return shifted.exp().sum(1).log() - shifted.gather(1, targets.unsqueeze(1)).squeeze(1)
+    return shifted.exp().sum(1).log() - shifted.gather(1, targets.long().unsqueeze(1)).squeeze(1)
 
 
 def binary_cross_entropy(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -89,29 +90,34 @@ def erm(model: nn.Module, loss: str | Losses = "cross_entropy", batchnorm: Batch
 
 
 def check_model(flat: Flat, data: FederatedData, loss: str) -> None:
-    """Refuse data that the model cannot take in, or labels that it has no output for."""
+    """Refuse inputs that the model cannot take, and targets that do not fit its outputs and the loss."""
     inputs, targets = two_samples(flat, data)
     model = type(flat.module).__name__
     try:
         outputs = flat.pure(inputs)
+    except InputError:
+        raise
     except (RuntimeError, ValueError, IndexError) as error:
         shape = tuple(inputs.shape[1:])
-        whole = "" if inputs.is_floating_point() else " Whole numbers, e.g. characters, want a model such as lstm."
-        told = f"The model {model} cannot take inputs of shape {shape} ({data.name}): {error}."
-        raise InputError(f"{told}{whole}") from None
-    found = [data.train.arrays[1]]
-    found += [data.client_test.arrays[1]] if data.client_test is not None else []
-    found += [data.test[1]] if data.test is not None else []
+        reason = f"The model {model} cannot take inputs of shape {shape} ({data.name}): {error}."
+        remedy = "" if inputs.is_floating_point() else " Integers, e.g. characters, need a model such as lstm."
+        raise InputError(reason + remedy) from None
+    every = [data.train.arrays[1]]
+    every += [data.client_test.arrays[1]] if data.client_test is not None else []
+    every += [data.test[1]] if data.test is not None else []
     if loss == "cross_entropy":
         if outputs.dim() != 2:
             raise invalid(f"output of the model {model}", tuple(outputs.shape), "[samples, classes] for cross-entropy")
-        if targets.is_floating_point() or targets.dim() != 1:
-            raise InputError(f"cross_entropy wants whole class numbers as targets, which {data.name} does not have.")
-        _check_labels(found, outputs.shape[1], f"the model {model} has {outputs.shape[1]} outputs")
+        for labels in every:
+            if not are_labels(labels):
+                got = f"{labels.dtype} of shape {tuple(labels.shape[1:])} per sample ({data.name})"
+                wants = "class numbers, one per sample: integers, or floats declared as such by classes= of the data"
+                raise invalid("targets of cross_entropy", got, wants)
+        _check_labels(every, outputs.shape[1], f"the model {model} has {outputs.shape[1]} outputs")
     elif loss == "binary_cross_entropy":
         if outputs.numel() != 2:
             raise invalid(f"output of the model {model}", tuple(outputs.shape), "one number per sample")
-        _check_labels(found, 2, "the loss is binary_cross_entropy")
+        _check_labels(every, 2, "the loss is binary_cross_entropy")
     elif loss == "squared" and outputs.numel() != targets.numel():
         raise invalid(
             f"output of the model {model}", tuple(outputs.shape), f"as large as a target, {tuple(targets.shape)}"
@@ -119,7 +125,7 @@ def check_model(flat: Flat, data: FederatedData, loss: str) -> None:
 
 
 def two_samples(flat: Flat, data: FederatedData) -> list[torch.Tensor]:
-    """Return the first sample twice, as a model takes it: one alone would not do for batch statistics."""
+    """Return the first sample twice, in the dtype of the model: batch statistics need more than one."""
     twice = [torch.cat([a[:1], a[:1]]).to(flat.initial.device) for a in data.train.arrays]
     return [a.to(flat.initial.dtype) if a.is_floating_point() else a.long() for a in twice]
 
@@ -127,14 +133,14 @@ def two_samples(flat: Flat, data: FederatedData) -> list[torch.Tensor]:
 def _check_losses(flat: Flat, data: FederatedData, losses: Losses) -> None:
     inputs, targets = two_samples(flat, data)
     with torch.no_grad():
-        found = losses(flat(flat.initial, inputs), targets)
-    if found.shape != (2,):
-        shape = "a single number" if found.dim() == 0 else f"shape {tuple(found.shape)}"
+        values = losses(flat(flat.initial, inputs), targets)
+    if values.shape != (2,):
+        shape = "a single number" if values.dim() == 0 else f"shape {tuple(values.shape)}"
         raise invalid("loss", shape, "one number per sample: for torch's losses pass reduction='none'")
 
 
-def _check_labels(found: list[torch.Tensor], classes: int, why: str) -> None:
-    for labels in found:
+def _check_labels(every: list[torch.Tensor], classes: int, why: str) -> None:
+    for labels in every:
         low, high = labels.min().item(), labels.max().item()
         if low < 0 or high > classes - 1:
             raise invalid("labels of the data", f"{low:g} to {high:g}", f"between 0 and {classes - 1}: {why}")

@@ -79,7 +79,7 @@ def _over_classes(
             inputs, targets, *weights = batch
             assert base.losses is not None and base.predict is not None
             losses = base.losses(base.predict(x, inputs), targets)
-            own = (y * factor).gather(0, targets)
+            own = (y * factor).gather(0, targets.long())
             return weighted_mean(own * losses, weights) - 0.5 * regularise * (y @ y)
 
         return replace(problem, outer=outer, query=None)

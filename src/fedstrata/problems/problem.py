@@ -135,7 +135,7 @@ class Problem:
         return self.flat.to_module(x[: self.flat.size])
 
     def to(self, device: torch.device) -> Problem:
-        """Return the same problem with its starting point on ``device``."""
+        """Return the same problem on ``device``; this one, its model and others that share it stay where they are."""
         from dataclasses import replace
 
         moved: dict[str, Any] = {"x0": self.x0.to(device)}
@@ -144,5 +144,5 @@ class Problem:
         if self.known is not None:
             moved["known"] = tuple(None if t is None else t.to(device) for t in self.known)
         if self.flat is not None:
-            self.flat.module.to(device)
+            self.flat.place(device)
         return replace(self, **moved)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -309,10 +312,10 @@ def test_cnn7_has_six_convolutions_and_a_linear_layer() -> None:
             "lenet5",
             (784,),
             {},
-            r"The model lenet5 wants images \[channels, height, width\] of at least 12x12\. Got \(784,\)",
+            r"The model lenet5 needs images \[channels, height, width\] of at least 12x12\. Got \(784,\)",
         ),
-        ("cnn4", (1, 3, 3), {}, "The model cnn4 wants images"),
-        ("cnn7", (3, 8, 7), {}, "The model cnn7 wants images .* of at least 8x8"),
+        ("cnn4", (1, 3, 3), {}, "The model cnn4 needs images"),
+        ("cnn7", (3, 8, 7), {}, "The model cnn7 needs images .* of at least 8x8"),
         ("cnn7", (3, 8, 8), {"depth": 2}, r"Unknown option of the model cnn7 'depth'\..* Known: width"),
         ("resnet20", (1, 8, 8), {"norm": "layer"}, "norm of resnet20 must be 'group' or 'batch'"),
     ],
@@ -320,3 +323,89 @@ def test_cnn7_has_six_convolutions_and_a_linear_layer() -> None:
 def test_a_bad_model_is_refused(name: str, shape: tuple[int, ...], options: dict[str, object], message: str) -> None:
     with pytest.raises(fs.InputError, match=message):
         model(name, shape, 10, **options)
+
+
+# --- what a model returns --------------------------------------------------------------------------------------------
+
+
+class Several(nn.Module):
+    """A model that returns its logits among other things, as language models and recurrent layers do."""
+
+    def __init__(self, wrap: Callable[[torch.Tensor], object]) -> None:
+        super().__init__()
+        self.linear, self.wrap = nn.Linear(3, 2), wrap
+
+    def forward(self, x: torch.Tensor) -> object:
+        return self.wrap(self.linear(x))
+
+
+@pytest.mark.parametrize(
+    ("wrap", "got"),
+    [
+        (lambda logits: {"logits": logits}, "dict of 1 entries"),
+        (lambda logits: (logits, logits.mean()), "tuple of 2 entries"),
+        (lambda logits: None, "NoneType"),
+    ],
+    ids=["dict", "tuple", "none"],
+)
+@pytest.mark.parametrize("build", [fs.erm, fs.auc, fs.maml, lambda m: fs.agnostic(m, 2)])
+def test_a_model_that_returns_no_tensor_is_refused(wrap: Any, got: str, build: Callable[..., fs.Problem]) -> None:
+    data = fs.FederatedData.from_arrays([(torch.ones(4, 3), torch.arange(4) % 2)] * 2)
+    problem = build(Several(wrap))
+    message = rf"^The output of the model Several must be one tensor: wrap the model .* Got '{got}'\."
+    with pytest.raises(fs.InputError, match=message):
+        fs.train(problem, data, fs.FGDA() if problem.dual else fs.FedAvg(), rounds=1)
+
+
+# --- devices ---------------------------------------------------------------------------------------------------------
+
+
+class Frozen(nn.Module):
+    """A model with everything that a device can differ in: trained, frozen and tied weights, and a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.last = nn.Linear(3, 3), nn.Linear(3, 3), nn.Linear(3, 2)
+        self.second.weight = self.first.weight
+        self.first.weight.requires_grad_(False)
+        self.register_buffer("shift", torch.ones(3), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(torch.tanh(self.second(self.first(x)) + self.shift))
+
+
+def devices(module: nn.Module) -> set[str]:
+    return {t.device.type for t in (*module.parameters(), *module.buffers())}
+
+
+@pytest.mark.parametrize("build", [fs.erm, fs.maml, lambda m: fs.auc(m, p=0.3)], ids=["erm", "maml", "auc"])
+def test_a_problem_that_moves_leaves_its_model_and_other_problems_alone(build: Callable[..., fs.Problem]) -> None:
+    module = Frozen()
+    problem = build(module)
+    other = replace(problem, name="other")
+    batch = (some_inputs((3,)), torch.arange(5) % 2)
+    dual = () if problem.y0 is None else (problem.y0,)
+    before = problem.outer(problem.x0, *dual, batch)
+    moved = problem.to(torch.device("meta"))
+    assert problem.flat is not None
+    assert devices(module) == devices(problem.flat.module) == {"cpu"}
+    assert problem.x0.device.type == other.x0.device.type == "cpu"
+    assert torch.equal(problem.outer(problem.x0, *dual, batch), before)
+    assert torch.equal(other.outer(other.x0, *dual, batch), before)
+    there = tuple(a.to("meta") for a in batch)
+    dual = () if moved.y0 is None else (moved.y0,)
+    assert moved.outer(moved.x0, *dual, there).device.type == "meta"
+    assert moved.predict is not None and moved.predict(moved.x0, there[0]).shape == (5, 2)
+
+
+def test_a_moved_problem_gives_its_model_on_its_own_device() -> None:
+    problem = fs.erm(Frozen())
+    moved = problem.to(torch.device("meta"))
+    assert devices(moved.model(moved.x0)) == {"meta"}
+    assert devices(problem.model(problem.x0)) == {"cpu"}
+    assert moved.flat is not None
+    assert {v.device.type for v in moved.flat.state_dict(moved.x0).values()} == {"meta"}
+
+
+def test_every_model_can_be_built_by_its_function() -> None:
+    assert all(getattr(fs.models, name) is build for name, build in MODELS.items())

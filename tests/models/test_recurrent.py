@@ -126,7 +126,7 @@ BAD_MIXERS: list[tuple[tuple[int, ...], dict[str, Any], str]] = [
     ((3, 8, 8), {"depth": 0}, "The depth of convmixer"),
     ((3, 8, 8), {"kernel": 4}, "The kernel of convmixer must be an odd number. Got 4."),
     ((3, 8, 8), {"patch": 16}, "of at least 16x16. Got (3, 8, 8)."),
-    ((64,), {}, "The model convmixer wants images [channels, height, width]"),
+    ((64,), {}, "The model convmixer needs images [channels, height, width]"),
 ]
 
 
@@ -246,7 +246,7 @@ def test_lstm_reads_the_whole_sequence_in_order() -> None:
 @pytest.mark.parametrize(
     ("shape", "options", "message"),
     [
-        ((1, 28, 28), {}, "The model lstm wants sequences of numbers [length]. Got (1, 28, 28)."),
+        ((1, 28, 28), {}, "The model lstm needs inputs of shape [length]. Got (1, 28, 28)."),
         ((6,), {"hidden": 0}, "The hidden of lstm must be a whole number of at least 1. Got 0."),
         ((6,), {"layers": 0}, "The layers of lstm must be a whole number of at least 1. Got 0."),
         ((6,), {"hidden": [64]}, "The hidden of lstm must be a whole number of at least 1. Got [64]."),

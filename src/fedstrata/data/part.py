@@ -1,0 +1,125 @@
+"""Rows of shared arrays, grouped by client: one copy of the data, however many clients and parts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+
+from fedstrata.core.errors import InputError, invalid
+from fedstrata.data.batch import Batch
+from fedstrata.data.intake import are_labels
+
+Arrays = tuple[torch.Tensor, ...]
+
+
+@dataclass(frozen=True)
+class Part:
+    """Rows of shared arrays, grouped by client and, within a client, sorted by class.
+
+    arrays:  tensors whose first axis runs over all rows: ``(inputs, targets)``.
+    rows:    row numbers, one client after another.
+    offsets: client k has ``rows[offsets[k]:offsets[k + 1]]``.
+    """
+
+    arrays: Arrays
+    rows: torch.Tensor
+    offsets: np.ndarray
+
+    @staticmethod
+    def of(arrays: Arrays, owned: Sequence[np.ndarray], may_be_empty: bool = False) -> Part:
+        """Build a part from the row numbers of each client."""
+        for client, rows in enumerate(owned):
+            if len(rows) == 0 and not may_be_empty:
+                raise InputError(f"Client {client} has no data. Every client needs at least one sample.")
+        offsets = np.concatenate([[0], np.cumsum([len(r) for r in owned])]).astype(np.int64)
+        rows = np.concatenate([np.asarray(r, dtype=np.int64) for r in owned])
+        targets = arrays[-1]
+        if are_labels(targets):
+            owner = np.repeat(np.arange(len(owned)), np.diff(offsets))
+            rows = rows[np.lexsort((rows, targets.cpu().numpy()[rows], owner))]
+        return Part(arrays, torch.from_numpy(rows), offsets)
+
+    @property
+    def sizes(self) -> np.ndarray:
+        """Number of samples of each client."""
+        return np.diff(self.offsets)
+
+    @cached_property
+    def class_counts(self) -> np.ndarray:
+        """Number of samples of each client and class, [clients, classes], up to the last class that occurs."""
+        targets = self.arrays[-1]
+        if not are_labels(targets):
+            raise invalid("targets", f"{targets.dtype} of shape {tuple(targets.shape)}", "class numbers, one per row")
+        labels = targets.cpu().numpy()[self.rows.numpy()].astype(np.int64)
+        if labels.min() < 0:
+            raise invalid("labels of the data", int(labels.min()), "class numbers from 0 on")
+        owner = np.repeat(np.arange(len(self.sizes)), self.sizes)
+        shape = (len(self.sizes), int(labels.max()) + 1)
+        return np.bincount(owner * shape[1] + labels, minlength=shape[0] * shape[1]).reshape(shape)
+
+    def of_client(self, client: int) -> Arrays:
+        """Return the samples of one client."""
+        rows = self.rows[self.offsets[client] : self.offsets[client + 1]]
+        return tuple(a[rows.to(a.device)] for a in self.arrays)
+
+    def hold_out(self, share: float, seed: int, keep: int = 1) -> tuple[Part, Part]:
+        """Split a random ``share`` of each client's rows off, stratified by class; return the rest and that share.
+
+        Of n rows of a client, round(share * n) are split off, at most n - 1. Each class gives its share rounded down or
+        up; at least ``keep`` (0 or 1) of its rows stay, so by default a class with a single row is not split.
+        Regression targets count as one class.
+        """
+        if not 0 < share < 1:
+            raise invalid("share to hold out", share, "between 0 and 1, exclusive")
+        generator = np.random.default_rng(seed)
+        targets = self.arrays[-1]
+        labels = targets.cpu().numpy() if are_labels(targets) else np.zeros(len(targets))
+        kept, held = [], []
+        for rows in np.split(self.rows.numpy(), self.offsets[1:-1]):
+            shuffled = generator.permutation(rows)
+            chosen = _stratified(labels[shuffled], share, keep)
+            kept.append(shuffled[~chosen])
+            held.append(shuffled[chosen])
+        return Part.of(self.arrays, kept), Part.of(self.arrays, held, may_be_empty=True)
+
+    def gather(self, clients: np.ndarray, positions: np.ndarray, lengths: np.ndarray | None, traced: bool) -> Batch:
+        """Return the samples at ``positions`` [C, B] of each client, of which the first ``lengths`` [C] count."""
+        index = torch.from_numpy(self.offsets[clients][:, None] + positions)
+        if lengths is None:
+            return Batch((self._take(index),), traced=traced)
+        where = [np.flatnonzero(lengths == n) for n in np.unique(lengths)]
+        parts = [self._take(index[torch.from_numpy(w), : int(lengths[w[0]])]) for w in where]
+        return Batch(tuple(parts), tuple(torch.from_numpy(w) for w in where), traced=False)
+
+    def _take(self, index: torch.Tensor) -> Arrays:
+        rows = self.rows.take(index.reshape(-1))
+        out = []
+        for array in self.arrays:
+            flat = array.index_select(0, rows if array.device == rows.device else rows.to(array.device))
+            flat = flat if flat.is_floating_point() else flat.long()
+            out.append(flat.view(*index.shape, *array.shape[1:]))
+        return tuple(out)
+
+
+def _stratified(labels: np.ndarray, share: float, keep: int) -> np.ndarray:
+    """Return a mask that chooses ``share`` of some shuffled rows, and of each class up to rounding.
+
+    Each class gives its share rounded down. The rows still missing come from the classes with the largest remainders;
+    equal remainders are ordered by the shuffle.
+    """
+    _, first, member, sizes = np.unique(labels, return_index=True, return_inverse=True, return_counts=True)
+    exact = share * sizes
+    quota = np.minimum(exact.astype(np.int64), sizes - 1)
+    missing = min(round(share * len(labels)), len(labels) - 1) - quota.sum()
+    partial = np.flatnonzero((quota < sizes - keep) & (exact - quota > 1e-9))
+    order = partial[np.lexsort((first[partial], (quota - exact)[partial]))]
+    quota[order[: max(0, missing)]] += 1
+    by_class = np.argsort(member, kind="stable")
+    rank = np.empty(len(labels), np.int64)
+    rank[by_class] = np.arange(len(labels)) - (np.cumsum(sizes) - sizes)[member[by_class]]
+    chosen: np.ndarray = rank < quota[member]
+    return chosen

@@ -1,0 +1,70 @@
+"""Public data sets by name, each a function that returns a :class:`Dataset` ready for a model.
+
+``digits`` and ``breast_cancer`` come with scikit-learn and ``sinusoid`` is generated: they need no files. All others
+are read in their standard file formats from the data directory (see :func:`load`). In binary sets, class 1 is the
+positive class.
+
+    >>> load("mnist").inputs.shape
+    torch.Size([60000, 1, 28, 28])
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from inspect import signature
+from typing import Any
+
+from fedstrata.core.errors import unknown
+from fedstrata.data.dataset import Dataset
+from fedstrata.data.download import Directory, Progress
+from fedstrata.data.sets.images import cifar10, cifar100, digits, fashion_mnist, mnist, omniglot
+from fedstrata.data.sets.medical import breastmnist, ham10000, pneumoniamnist
+from fedstrata.data.sets.synthetic import sinusoid
+from fedstrata.data.sets.tabular import a9a, adult, bank, breast_cancer, mammography, w8a
+from fedstrata.data.sets.text import shakespeare
+
+SETS: dict[str, Callable[..., Dataset]] = {
+    function.__name__: function
+    for function in (
+        digits,
+        breast_cancer,
+        mnist,
+        fashion_mnist,
+        cifar10,
+        cifar100,
+        shakespeare,
+        omniglot,
+        pneumoniamnist,
+        breastmnist,
+        ham10000,
+        a9a,
+        w8a,
+        adult,
+        bank,
+        mammography,
+        sinusoid,
+    )
+}
+"""Every data set by name."""
+
+
+def load(name: str, data_dir: Directory = None, progress: Progress | None = None, **options: Any) -> Dataset:
+    """Load a data set by name, e.g. ``load("shakespeare", length=40)``.
+
+    name:     one of :data:`SETS`.
+    data_dir: the data directory; by default the environment variable ``FEDSTRATA_DATA``, else ``~/.cache/fedstrata``. A
+              missing file is downloaded to it once, if the file has an official address and ``FEDSTRATA_OFFLINE`` is
+              not set. Sets that need no files ignore it.
+    progress: called with a line of text from time to time during a download.
+    options:  the options of the set's own function.
+    """
+    if name not in SETS:
+        raise unknown("data set", name, SETS)
+    parameters = signature(SETS[name]).parameters
+    known = [parameter for parameter in parameters if parameter not in ("data_dir", "progress")]
+    for option in options:
+        if option not in known:
+            raise unknown("option", option, known, f"data set {name!r}")
+    if "data_dir" in parameters:
+        options |= {"data_dir": data_dir, "progress": progress}
+    return SETS[name](**options)

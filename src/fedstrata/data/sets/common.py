@@ -1,0 +1,67 @@
+"""Steps that the data sets share: building the ``Dataset``, splitting, scaling, checking options."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from fedstrata.core.errors import invalid
+from fedstrata.data import tables
+from fedstrata.data.dataset import Dataset
+
+TEST_SHARE = 0.2
+SPLIT_SEED = 0
+
+
+def build(
+    name: str,
+    inputs: np.ndarray,
+    targets: np.ndarray,
+    test_inputs: np.ndarray,
+    test_targets: np.ndarray,
+    classes: int,
+    keys: np.ndarray | None = None,
+) -> Dataset:
+    """Build a data set with classes from NumPy arrays."""
+
+    def tensor(array: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(np.ascontiguousarray(array))
+
+    labels, test_labels = (tensor(array.astype(np.int64)) for array in (targets, test_targets))
+    return Dataset(name, tensor(inputs), labels, tensor(test_inputs), test_labels, classes, keys)
+
+
+def split(targets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the training and test rows of a fixed stratified 80/20 split, both in increasing order."""
+    # RandomState, unlike default_rng, promises the same stream in every version of NumPy.
+    order = np.random.RandomState(SPLIT_SEED).permutation(len(targets))
+    test = np.zeros(len(targets), bool)
+    for target in np.unique(targets):
+        rows = order[targets[order] == target]
+        test[rows[: round(TEST_SHARE * len(rows))]] = True
+    return np.flatnonzero(~test), np.flatnonzero(test)
+
+
+def split_and_standardise(name: str, inputs: np.ndarray, targets: np.ndarray) -> Dataset:
+    """Build a binary data set from one table of numbers: stratified 80/20 split, standardised by the training rows."""
+    train, test = split(targets)
+    scaled, test_scaled = tables.standardise(inputs[train], inputs[test])
+    return build(name, scaled, targets[train], test_scaled, targets[test], 2)
+
+
+def scale(images: np.ndarray, mean: float | Sequence[float], std: float | Sequence[float]) -> np.ndarray:
+    """Turn bytes [n, channels, height, width] into float32 (v / 255 - mean) / std, with mean and std per channel."""
+    centre, spread = (np.asarray(value, np.float32).reshape(-1, 1, 1) for value in (mean, std))
+    floats = images.astype(np.float32, order="C")
+    floats *= 1 / (255 * spread)
+    floats -= centre / spread
+    return floats
+
+
+def check_whole(option: str, value: object, low: int, high: int | None, name: str) -> None:
+    """Refuse an option that is not a whole number in its range."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < low or (high is not None and value > high):
+        wants = f"a whole number of at least {low}" if high is None else f"a whole number from {low} to {high}"
+        raise invalid(f"option {option}", value, wants, f"data set {name!r}")
