@@ -1,8 +1,14 @@
 """A record of the numbers that every algorithm and every example gives: tests/record.json, one line per case.
 
-To write it anew, which is right only where the numbers are meant to change:
+It was written with version 0.1.0. Since then these were written anew, because a defect was mended:
 
-    PYTHONPATH=tests FEDSTRATA_DATA=... python tests/record.py
+    examples/digits, examples/agnostic, examples/damaml   the hold-out is stratified: other rows are held out
+    fgda with faults                                      a client that missed a synchronisation is counted by its update
+                                                          from its own last point, not by where it is
+
+To write some of it anew, which is right only where the numbers are meant to change:
+
+    PYTHONPATH=tests FEDSTRATA_DATA=... python tests/record.py "fgda with faults" ...
 
 The cases use the public interface and are written out, so that they outlive a change of the internals. Where an option
 gets another name, change it here and keep the label.
@@ -12,6 +18,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -27,6 +34,7 @@ import fedstrata as fs
 from fedstrata.algorithms import ALGORITHMS
 from fedstrata.experiments.config import read
 from fedstrata.experiments.runs import run_config
+from fedstrata.problems import oracles
 from support import example_for, sized_data, smooth_example
 
 ROOT = Path(__file__).parents[1]
@@ -439,20 +447,20 @@ def read_record() -> dict[str, dict[str, Any]]:
     return json.loads(FILE.read_text())
 
 
-def write_record() -> None:
-    """Run everything, and write the record: one line per case."""
+def write_record(*labels: str) -> None:
+    """Run these cases, or those that have no record, and write the record: one line per case."""
     if "FEDSTRATA_DATA" not in os.environ:
         raise SystemExit("Set FEDSTRATA_DATA: some examples read their data from that directory.")
+    known = read_record() if FILE.exists() else {}
     lines = []
     for label, run in {**CASES, **EXAMPLES}.items():
         torch.manual_seed(0)
-        lines.append(f"{json.dumps(label)}: {json.dumps(run().row())}")
+        row = run().row() if label in labels or label not in known else known[label]
+        lines.append(f"{json.dumps(label)}: {json.dumps(row)}")
     FILE.write_text("{\n" + ",\n".join(lines) + "\n}\n")
 
 
 if __name__ == "__main__":
-    from distributed_worker import untraced  # the tests compute without graphs too
-
+    oracles.trace = lambda *_: None  # the tests compute without graphs too
     torch.set_num_threads(1)
-    with untraced():
-        write_record()
+    write_record(*sys.argv[1:])

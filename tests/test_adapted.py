@@ -13,6 +13,7 @@ from torch import nn
 
 import fedstrata as fs
 from fedstrata.experiments.config import parse
+from fedstrata.training.metrics import adaptation
 from fedstrata.training.metrics import evaluation as metrics
 from fedstrata.training.metrics.evaluation import MEASURES, Evaluation
 
@@ -97,7 +98,7 @@ def everything(data: fs.FederatedData) -> Rows:
 def test_the_adapted_model_is_the_mean_of_those_of_plain_sgd(
     test: str, support: bool, piece: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(metrics, "_ROWS", piece)
+    monkeypatch.setattr(adaptation, "ROWS", piece)
     data = sites(SIZES, 1)
     data = replace(data, support=sites((4, 6, 5), 2).train if support else None)
     data = replace(data, client_test=sites((7, 2, 4), 3).train if test == "held out" else None)
@@ -140,7 +141,7 @@ def test_two_classes_that_are_told_apart_have_accuracy_and_auc() -> None:
 def test_a_limit_on_the_rows_is_as_if_clients_had_no_others() -> None:
     data = sites((30, 25, 4), 4)
     problem = fs.maml(tiny(), LR, inner_mean="global")
-    limited = [metrics._pieces(data.train, k, 6)[0] for k in range(3)]
+    limited = [adaptation.pieces(data.train, k, 6)[0] for k in range(3)]
     assert [len(rows[1]) for rows in limited] == [6, 6, 4]
     expected = measured_by_hand(mean_model(limited, 1, LR), everything(data))
     found = Evaluation(adapt_rows=6)(problem, data, problem.x0, None)

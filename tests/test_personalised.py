@@ -13,6 +13,7 @@ from torch import nn
 
 import fedstrata as fs
 from fedstrata.experiments.config import Experiment, parse
+from fedstrata.training.metrics import adaptation
 from fedstrata.training.metrics import evaluation as metrics
 from fedstrata.training.metrics.evaluation import Evaluation
 
@@ -55,7 +56,7 @@ def measured_by_hand(model: nn.Module, rows: tuple[torch.Tensor, ...]) -> tuple[
 def test_the_adapted_model_is_that_of_plain_sgd(
     held: bool, support: bool, piece: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(metrics, "_ROWS", piece)
+    monkeypatch.setattr(adaptation, "ROWS", piece)
     data = sites(SIZES, 1)
     data = replace(data, support=sites((4, 6, 5), 2).train if support else None)
     data = replace(data, client_test=sites((7, 2, 4), 3).train if held else None)
@@ -111,7 +112,7 @@ def numbered(sizes: tuple[int, ...]) -> fs.FederatedData:
 
 def test_a_client_adapts_on_a_shuffled_share_of_its_rows() -> None:
     data = numbered((40, 40, 8))
-    drawn = [metrics._pieces(data.train, c, 10) for c in range(3)]
+    drawn = [adaptation.pieces(data.train, c, 10) for c in range(3)]
     rows = [[int(i) for i in pieces[0][0]] for pieces in drawn]
     assert [len(pieces) for pieces in drawn] == [1, 1, 1]
     assert [len(set(r)) for r in rows] == [10, 10, 8]
@@ -120,7 +121,7 @@ def test_a_client_adapts_on_a_shuffled_share_of_its_rows() -> None:
     for pieces in drawn:
         assert 0 < pieces[0][1].sum() < len(pieces[0][1]), "rows of both classes"
     other = numbered((13, 40, 40))
-    assert [int(i) for i in metrics._pieces(other.train, 1, 10)[0][0]] == rows[1], "named by the client alone"
+    assert [int(i) for i in adaptation.pieces(other.train, 1, 10)[0][0]] == rows[1], "named by the client alone"
 
 
 def test_a_limit_on_the_rows_is_as_if_the_client_had_no_others() -> None:
@@ -130,7 +131,7 @@ def test_a_limit_on_the_rows_is_as_if_the_client_had_no_others() -> None:
     again = evaluation.per_client(problem, data, problem.x0)["personal_loss"]
     expected = []
     for client in range(2):
-        (rows,) = metrics._pieces(data.train, client, 6)
+        (rows,) = adaptation.pieces(data.train, client, 6)
         expected.append(measured_by_hand(after_sgd(rows, 2, 0.3), data.train.of_client(client))[0])
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12)
     np.testing.assert_array_equal(found, again)
@@ -142,8 +143,8 @@ def test_a_limit_on_the_rows_is_as_if_the_client_had_no_others() -> None:
 
 def test_many_rows_come_in_pieces() -> None:
     data = numbered((2500,))
-    assert [len(targets) for _, targets in metrics._pieces(data.train, 0, None)] == [1024, 1024, 452]
-    assert [len(targets) for _, targets in metrics._pieces(data.train, 0, 1100)] == [1024, 76]
+    assert [len(targets) for _, targets in adaptation.pieces(data.train, 0, None)] == [1024, 1024, 452]
+    assert [len(targets) for _, targets in adaptation.pieces(data.train, 0, 1100)] == [1024, 76]
 
 
 # --- who says so -----------------------------------------------------------------------------------------------------
@@ -266,7 +267,7 @@ def test_a_vector_longer_than_the_model_is_adapted_where_the_model_reads_it() ->
     found = Evaluation().per_client(longer, data, longer.x0)
     expected = Evaluation(adapt_steps=2, adapt_lr=0.3).per_client(model, data, model.x0)
     np.testing.assert_array_equal(found["personal_loss"], expected["personal_loss"])
-    own = metrics.adapt(longer, longer.x0, metrics._pieces(data.train, 0, None), 2, 0.3)
+    own = metrics.adapt(longer, longer.x0, adaptation.pieces(data.train, 0, None), 2, 0.3)
     assert torch.equal(own[size:], longer.x0[size:]) and not torch.equal(own[:size], longer.x0[:size])
 
 

@@ -41,7 +41,8 @@ from fedstrata.problems.problem import Problem
 from fedstrata.training.callbacks import Callback
 from fedstrata.training.checkpoint import Checkpoint
 from fedstrata.training.fingerprint import digest_of, settings_of
-from fedstrata.training.metrics.evaluation import Evaluation, Measures, measured_on
+from fedstrata.training.metrics.evaluation import Evaluation, measured_on
+from fedstrata.training.metrics.measures import Measures
 from fedstrata.training.rundir import RunDirectory
 from fedstrata.training.states import shapes_of, state_of, tensors_of
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -11,19 +10,25 @@ import numpy as np
 import torch
 
 from fedstrata.core.errors import InputError, invalid, is_number
-from fedstrata.core.rng import key_of, permutations
 from fedstrata.data.federated import FederatedData, Part
 from fedstrata.problems.adversarial import perturbed
 from fedstrata.problems.erm import scores
 from fedstrata.problems.problem import Arrays, Problem
 from fedstrata.problems.projections import ball
+from fedstrata.training.metrics.adaptation import adapt, adapted_point, pieces
 from fedstrata.training.metrics.attack import worst_perturbation
+from fedstrata.training.metrics.measures import (
+    Measures,
+    auc,
+    classifies,
+    correct,
+    distances,
+    over_clients,
+    pooled_measures,
+    predict,
+)
 from fedstrata.training.metrics.objective import gradient_norm as gradient_norm
 from fedstrata.training.metrics.objective import objective as objective
-
-_ROWS = 1024
-
-Measures = dict[str, float]
 
 MEASURES = (
     *("loss", "accuracy", "auc", "auc_mean", "auc_worst", "objective", "gradient_norm"),
@@ -109,7 +114,7 @@ class Evaluation:
             measures["loss"] = objective(problem, data, x, y)
         else:
             arrays = pooled(data)
-            measures |= _pooled_measures(problem, data.classes, *predict(problem, x, arrays))
+            measures |= pooled_measures(problem, data.classes, *predict(problem, x, arrays))
             measures |= self._attacked(problem, data.classes, x, y, arrays)
             measures |= self._adapted(problem, data, x, arrays)
             part = self.part(data)
@@ -117,7 +122,7 @@ class Evaluation:
                 assert part is not None
                 measures |= over_clients(name, values[~np.isnan(values) if name == "auc" else part.sizes > 0])
         if problem.known is not None:
-            measures |= _distances(problem.known, x, y)
+            measures |= distances(problem.known, x, y)
         if self.stationarity:
             measures["objective"] = objective(problem, data, x, y, training=True)
             measures["gradient_norm"] = gradient_norm(problem, data, x, y)
@@ -133,7 +138,7 @@ class Evaluation:
         inputs, targets = arrays
         start = x.new_zeros(inputs[0].numel()) if y is None or not problem.perturbs else project(y)
         worst = worst_perturbation(problem, x, start, project, arrays, self.attack_steps)
-        found = _pooled_measures(problem, classes, *predict(problem, x, (perturbed(inputs, worst), targets)))
+        found = pooled_measures(problem, classes, *predict(problem, x, (perturbed(inputs, worst), targets)))
         return {f"attacked_{name}": value for name, value in found.items() if name in ("loss", "accuracy", "auc")}
 
     def _adapted(self, problem: Problem, data: FederatedData, x: torch.Tensor, arrays: Arrays) -> Measures:
@@ -142,7 +147,7 @@ class Evaluation:
         if adaptation is None or not _shared(problem):
             return {}
         point = adapted_point(problem, data, x, *adaptation, self.adapt_rows)
-        found = _pooled_measures(problem, data.classes, *predict(problem, point, arrays))
+        found = pooled_measures(problem, data.classes, *predict(problem, point, arrays))
         names = ("loss", "accuracy", "auc") if math.isfinite(found["loss"]) else ()
         return {f"adapted_{name}": value for name, value in found.items() if name in names}
 
@@ -184,7 +189,7 @@ class Evaluation:
         assert problem.losses is not None
         losses, accuracies = (np.full(len(part.sizes), np.nan) for _ in range(2))
         for client in np.flatnonzero(part.sizes).tolist():
-            own = adapt(problem, x, _pieces(data.part(1), client, self.adapt_rows), *adaptation)
+            own = adapt(problem, x, pieces(data.part(1), client, self.adapt_rows), *adaptation)
             outputs, targets = predict(problem, own, part.of_client(client))
             loss = float(problem.losses(outputs, targets).double().mean())
             if math.isfinite(loss):
@@ -260,123 +265,3 @@ def pooled(data: FederatedData) -> Arrays:
         return data.test
     part = data.train if data.client_test is None else data.client_test
     return tuple(a[part.rows.to(a.device)] for a in part.arrays)
-
-
-@torch.no_grad()
-def predict(problem: Problem, x: torch.Tensor, arrays: Arrays) -> Arrays:
-    """Return the model's outputs on all rows, and their targets."""
-    assert problem.predict is not None
-    inputs, targets = arrays
-    parts = []
-    for rows in torch.split(inputs, _ROWS):
-        parts.append(problem.predict(x, rows if rows.is_floating_point() else rows.long()))
-    return torch.cat(parts), targets
-
-
-@torch.no_grad()
-def adapt(problem: Problem, x: torch.Tensor, pieces: Sequence[Arrays], steps: int, lr: float) -> torch.Tensor:
-    """Return ``x`` after gradient steps x <- x - lr grad(mean loss of the model over the rows of all pieces)."""
-    assert problem.predict is not None and problem.losses is not None
-    rows = sum(len(targets) for _, targets in pieces)
-    for _ in range(steps):
-        gradient = torch.zeros_like(x)
-        for inputs, targets in pieces:
-            leaf = x.detach().requires_grad_()
-            with torch.enable_grad():
-                loss = problem.losses(problem.predict(leaf, inputs), targets).sum() / rows
-            gradient += torch.autograd.grad(loss, leaf)[0]
-        x = x - lr * gradient
-    return x
-
-
-def adapted_point(
-    problem: Problem,
-    data: FederatedData,
-    x: torch.Tensor,
-    steps: int | None = None,
-    lr: float | None = None,
-    rows: int | None = None,
-) -> torch.Tensor:
-    """Return G(x), the uniform mean over clients of where their own full-batch gradient steps lead from ``x``.
-
-    ``run.problem.model(adapted_point(run.problem, data, run.x))`` is the model of a run after its inner steps.
-    ``steps`` and ``lr`` are the problem's by default; where the rate follows a schedule, ``run.problem`` has that of
-    the last round. ``rows`` is how many rows, at most, a client takes; all by default.
-    """
-    own = problem.adapt or (None, None)
-    steps, lr = own[0] if steps is None else steps, own[1] if lr is None else lr
-    if steps is None or lr is None or problem.predict is None:
-        raise InputError(f"The problem {problem.name} has no gradient steps inside: pass steps and lr, of a model.")
-    ends = (adapt(problem, x, _pieces(data.part(1), client, rows), steps, lr) for client in range(data.clients))
-    total = torch.zeros_like(x)
-    for end in ends:
-        total += end
-    return total / data.clients
-
-
-def _pieces(part: Part, client: int, limit: int | None) -> list[Arrays]:
-    """Return a client's rows, at most ``limit`` of them, in pieces that keep the memory of a gradient within bounds."""
-    positions = np.arange(part.sizes[client])
-    if limit is not None and limit < len(positions):
-        # The rows stand in class order, so the first ones would be of one class.
-        order = permutations(key_of("adapt"), np.array([client]), np.zeros(1), np.array([len(positions)]))
-        positions = order[0, :limit]
-    cut = [positions[None, start : start + _ROWS] for start in range(0, len(positions), _ROWS)]
-    return [tuple(a[0] for a in part.gather(np.array([client]), c, None, False).parts[0]) for c in cut]
-
-
-def _pooled_measures(problem: Problem, classes: int, outputs: torch.Tensor, targets: torch.Tensor) -> Measures:
-    assert problem.losses is not None
-    measures = {"loss": float(problem.losses(outputs, targets).double().mean())}
-    if classifies(problem, outputs, classes):
-        right = correct(outputs, targets).double()
-        measures["accuracy"] = float(right.mean())
-        measures["accuracy_worst_class"] = min(float(right[targets == c].mean()) for c in torch.unique(targets))
-    if classes == 2:
-        measures["auc"] = auc(scores(outputs).cpu().numpy(), targets.cpu().numpy())
-    return measures
-
-
-def _distances(known: tuple[torch.Tensor, torch.Tensor | None], x: torch.Tensor, y: torch.Tensor | None) -> Measures:
-    square = float(((x - known[0]) ** 2).sum())
-    if y is None or known[1] is None:
-        return {"distance": math.sqrt(square)}
-    dual = float(((y - known[1]) ** 2).sum())
-    return {"distance": math.sqrt(square + dual), "distance_dual": math.sqrt(dual)}
-
-
-def over_clients(name: str, values: np.ndarray) -> Measures:
-    """Return the mean, the worst and, but for AUC, the spread of a measure, one value for each client."""
-    if not len(values):
-        return {}
-    worst = values.max() if name.endswith("loss") else values.min()
-    found = {f"{name}_mean": float(values.mean()), f"{name}_worst": float(worst)}
-    if name != "auc":
-        with np.errstate(invalid="ignore", over="ignore"):  # of a loss beyond all bounds
-            found[f"{name}_spread"] = float(values.std())
-    return found
-
-
-def classifies(problem: Problem, outputs: torch.Tensor, classes: int) -> bool:
-    """Whether outputs say which class: a column for each, or one logit for two. Squared errors have no classes."""
-    columns = outputs.reshape(len(outputs), -1).shape[1]
-    squared = getattr(problem.losses, "__name__", "") == "squared"
-    return not squared and not problem.ranks and classes > 1 and (columns == classes or (columns == 1 and classes == 2))
-
-
-def correct(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Return 1 where the predicted class is the target, else 0."""
-    flat = outputs.reshape(len(outputs), -1)
-    predicted = (flat[:, 0] > 0).long() if flat.shape[1] == 1 else flat.argmax(1)
-    return (predicted == targets).to(outputs.dtype)
-
-
-def auc(scores: np.ndarray, targets: np.ndarray) -> float:
-    """Return the area under the ROC curve, ties counted half; NaN when a class is missing."""
-    positives = int(targets.sum())
-    negatives = len(targets) - positives
-    if positives == 0 or negatives == 0:
-        return float("nan")
-    _, inverse, counts = np.unique(scores, return_inverse=True, return_counts=True)
-    ranks = (np.cumsum(counts) - (counts - 1) / 2)[inverse]
-    return float((ranks[targets == 1].sum() - positives * (positives + 1) / 2) / (positives * negatives))

@@ -1,0 +1,86 @@
+"""Measures of a model's outputs: loss, accuracy, AUC, and how a measure spreads over clients."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+
+from fedstrata.problems.erm import scores
+from fedstrata.problems.problem import Arrays, Problem
+
+Measures = dict[str, float]
+
+ROWS = 1024
+"""How many rows a model sees at a time."""
+
+
+@torch.no_grad()
+def predict(problem: Problem, x: torch.Tensor, arrays: Arrays) -> Arrays:
+    """Return the model's outputs on all rows, and their targets."""
+    assert problem.predict is not None
+    inputs, targets = arrays
+    parts = []
+    for rows in torch.split(inputs, ROWS):
+        parts.append(problem.predict(x, rows if rows.is_floating_point() else rows.long()))
+    return torch.cat(parts), targets
+
+
+def pooled_measures(problem: Problem, classes: int, outputs: torch.Tensor, targets: torch.Tensor) -> Measures:
+    """Return the loss, and accuracy and AUC where they mean something, of outputs on one set of samples."""
+    assert problem.losses is not None
+    measures = {"loss": float(problem.losses(outputs, targets).double().mean())}
+    if classifies(problem, outputs, classes):
+        right = correct(outputs, targets).double()
+        measures["accuracy"] = float(right.mean())
+        measures["accuracy_worst_class"] = min(float(right[targets == c].mean()) for c in torch.unique(targets))
+    if classes == 2:
+        measures["auc"] = auc(scores(outputs).cpu().numpy(), targets.cpu().numpy())
+    return measures
+
+
+def distances(known: tuple[torch.Tensor, torch.Tensor | None], x: torch.Tensor, y: torch.Tensor | None) -> Measures:
+    """Return how far x and y are from the known solution."""
+    square = float(((x - known[0]) ** 2).sum())
+    if y is None or known[1] is None:
+        return {"distance": math.sqrt(square)}
+    dual = float(((y - known[1]) ** 2).sum())
+    return {"distance": math.sqrt(square + dual), "distance_dual": math.sqrt(dual)}
+
+
+def over_clients(name: str, values: np.ndarray) -> Measures:
+    """Return the mean, the worst and, but for AUC, the spread of a measure, one value for each client."""
+    if not len(values):
+        return {}
+    worst = values.max() if name.endswith("loss") else values.min()
+    found = {f"{name}_mean": float(values.mean()), f"{name}_worst": float(worst)}
+    if name != "auc":
+        with np.errstate(invalid="ignore", over="ignore"):  # of a loss beyond all bounds
+            found[f"{name}_spread"] = float(values.std())
+    return found
+
+
+def classifies(problem: Problem, outputs: torch.Tensor, classes: int) -> bool:
+    """Whether outputs say which class: a column for each, or one logit for two. Squared errors have no classes."""
+    columns = outputs.reshape(len(outputs), -1).shape[1]
+    squared = getattr(problem.losses, "__name__", "") == "squared"
+    return not squared and not problem.ranks and classes > 1 and (columns == classes or (columns == 1 and classes == 2))
+
+
+def correct(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Return 1 where the predicted class is the target, else 0."""
+    flat = outputs.reshape(len(outputs), -1)
+    predicted = (flat[:, 0] > 0).long() if flat.shape[1] == 1 else flat.argmax(1)
+    return (predicted == targets).to(outputs.dtype)
+
+
+def auc(scores: np.ndarray, targets: np.ndarray) -> float:
+    """Return the area under the ROC curve, ties counted half; NaN when a class is missing."""
+    positives = int(targets.sum())
+    negatives = len(targets) - positives
+    if positives == 0 or negatives == 0:
+        return float("nan")
+    _, inverse, counts = np.unique(scores, return_inverse=True, return_counts=True)
+    ranks = (np.cumsum(counts) - (counts - 1) / 2)[inverse]
+    return float((ranks[targets == 1].sum() - positives * (positives + 1) / 2) / (positives * negatives))

@@ -1,0 +1,113 @@
+"""The house: imports go one way, the tree is the one in docs/design.md, and the public interface is what it says."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import fedstrata as fs
+
+PACKAGE = Path(fs.__file__).parent
+ORDER = ("core", "data", "models", "problems", "clients", "algorithms", "training", "experiments", "federation", "cli")
+"""The layers, lowest first. A layer imports itself and lower ones; data and models do not import each other."""
+
+TOP = {"__init__.py", "__main__.py", "py.typed", *ORDER}
+
+PUBLIC = {
+    *("Algorithm", "ALGORITHMS", "State", "algorithm", "param", "remote", "Client", "Clients", "Variables"),
+    *("Problem", "Quadratic", "adversarial", "agnostic", "auc", "composition", "compositional_auc", "damaml", "erm"),
+    *("fair", "maml", "multilevel", "quadratic", "quadratic_saddle", "risk_averse", "robust", "tower"),
+    *("train", "Run", "Evaluation", "Channel", "Faults", "Inject", "Diagnostics"),
+    *("Callback", "ShowProgress", "TensorBoard", "Dataset", "FederatedData"),
+    *("Epochs", "Interval", "CubeRoot", "RoundDecay", "StepDecay"),
+    *("FedstrataError", "InputError", "MissingData", "Diverged", "QuorumError"),
+    *("data", "models", "partition", "projections", "schedules"),
+    *("AFL", "CDMA", "CODASCA", "DRFA", "FGDA", "MFCGD", "SAGDA", "AdaFGDA", "AdaMFCGD", "CoDA", "ComFedL", "FedAMS"),
+    *("FedAdagrad", "FedAdam", "FedAvg", "FedLALR", "FedNest", "FedProx", "FedYogi", "LaFedOPT", "LocalAMSGrad"),
+    *("LocalAdaAlter", "LocalMOML", "LocalSCGD", "LocalSCGDAM", "LocalSCGDM", "LocalSGDA", "LocalSGDAM", "QFedAvg"),
+    *("LocalSGDAMPlus", "LocalSGDAPlus", "LocalSGDMRL", "LocalSMCGDAM", "Scaffold"),
+}
+
+
+def imports(source: str, module: str) -> Iterator[tuple[int, str]]:
+    """Yield every module of the package that a source imports, lazily or for type checking too, with its line."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, name.name) for name in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = module.split(".")[: -node.level] if node.level else []
+            parts = [*base, *([node.module] if node.module else [])]
+            if parts == ["fedstrata"]:
+                yield from ((node.lineno, f"fedstrata.{name.name}") for name in node.names)
+            else:
+                yield node.lineno, ".".join(parts)
+
+
+def upward(source: str, module: str) -> list[str]:
+    """Return the imports of a source that go up, or sideways between data and models."""
+    mine = ORDER.index(module.split(".")[1])
+    wrong = []
+    for line, name in imports(source, module):
+        parts = name.split(".")
+        if parts[0] != "fedstrata" or (parts[1:2] and parts[1] not in ORDER):
+            continue
+        if not parts[1:]:
+            wrong.append(f"line {line}: the whole package")
+            continue
+        other = ORDER.index(parts[1])
+        if other > mine or {parts[1], ORDER[mine]} == {"data", "models"}:
+            wrong.append(f"line {line}: {name}")
+    return wrong
+
+
+def module_of(path: Path) -> str:
+    return ".".join(["fedstrata", *path.relative_to(PACKAGE).with_suffix("").parts])
+
+
+FILES = sorted(p for layer in ORDER for p in (PACKAGE / layer).rglob("*.py"))
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_imports_go_down(path: Path) -> None:
+    wrong = upward(path.read_text(), module_of(path))
+    assert not wrong, f"{path.relative_to(PACKAGE)} imports a layer above its own: {'; '.join(wrong)}"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "from fedstrata.training.train import train",
+        "import fedstrata.cli",
+        "from fedstrata import cli",
+        "import fedstrata",
+        "from ..training import train",
+        "def f():\n    from fedstrata.algorithms import FedAvg",
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from fedstrata.experiments.config import Config",
+    ],
+)
+def test_an_import_upwards_is_found_wherever_it_hides(source: str) -> None:
+    assert upward(source, "fedstrata.clients.client")
+    assert not upward("from fedstrata.problems.problem import Problem\nimport torch", "fedstrata.clients.client")
+    assert upward("from fedstrata.models.flat import Flat", "fedstrata.data.part")
+
+
+def test_nothing_else_stands_at_the_top() -> None:
+    assert {p.name for p in PACKAGE.iterdir() if p.name != "__pycache__"} == TOP
+
+
+def test_the_public_interface() -> None:
+    assert set(fs.__all__) == PUBLIC, "list what is exported on purpose in tests/test_layers.py and in the docs"
+    assert len(fs.__all__) == len(set(fs.__all__))
+
+
+@pytest.mark.parametrize("name", sorted(PUBLIC))
+def test_every_public_name_is_explained(name: str) -> None:
+    thing = getattr(fs, name)
+    if inspect.isclass(thing) or inspect.isfunction(thing) or inspect.ismodule(thing):
+        assert len((inspect.getdoc(thing) or "").split()) >= 4, (
+            f"fs.{name} needs a docstring that a newcomer understands"
+        )
