@@ -15,8 +15,9 @@ import torch
 import fedstrata as fs
 from fedstrata.algorithms import ALGORITHMS
 from fedstrata.clients.privacy import epsilon
+from fedstrata.experiments.build import Experiment
 from fedstrata.experiments.compare import run_config
-from fedstrata.experiments.config import Experiment, read
+from fedstrata.experiments.config import read
 
 ROOT = Path(__file__).parents[1]
 

@@ -10,8 +10,10 @@ import pytest
 
 from fedstrata.algorithms import ALGORITHMS
 from fedstrata.core.errors import Diverged, InputError
+from fedstrata.core.options import options, param
 from fedstrata.experiments import compare
-from fedstrata.experiments.config import Config, Experiment, parse, presets, read
+from fedstrata.experiments.build import Experiment
+from fedstrata.experiments.config import Config, parse, presets, read
 from fedstrata.experiments.overlay import merge, slug
 from fedstrata.experiments.tables import measured_in_all
 from fedstrata.problems import PROBLEMS, ProblemKind
@@ -105,7 +107,7 @@ def test_a_preset_may_hold_anything_and_overrides_come_last(write):
     config = read(write(PRESETS), ["train.rounds=2", "model.x=1"], "paper")
     assert config.train.rounds == 2 and config.tune.trials == 3
     assert config.data.partition == {"name": "dirichlet", "alpha": 0.1} and config.data.clients == 4
-    assert config.model.model_dump() == {"name": "lenet5", "x": 1}, "hidden of the default mlp is forgotten"
+    assert config.model.to_table() == {"name": "lenet5", "x": 1}, "hidden of the default mlp is forgotten"
     assert config.variant("slow").algorithm.options == {"lr": 0.001}
 
 
@@ -132,8 +134,8 @@ def test_variants_change_the_experiment_and_nothing_else(write):
     assert noisy.problem.options == {"clients": 3, "dimension": 2, "noise": 0.5}
     assert noisy.label == "noise = 0.5" and noisy.variants == {}
     plain = {"label": None, "variants": config.variants}
-    assert config.variant("base").model_copy(update=plain) == config
-    assert noisy.model_copy(update={**plain, "problem": config.problem}) == config
+    assert config.variant("base").replace(**plain) == config
+    assert noisy.replace(**plain, problem=config.problem) == config
 
 
 def test_another_algorithm_keeps_the_options_that_it_has_too():
@@ -143,7 +145,7 @@ def test_another_algorithm_keeps_the_options_that_it_has_too():
         "variants": {"other": {"algorithm": {"name": "scaffold", "lr": 0.2}}, "same": {"algorithm": {"mu": 0.1}}},
     }
     config = parse(raw, "here")
-    assert config.variant("other").algorithm.model_dump() == {
+    assert config.variant("other").algorithm.to_table() == {
         "name": "scaffold",
         "lr": 0.2,
         "steps": {"epochs": 2},
@@ -153,7 +155,8 @@ def test_another_algorithm_keeps_the_options_that_it_has_too():
 
 
 def test_another_problem_keeps_the_options_that_it_has_too(monkeypatch):
-    def other(model, loss, gamma=1.0):
+    @options("the other problem")
+    def other(model, loss: str = param("squared", "a loss"), gamma: float = param(1.0, "a number")):
         raise NotImplementedError
 
     monkeypatch.setitem(PROBLEMS, "other", ProblemKind(other))
@@ -161,7 +164,7 @@ def test_another_problem_keeps_the_options_that_it_has_too(monkeypatch):
         "problem": {"loss": "squared", "batchnorm": "group"},
         "variants": {"o": {"problem": {"name": "other", "gamma": 2.0}}},
     }
-    assert parse(raw, "here").variant("o").problem.model_dump() == {"name": "other", "loss": "squared", "gamma": 2.0}
+    assert parse(raw, "here").variant("o").problem.to_table() == {"name": "other", "loss": "squared", "gamma": 2.0}
 
 
 def test_another_model_or_partition_keeps_nothing():
@@ -176,7 +179,10 @@ def test_another_model_or_partition_keeps_nothing():
 
 
 BAD = {
-    "a wrong value": ({"train": {"rounds": "x"}}, "The key train.rounds must be a valid integer. Got 'x'."),
+    "a wrong value": (
+        {"train": {"rounds": "x"}},
+        "The key train.rounds must be a whole number of at least 1.",
+    ),
     "a wrong key": ({"train": {"round": 1}}, "Did you mean 'train.rounds'?"),
     "a wrong table": ({"problem": "erm"}, "The key problem must be"),
     "an unknown algorithm": ({"algorithm": {"name": "fedavgg"}}, "Unknown algorithm 'fedavgg'"),
@@ -274,7 +280,7 @@ def test_plot_calls_runs_by_their_variants(fedstrata, write, tmp_path, monkeypat
     assert fedstrata("plot", *sorted(out.glob("*-seed*")), "--out", tmp_path / "x.png")[0] == 0
     assert {k: len(v) for k, v in drawn[0][0].items()} == {k: len(v) for k, v in drawn[1][0].items()}
     assert set(drawn[0][0]) == {"noise = 0.5", "scaffold", "base"}
-    assert drawn[0][1] == {"measures": ["loss"], "axis": "samples", "log": ["loss"], "title": "Noise"}
+    assert drawn[0][1] == {"measures": ("loss",), "axis": "samples", "log": ("loss",), "title": "Noise"}
 
 
 @pytest.mark.parametrize("command", ["compare", "tune"])
@@ -363,7 +369,7 @@ def test_the_tuned_tables_run_what_was_tried(fedstrata, write, monkeypatch, no_p
     ("search", "message"),
     [
         ("[tune.search.bas]\nlr = [0.1, 1.0]", "Unknown variant 'bas'. Did you mean 'base'?"),
-        ("[tune.search.base]\nlrr = [0.1, 1.0]", "Unknown hyperparameter of fedavg 'lrr'"),
+        ("[tune.search.base]\nlrr = [0.1, 1.0]", "Unknown option of fedavg 'lrr'"),
     ],
 )
 def test_a_search_must_be_of_what_there_is(fedstrata, write, search, message):

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any, ClassVar, dataclass_transform
+from typing import Any, ClassVar
 
 import torch
 
 from fedstrata.clients.clients import Clients, cohort_size
-from fedstrata.core.errors import InputError, invalid, unknown
-from fedstrata.core.schedules import Epochs, EqualSteps, Interval, Rate, Schedule, Steps, local_work, schedule
+from fedstrata.core.errors import InputError, invalid
+from fedstrata.core.options import Options, build
+from fedstrata.core.options import param as param
+from fedstrata.core.registry import Registry
 from fedstrata.problems.problem import Problem
 
 
@@ -44,30 +43,13 @@ class State(Mapping[str, torch.Tensor]):
         return State(**{**self._tensors, **tensors})
 
 
-def param(
-    default: Any,
-    doc: str,
-    *,
-    above: float | None = None,
-    least: float | None = None,
-    below: float | None = None,
-    choices: tuple[str, ...] = (),
-    search: tuple[float, float] | None = None,
-) -> Any:
-    """Declare a hyperparameter: its default, one line of explanation, its range, and what ``tune`` tries.
-
-    ``above`` and ``below`` are exclusive bounds, ``least`` an inclusive one. ``search`` is the range
-    that ``fedstrata tune`` searches, on a logarithmic scale.
-    """
-    metadata = {"doc": doc, "above": above, "least": least, "below": below, "choices": choices, "search": search}
-    return dataclasses.field(default=default, metadata=metadata)
+ALGORITHMS: Registry[type[Algorithm]] = Registry("algorithm")
 
 
-@dataclass_transform(frozen_default=True, field_specifiers=(param,))
-class Algorithm(ABC):
+class Algorithm(Options, ABC):
     """The base of every algorithm; subclass it once, never an algorithm itself.
 
-    A subclass becomes a frozen dataclass of its hyperparameters and is registered under ``name``.
+    A subclass becomes a frozen dataclass of its hyperparameters, its options, and is registered under ``name``.
 
     name:                as on the command line.
     levels, dual:        the problems it solves: the numbers K of inner levels, and whether there is a dual; None when
@@ -85,6 +67,7 @@ class Algorithm(ABC):
     """
 
     name: ClassVar[str]
+    family = ("name", ALGORITHMS)
     levels: ClassVar[range] = range(1)
     dual: ClassVar[bool | None] = False
     inner_mean: ClassVar[str] = "local"
@@ -95,15 +78,15 @@ class Algorithm(ABC):
     auxiliary: ClassVar[bool] = False
     answers: ClassVar[Any] = {}
 
-    def __init_subclass__(cls, **options: Any) -> None:
-        super().__init_subclass__(**options)
+    def __init_subclass__(cls, **more: Any) -> None:
+        super().__init_subclass__(**more)
         if Algorithm not in cls.__bases__:
             raise TypeError(f"{cls.__name__} must derive from Algorithm itself: algorithms do not inherit.")
-        dataclass(frozen=True)(cls)
         if inspect.isabstract(cls):
             return
         if not isinstance(getattr(cls, "name", None), str):
             raise TypeError(f"{cls.__name__} must have a name, the one it has on the command line: name = '...'.")
+        cls.declare(cls.name)
         other = ALGORITHMS.get(cls.name)
         if other is not None and (other.__module__, other.__qualname__) != (cls.__module__, cls.__qualname__):
             raise TypeError(
@@ -112,8 +95,7 @@ class Algorithm(ABC):
         ALGORITHMS[cls.name] = cls
 
     def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):  # type: ignore[arg-type]
-            _check(f"{field.name} of {self.name}", getattr(self, field.name), kind_of(field), field.metadata)
+        """Refuse hyperparameters that do not fit together; called when each of them is known to be right."""
 
     def init(self, problem: Problem) -> State:
         """Return the server's state before the first round; an algorithm with more than x and y adds to it."""
@@ -154,74 +136,11 @@ class Algorithm(ABC):
             raise invalid(f"participation of {self.name}", participation, "1.0 (every client in every round)")
 
 
-ALGORITHMS: dict[str, type[Algorithm]] = {}
-
-
-def kind_of(field: dataclasses.Field[Any]) -> str:
-    """Return a hyperparameter's type by name: Rate, Steps, EqualSteps, float, int, bool, str, or something else."""
-    if isinstance(field.type, str):
-        return field.type
-    names: dict[Any, str] = {Rate: "Rate", Steps: "Steps", EqualSteps: "EqualSteps"}
-    names |= {float: "float", int: "int", bool: "bool", str: "str"}
-    return names.get(field.type, str(field.type))
-
-
-def _check(what: str, value: object, kind: str, limits: Mapping[str, Any]) -> None:
-    if kind == "Rate" and isinstance(value, Schedule):
-        return
-    if kind in ("Steps", "EqualSteps"):
-        if isinstance(value, Interval) or (kind == "Steps" and isinstance(value, Epochs)):
-            return
-        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < 1 << 31:
-            others = "epochs, or an interval" if kind == "Steps" else "or an interval"
-            raise invalid(what, value, f"a whole number of at least 1, {others}")
-        return
-    if kind == "str":
-        choices = limits.get("choices")
-        if not isinstance(value, str) or (choices and value not in choices):
-            raise invalid(what, value, " or ".join(map(repr, choices)) if choices else "text")
-        return
-    if kind == "bool":
-        if not isinstance(value, bool):
-            raise invalid(what, value, "true or false")
-        return
-    if kind not in ("Rate", "float", "int"):
-        return
-    bounds = [
-        f"{word} {limits[key]:g}"
-        for key, word in (("above", "above"), ("least", "at least"), ("below", "below"))
-        if limits.get(key) is not None
-    ]
-    wants = " ".join(["a whole number" if kind == "int" else "a number", " and ".join(bounds)]).strip()
-    good = isinstance(value, int if kind == "int" else int | float) and not isinstance(value, bool)
-    if good and isinstance(value, int | float):
-        good = (
-            math.isfinite(value)
-            and (limits.get("above") is None or value > limits["above"])
-            and (limits.get("least") is None or value >= limits["least"])
-            and (limits.get("below") is None or value < limits["below"])
-        )
-    if not good:
-        raise invalid(what, value, wants)
-
-
 def algorithm(name: str, options: Mapping[str, Any] | None = None, **more: Any) -> Algorithm:
     """Build an algorithm by name, from options as a configuration file has them.
 
     A rate may be a table such as ``{schedule = "step", value = 0.1}``, steps may be ``{epochs = 5}`` or
     ``{initial = 4, base = 2.0}``.
     """
-    if name not in ALGORITHMS:
-        raise unknown("algorithm", name, ALGORITHMS)
-    kind = ALGORITHMS[name]
-    fields = {f.name: kind_of(f) for f in dataclasses.fields(kind)}  # type: ignore[arg-type]
-    built: dict[str, Any] = {}
-    for option, value in {**(options or {}), **more}.items():
-        if option not in fields:
-            raise unknown(f"hyperparameter of {name}", option, fields)
-        if isinstance(value, dict) and fields[option] == "Rate":
-            value = schedule(value, f"{option} of {name}")
-        elif isinstance(value, dict) and fields[option] in ("Steps", "EqualSteps"):
-            value = local_work(value, fields[option], f"{option} of {name}")
-        built[option] = value
-    return kind(**built)
+    built: Algorithm = build(ALGORITHMS.find(name), {**(options or {}), **more})
+    return built

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 import json
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,18 +18,20 @@ from rich.table import Table
 from rich.text import Text
 
 from fedstrata import __version__
-from fedstrata.algorithms.algorithm import ALGORITHMS, kind_of
+from fedstrata.algorithms.algorithm import ALGORITHMS
 from fedstrata.cli import federate
 from fedstrata.clients.ranks import joined, launched, restarted
 from fedstrata.core.errors import FedstrataError, InputError, invalid, unknown
 from fedstrata.data.partitions import PARTITIONS
 from fedstrata.data.sets import SETS
+from fedstrata.experiments.build import Experiment, build_data
 from fedstrata.experiments.compare import best_options, compare_variants, run_config, table, tune_variants, with_options
 from fedstrata.experiments.compare import compare as compare_runs
 from fedstrata.experiments.compare import tune as tune_runs
-from fedstrata.experiments.config import Config, Experiment, build_data, import_file, parse, presets, read
+from fedstrata.experiments.config import Config, import_file, parse, presets, read
+from fedstrata.experiments.describe import describe
 from fedstrata.experiments.reproduce import everything, find
-from fedstrata.experiments.schema import AlgorithmTable, DiagnosticsTable, PlotTable
+from fedstrata.experiments.schema import PlotTable
 from fedstrata.experiments.tables import as_markdown, as_table, mean_and_spread, measured, measured_in_all, one_run
 from fedstrata.models.zoo import MODELS
 from fedstrata.problems import PROBLEMS
@@ -121,7 +122,7 @@ def run(
         raise InputError("--resume needs --out: the run directory to go on with.")
     if resume and out is not None and not out.exists():
         say(f"There is no run in {out} yet: starting a new one.")
-    if out is None and config.diagnostics != DiagnosticsTable():
+    if out is None and config.diagnostics:
         say("Without --out there is nowhere to write what [diagnostics] asks for: it is left out.")
     with joined() as ranks:
         loggers: list[Callback] = [] if tensorboard is None or not ranks.first else [TensorBoard(tensorboard)]
@@ -132,12 +133,12 @@ def run(
         return
     if out is not None and config.plot != PlotTable():
         label = config.label or result.summary["algorithm"]
-        draw({label: [result.history]}, out / "plot.png", **config.plot.model_dump())
+        draw({label: [result.history]}, out / "plot.png", **vars(config.plot))
     print_run(result.summary, result.history, out, as_json, config.plot.measures)
 
 
 def print_run(
-    summary: Row, history: list[Row], out: Path | None, as_json: bool, measures: list[str] | None = None
+    summary: Row, history: list[Row], out: Path | None, as_json: bool, measures: Sequence[str] | None = None
 ) -> None:
     """Print what a run came to: a table of its last measures, and what a reader needs to understand them."""
     if as_json:
@@ -260,7 +261,7 @@ def tune(
     """
     config = read(experiment, set_, preset)
     if trials is not None:
-        config = config.model_copy(update={"tune": config.tune.model_copy(update={"trials": trials})})
+        config = config.replace(tune=config.tune.replace(trials=trials))
     names = _names(algorithms, config, experiment)
     _new_directory(out, resume)
     tell = (lambda _: None) if quiet else say
@@ -312,64 +313,19 @@ def list_(
 
 @app.command()
 def show(
-    name: Annotated[str, typer.Argument(help="An algorithm, problem, data set, model or partition, by name.")],
+    name: Annotated[str, typer.Argument(help="A name of 'fedstrata list', or a table of a file such as train.")],
     as_json: Json = False,
 ) -> None:
-    """Show what NAME is: of an algorithm its equations, its hyperparameters, what it sends.
+    """Show what NAME is, and its options: of an algorithm also its equations and what it sends.
 
-    Of a problem, data set, model or partition what it is, and its options. 'fedstrata list' says what there is.
+    NAME is an algorithm, problem, data set, model, partition or schedule, see 'fedstrata list', or a table of a
+    configuration file: data, pretrain, train, evaluate, channel, faults, diagnostics, tune, compare or plot.
     """
-    if name not in ALGORITHMS:
-        _show_options(name, as_json)
-        return
-    kind = ALGORITHMS[name]
-    text = inspect.getdoc(inspect.getmodule(kind)) or ""
-    params = {
-        f.name: {"default": f.default, "type": kind_of(f), "doc": f.metadata.get("doc", "")}
-        for f in dataclasses.fields(kind)  # type: ignore[arg-type]
-    }
+    about = describe(name)
     if as_json:
-        described = {"name": name, "text": text, "hyperparameters": params, "up": kind().up, "down": kind().down}
-        print(json.dumps(described))
-        return
-    out_console.print(text, highlight=False, markup=False, soft_wrap=True)
-    grid = Table(title="Hyperparameters", title_justify="left", box=None, pad_edge=False)
-    for column in ("name", "default", "what it is"):
-        grid.add_column(column)
-    for option, about in params.items():
-        grid.add_row(f"[bold]{option}[/bold]", str(about["default"]), about["doc"])
-    out_console.print()
-    out_console.print(grid)
-
-
-def _show_options(name: str, as_json: bool) -> None:
-    """Show what a file names by [problem], [data], [model] or data.partition."""
-    build: Callable[..., Any]
-    if name in PROBLEMS:
-        build, taken = PROBLEMS[name].build, PROBLEMS[name].options
-    elif name in MODELS:
-        build, taken = MODELS[name], tuple(inspect.signature(MODELS[name]).parameters)[2:]
-    elif name in SETS or name in PARTITIONS:
-        build = SETS[name] if name in SETS else PARTITIONS[name]
-        own = ("data_dir", "progress")
-        taken = tuple(option for option in inspect.signature(build).parameters if option not in own)
+        print(json.dumps(about.as_json()))
     else:
-        raise unknown("name", name, [*ALGORITHMS, *PROBLEMS, *SETS, *MODELS, *PARTITIONS])
-    text, known = inspect.getdoc(build) or "", inspect.signature(build).parameters
-    options = {o: None if known[o].default is inspect.Parameter.empty else known[o].default for o in taken}
-    if as_json:
-        print(json.dumps({"name": name, "text": text, "options": options}))
-        return
-    out_console.print(text, highlight=False, markup=False, soft_wrap=True)
-    if not options:
-        return
-    grid = Table(title="Options", title_justify="left", box=None, pad_edge=False)
-    for column in ("name", "default"):
-        grid.add_column(column)
-    for option, default in options.items():
-        grid.add_row(f"[bold]{option}[/bold]", "none" if default is None else str(default))
-    out_console.print()
-    out_console.print(grid)
+        about.show(out_console)
 
 
 @app.command()
@@ -467,8 +423,7 @@ def _tuned(
         return best, with_options(config, best)
     best = {name: best_options(config, name, rows) for name, rows in results.items()}
     first = config.algorithm.name if config.algorithm.name in best else names[0]
-    update = {"algorithms": {**config.algorithms, **best}, "algorithm": AlgorithmTable(name=first, **best[first])}
-    return best, config.model_copy(update=update)
+    return best, config.replace(algorithms={**config.algorithms, **best}).with_algorithm(first, best[first])
 
 
 def _compare(
@@ -503,7 +458,7 @@ def _compare(
         out_console.print(as_table([mean_and_spread(r, config.plot.measures) for r in rows], title))
         out_console.print(where, highlight=False)
     if picture is not None and histories:
-        draw(histories, picture, **config.plot.model_dump())
+        draw(histories, picture, **vars(config.plot))
         if show and not as_json:
             out_console.print(f"Picture: {picture}", highlight=False, soft_wrap=True)
     if not histories:

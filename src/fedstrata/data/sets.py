@@ -19,7 +19,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedstrata.core.errors import InputError, invalid, is_number, unknown
+from fedstrata.core.errors import InputError, invalid
+from fedstrata.core.options import check, options, param
+from fedstrata.core.registry import Registry
 from fedstrata.data import formats
 from fedstrata.data.dataset import Dataset
 from fedstrata.data.download import SOURCES, Progress, data_directory, find, locate
@@ -32,6 +34,8 @@ CHARACTERS = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijk
 TEST_SHARE = 0.2
 SPLIT_SEED = 0
 
+VALIDATION = param(False, "add the validation rows to the training rows")
+
 
 def load(name: str, data_dir: Directory = None, progress: Progress | None = None, **options: Any) -> Dataset:
     """Load a data set by name, for instance ``load("shakespeare", length=40)``.
@@ -39,18 +43,14 @@ def load(name: str, data_dir: Directory = None, progress: Progress | None = None
     ``data_dir`` is the data directory, not used by the sets that need no files. ``progress`` is called with a line
     of text now and then during a download. The options are those of the set's own function.
     """
-    if name not in SETS:
-        raise unknown("data set", name, SETS)
-    parameters = signature(SETS[name]).parameters
-    known = [parameter for parameter in parameters if parameter not in ("data_dir", "progress")]
-    for option in options:
-        if option not in known:
-            raise unknown("option", option, known, f"data set {name!r}")
-    if "data_dir" in parameters:
-        options |= {"data_dir": data_dir, "progress": progress}
-    return SETS[name](**options)
+    build = SETS.find(name)
+    values = check(build, options)
+    if "data_dir" in signature(build).parameters:
+        values |= {"data_dir": data_dir, "progress": progress}
+    return build(**values)
 
 
+@options("the digits data set")
 def digits() -> Dataset:
     """Handwritten digits, 8 x 8 grey pixels in [0, 1]: 1,438 train and 359 test rows, 10 classes.
 
@@ -65,6 +65,7 @@ def digits() -> Dataset:
     return _dataset("digits", images[train], bunch.target[train], images[test], bunch.target[test], 10)
 
 
+@options("the breast_cancer data set")
 def breast_cancer() -> Dataset:
     """Breast cancer from 30 measures of cell nuclei, standardised: 456 train and 113 test rows.
 
@@ -78,6 +79,7 @@ def breast_cancer() -> Dataset:
     return _split_and_standardise("breast_cancer", bunch.data, 1 - bunch.target)
 
 
+@options("the mnist data set")
 def mnist(data_dir: Directory = None, progress: Progress | None = None) -> Dataset:
     """MNIST, handwritten digits, 28 x 28 grey pixels, (v/255 - 0.1307) / 0.3081: 60,000 train, 10,000 test rows.
 
@@ -87,6 +89,7 @@ def mnist(data_dir: Directory = None, progress: Progress | None = None) -> Datas
     return _idx_set("mnist", "mnist", 0.1307, 0.3081, data_dir, progress)
 
 
+@options("the fashion_mnist data set")
 def fashion_mnist(data_dir: Directory = None, progress: Progress | None = None) -> Dataset:
     """Fashion-MNIST, clothes, 28 x 28 grey pixels, (v/255 - 0.2860) / 0.3530: 60,000 train, 10,000 test rows.
 
@@ -95,6 +98,7 @@ def fashion_mnist(data_dir: Directory = None, progress: Progress | None = None) 
     return _idx_set("fashion_mnist", "fashion-mnist", 0.2860, 0.3530, data_dir, progress)
 
 
+@options("the cifar10 data set")
 def cifar10(data_dir: Directory = None, progress: Progress | None = None) -> Dataset:
     """CIFAR-10, objects, 3 x 32 x 32 pixels, normalised per channel: 50,000 train, 10,000 test rows, 10 classes.
 
@@ -106,6 +110,7 @@ def cifar10(data_dir: Directory = None, progress: Progress | None = None) -> Dat
     return _cifar_set("cifar10", folder, ("data_batch_*.bin", "test_batch.bin"), 1, 10, mean, std)
 
 
+@options("the cifar100 data set")
 def cifar100(data_dir: Directory = None, progress: Progress | None = None) -> Dataset:
     """CIFAR-100, objects, 3 x 32 x 32 pixels, normalised per channel: 50,000 train, 10,000 test rows, 100 classes.
 
@@ -117,13 +122,14 @@ def cifar100(data_dir: Directory = None, progress: Progress | None = None) -> Da
     return _cifar_set("cifar100", folder, ("train.bin", "test.bin"), 2, 100, mean, std)
 
 
+@options("the shakespeare data set")
 def shakespeare(
     data_dir: Directory = None,
     progress: Progress | None = None,
-    length: int = 80,
-    stride: int = 10,
-    min_characters: int = 1000,
-    roles: int | None = None,
+    length: int = param(80, "characters of a row", least=1),
+    stride: int = param(10, "characters between the starts of two rows", least=1),
+    min_characters: int = param(1000, "characters that a role must have", least=1),
+    roles: int | None = param(None, "how many of the roles are kept, a fixed random choice; by default all", least=1),
 ) -> Dataset:
     """Next-character prediction in Shakespeare's 37 plays, one owner per speaking role (641 of 1,344 by default).
 
@@ -137,10 +143,6 @@ def shakespeare(
 
     After LEAF (Caldas et al., "LEAF: A Benchmark for Federated Settings", 2018); the text is in the public domain.
     """
-    for option, value in (("length", length), ("stride", stride), ("min_characters", min_characters)):
-        _check_whole(option, value, 1, None, "shakespeare")
-    if roles is not None:
-        _check_whole("roles", roles, 1, None, "shakespeare")
     read = formats.shakespeare(locate("shakespeare/shakespeare_roles.jsonl.gz", data_directory(data_dir), progress))
     tokens = np.full(129, CHARACTERS.index(" "), np.uint8)
     tokens[[ord(character) for character in CHARACTERS]] = np.arange(len(CHARACTERS))
@@ -163,7 +165,7 @@ def shakespeare(
         )
     if roles is not None:
         if roles > len(keys):
-            raise invalid("option roles of data set 'shakespeare'", roles, f"at most {len(keys)}, the roles there are")
+            raise invalid("roles of the shakespeare data set", roles, f"at most {len(keys)}, the roles there are")
         kept_roles = np.sort(np.random.default_rng(0).choice(len(keys), roles, replace=False))
         train, test, keys = ([part[i] for i in kept_roles] for part in (train, test, keys))
     old, new = np.concatenate(train), np.concatenate(test)
@@ -172,7 +174,12 @@ def shakespeare(
     )
 
 
-def omniglot(data_dir: Directory = None, progress: Progress | None = None, size: int = 28) -> Dataset:
+@options("the omniglot data set")
+def omniglot(
+    data_dir: Directory = None,
+    progress: Progress | None = None,
+    size: int = param(28, "side of an image in pixels", least=1, most=105),
+) -> Dataset:
     """Omniglot, handwritten characters of 30 alphabets (the background set): 15,424 train, 3,856 test rows.
 
     The drawings, 105 x 105 with 1 = ink and 0 = paper, are reduced to [1, size, size] by the mean over the area of each
@@ -180,7 +187,6 @@ def omniglot(data_dir: Directory = None, progress: Progress | None = None, size:
     people: drawers 1 to 16 are training rows, 17 to 20 test rows. Lake et al., "Human-level concept learning through
     probabilistic program induction", Science 2015; MIT.
     """
-    _check_whole("size", size, 1, 105, "omniglot")
     drawings = formats.omniglot(locate("omniglot.npz", data_directory(data_dir), progress))
     background = np.flatnonzero(~drawings.evaluation.astype(bool))
     # Row i of the matrix weighs the old pixels by how much of them lies in new pixel i.
@@ -197,7 +203,10 @@ def omniglot(data_dir: Directory = None, progress: Progress | None = None, size:
     return _dataset("omniglot", images[~test], targets[~test], images[test], targets[test], len(names), keys)
 
 
-def pneumoniamnist(data_dir: Directory = None, progress: Progress | None = None, validation: bool = False) -> Dataset:
+@options("the pneumoniamnist data set")
+def pneumoniamnist(
+    data_dir: Directory = None, progress: Progress | None = None, validation: bool = VALIDATION
+) -> Dataset:
     """PneumoniaMNIST, chest X-rays, 28 x 28 grey pixels in [-1, 1]: 4,708 train, 624 test rows.
 
     Class 1 is pneumonia, the more frequent one (74 % of train). ``validation`` adds the 524 validation rows to the
@@ -207,7 +216,8 @@ def pneumoniamnist(data_dir: Directory = None, progress: Progress | None = None,
     return _medmnist_set("pneumoniamnist", path, 1, validation)
 
 
-def breastmnist(data_dir: Directory = None, progress: Progress | None = None, validation: bool = False) -> Dataset:
+@options("the breastmnist data set")
+def breastmnist(data_dir: Directory = None, progress: Progress | None = None, validation: bool = VALIDATION) -> Dataset:
     """BreastMNIST, breast ultrasound, 28 x 28 grey pixels in [-1, 1]: 546 train, 156 test rows.
 
     Class 1 is malignant (27 %); the file numbers the classes the other way round. ``validation`` adds the 78 validation
@@ -217,6 +227,7 @@ def breastmnist(data_dir: Directory = None, progress: Progress | None = None, va
     return _medmnist_set("breastmnist", path, 0, validation)
 
 
+@options("the ham10000 data set")
 def ham10000(data_dir: Directory = None, progress: Progress | None = None) -> Dataset:
     """HAM10000, one photograph per skin lesion, 3 x 28 x 28 pixels in [-1, 1]: 4,786 train, 1,198 test rows.
 
@@ -232,6 +243,7 @@ def ham10000(data_dir: Directory = None, progress: Progress | None = None) -> Da
     return _dataset("ham10000", pixels[~test], targets[~test], pixels[test], targets[test], 2)
 
 
+@options("the a9a data set")
 def a9a(data_dir: Directory = None, progress: Progress | None = None) -> Dataset:
     """a9a, UCI Adult as 123 binary features: 32,561 train, 16,281 test rows; class 1 is income above 50,000 (24 %).
 
@@ -243,6 +255,7 @@ def a9a(data_dir: Directory = None, progress: Progress | None = None) -> Dataset
     return _dataset("a9a", *_libsvm(paths[0], 123), *_libsvm(paths[1], 123), 2)
 
 
+@options("the w8a data set")
 def w8a(data_dir: Directory = None, progress: Progress | None = None) -> Dataset:
     """w8a, web pages as 300 binary key words: 49,749 rows, class 1 is 3.0 %.
 
@@ -262,6 +275,7 @@ def w8a(data_dir: Directory = None, progress: Progress | None = None) -> Dataset
     return _dataset("w8a", inputs[train], targets[train], inputs[test], targets[test], 2)
 
 
+@options("the adult data set")
 def adult(data_dir: Directory = None, progress: Progress | None = None) -> Dataset:
     """UCI Adult: 32,561 train, 16,281 test rows, 108 features; class 1 is income above 50,000 (24 %).
 
@@ -274,6 +288,7 @@ def adult(data_dir: Directory = None, progress: Progress | None = None) -> Datas
     return _dataset("adult", inputs, train.targets, test_inputs, test.targets, 2)
 
 
+@options("the bank data set")
 def bank(data_dir: Directory = None, progress: Progress | None = None) -> Dataset:
     """UCI Bank Marketing (``bank-additional-full``): 32,950 train, 8,238 test rows, 63 features.
 
@@ -288,6 +303,7 @@ def bank(data_dir: Directory = None, progress: Progress | None = None) -> Datase
     return _dataset("bank", inputs, train.targets, test_inputs, test.targets, 2)
 
 
+@options("the mammography data set")
 def mammography(data_dir: Directory = None, progress: Progress | None = None) -> Dataset:
     """Mammography, microcalcifications from 6 standardised features: 8,946 train, 2,237 test rows.
 
@@ -298,24 +314,22 @@ def mammography(data_dir: Directory = None, progress: Progress | None = None) ->
     return _split_and_standardise("mammography", inputs, labels > 0)
 
 
-def sinusoid(tasks: int = 25, samples: int = 100, noise: float = 0.0, seed: int = 0) -> Dataset:
+@options("the sinusoid data set")
+def sinusoid(
+    tasks: int = param(25, "number of tasks; task i is the same however many there are", least=1),
+    samples: int = param(100, "training rows of each task, and as many test rows", least=1),
+    noise: float = param(0.0, "standard deviation of the noise of training and test targets", least=0),
+    seed: int = param(0, "seed of tasks, inputs and noise", least=0),
+) -> Dataset:
     """Sinusoids, the regression tasks of MAML: 2,500 train and 2,500 test rows by default, one input, no classes.
 
-    Task i is y = A_i sin(x - phi_i), with A_i uniform in [0.1, 5], phi_i in [0, pi] and x in [-5, 5].
-
-    tasks:   number of tasks. Task i is the same however many there are.
-    samples: training rows of each task, and as many test rows; the test rows of all tasks are one pooled test set.
-    noise:   standard deviation of the targets' noise, in training and test rows alike.
-    seed:    of tasks, inputs and noise. The noise is drawn last, so that it changes neither tasks nor inputs.
+    Task i is y = A_i sin(x - phi_i), with A_i uniform in [0.1, 5], phi_i in [0, pi] and x in [-5, 5]. The test rows of
+    all tasks are one pooled test set. The noise is drawn last, so that it changes neither tasks nor inputs.
 
     Keys are task numbers: the partition ``by_key`` with as many clients as tasks gives each client one task, in random
     order. With fewer clients it leaves tasks out, whose test rows stay in the test set. Finn, Abbeel and Levine,
     "Model-Agnostic Meta-Learning for Fast Adaptation of Deep Networks", ICML 2017, section 5.1.
     """
-    for option, value, low in (("tasks", tasks, 1), ("samples", samples, 1), ("seed", seed, 0)):
-        _check_whole(option, value, low, None, "sinusoid")
-    if not is_number(noise) or not 0 <= noise < np.inf:
-        raise invalid("option noise", noise, "a finite number of at least 0", "data set 'sinusoid'")
     inputs = np.empty((tasks, 2 * samples), np.float32)
     targets = np.empty_like(inputs)
     for task in range(tasks):
@@ -332,29 +346,13 @@ def sinusoid(tasks: int = 25, samples: int = 100, noise: float = 0.0, seed: int 
     return Dataset("sinusoid", x, y, test_x, test_y, 0, np.repeat(np.arange(tasks), samples))
 
 
-SETS: dict[str, Callable[..., Dataset]] = {
-    function.__name__: function
-    for function in (
-        digits,
-        breast_cancer,
-        mnist,
-        fashion_mnist,
-        cifar10,
-        cifar100,
-        shakespeare,
-        omniglot,
-        pneumoniamnist,
-        breastmnist,
-        ham10000,
-        a9a,
-        w8a,
-        adult,
-        bank,
-        mammography,
-        sinusoid,
-    )
-}
-"""Every data set by its name on the command line."""
+_LOADERS: tuple[Callable[..., Dataset], ...] = (
+    *(digits, breast_cancer, mnist, fashion_mnist, cifar10, cifar100, shakespeare, omniglot, pneumoniamnist),
+    *(breastmnist, ham10000, a9a, w8a, adult, bank, mammography, sinusoid),
+)
+
+SETS: Registry[Callable[..., Dataset]] = Registry("data set", {load.__name__: load for load in _LOADERS})
+"""Every data set by its name in a configuration file."""
 
 
 def _dataset(
@@ -439,9 +437,3 @@ def _libsvm(path: Path, features: int) -> tuple[np.ndarray, np.ndarray]:
     if not np.isin(labels, (-1, 1)).all():
         raise InputError(f"The file {path} cannot be read: it has labels other than -1 and +1.")
     return inputs, labels > 0
-
-
-def _check_whole(option: str, value: object, low: int, high: int | None, name: str) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < low or (high is not None and value > high):
-        wants = f"a whole number of at least {low}" if high is None else f"a whole number from {low} to {high}"
-        raise invalid(f"option {option}", value, wants, f"data set {name!r}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 import statistics
@@ -13,16 +12,16 @@ from typing import Any
 
 import numpy as np
 
-from fedstrata.algorithms.algorithm import ALGORITHMS, kind_of
-from fedstrata.core.errors import Diverged, FedstrataError, InputError, unknown
-from fedstrata.experiments.config import Config, Experiment, build_algorithm, within
+from fedstrata.algorithms.algorithm import ALGORITHMS
+from fedstrata.core.errors import Diverged, FedstrataError, InputError, unknown, within
+from fedstrata.core.options import options_of
+from fedstrata.experiments.build import Experiment, build_algorithm
+from fedstrata.experiments.config import Config
 from fedstrata.experiments.overlay import merge, slug
 from fedstrata.experiments.pretrain import Pretraining, start
-from fedstrata.experiments.schema import DiagnosticsTable
 from fedstrata.training.callbacks import Callback, Titled
 from fedstrata.training.checkpoint import write_atomically
 from fedstrata.training.diagnostics import Diagnostics
-from fedstrata.training.fingerprint import describe
 from fedstrata.training.rundir import Row
 from fedstrata.training.train import Run, check_pretraining, train
 
@@ -51,21 +50,21 @@ def run_config(
     with _named(config):
         built = Experiment(config) if experiment is None else experiment
         tables = config.to_toml("compare", "plot", "pretrain", "tune", "variants")
-        tables |= {"algorithm": describe(built.algorithm)}
+        tables |= {"algorithm": built.algorithm.to_table()}
         before = Pretraining.of(built)
-        check_pretraining(config.settings()["channel"], before is not None)
+        check_pretraining(config.channel, before is not None)
         if before is not None:
             tables |= {"pretrain": before.table}
         if before is not None and built.pretrained is None:
             start(built, before, tables, out, resume, callbacks)
             resume = resume or out is not None
-        if out is not None and config.diagnostics != DiagnosticsTable():
-            callbacks = [*callbacks, Diagnostics(**config.diagnostics.model_dump(), strict=not compared, folder=out)]
+        if out is not None and config.diagnostics:
+            callbacks = [*callbacks, Diagnostics(**config.diagnostics, strict=not compared, folder=out)]
         return train(
             built.problem,
             built.data,
             built.algorithm,
-            **config.settings(),
+            settings=config.settings,
             evaluate=built.evaluation,
             out=out,
             resume=resume,
@@ -94,12 +93,28 @@ def compare_variants(
     config: Config, seeds: Sequence[int], out: Path | None, callbacks: Sequence[Callback], say: Say
 ) -> dict[str, list[Run | None]]:
     """Run every variant of an experiment with every seed, as :func:`compare` does with algorithms."""
-    return _run_all({label: config.variant(label) for label in config.variants}, seeds, out, callbacks, say)
+    return _run_all(_by_variant(config), seeds, out, callbacks, say)
 
 
 def _by_algorithm(config: Config, names: Sequence[str]) -> dict[str, Config]:
-    plain = config.model_copy(update={"label": None})
+    plain = config.replace(label=None)
     return {name: plain.with_algorithm(name) for name in names}
+
+
+def _by_variant(config: Config) -> dict[str, Config]:
+    """Return the variants by label; two that do not differ, e.g. because of ``--set``, would compare nothing."""
+    variants = {label: config.variant(label) for label in config.variants}
+    first: list[tuple[str, Config, object]] = []
+    for label, variant in variants.items():
+        plain, search = variant.replace(label=None), config.tune.search.get(label)
+        same = next((other for other, *rest in first if rest == [plain, search]), None)
+        if same is not None:
+            raise InputError(
+                f"The variants {same!r} and {label!r} are the same experiment. Change one of them, or leave out the "
+                "--set of what they differ in."
+            )
+        first.append((label, plain, search))
+    return variants
 
 
 def _run_all(
@@ -170,13 +185,13 @@ def latin_hypercube(ranges: dict[str, tuple[float, float]], trials: int, seed: i
 def search_of(config: Config, label: str) -> dict[str, tuple[float, float]]:
     """Return what is searched: ``[tune.search.LABEL]``, or what the configuration's algorithm declares."""
     name = config.algorithm.name
-    fields = {f.name: f for f in dataclasses.fields(ALGORITHMS[name])}  # type: ignore[arg-type]
+    declared = options_of(ALGORITHMS[name])
     if label not in config.tune.search:
-        return {n: tuple(f.metadata["search"]) for n, f in fields.items() if f.metadata.get("search")}
+        return {n: option.search for n, option in declared.items() if option.search is not None}
     for option in config.tune.search[label]:
-        if option not in fields:
-            raise unknown(f"hyperparameter of {name}", option, fields, f"[tune.search.{json.dumps(label)}]")
-    return {n: (low, high) for n, (low, high) in config.tune.search[label].items()}
+        if option not in declared:
+            raise unknown(f"option of {name}", option, declared, f"[tune.search.{json.dumps(label)}]")
+    return config.tune.search[label]
 
 
 def fitting(config: Config, point: dict[str, float]) -> dict[str, Any]:
@@ -184,16 +199,16 @@ def fitting(config: Config, point: dict[str, float]) -> dict[str, Any]:
     name = config.algorithm.name
     now = config.options_of(name)
     options: dict[str, Any] = {}
-    for field in dataclasses.fields(ALGORITHMS[name]):  # type: ignore[arg-type]
-        if field.name not in point:
+    for option in options_of(ALGORITHMS[name]).values():
+        if option.name not in point:
             continue
-        value: Any = point[field.name]
-        scheduled = now.get(field.name)
-        if kind_of(field) in ("int", "Steps", "EqualSteps"):
+        value: Any = point[option.name]
+        scheduled = now.get(option.name)
+        if option.kind.whole:
             value = max(1, round(value))
         elif isinstance(scheduled, dict):
             value = {**scheduled, "k" if scheduled.get("schedule") == "cube_root" else "value": value}
-        options[field.name] = value
+        options[option.name] = value
     return options
 
 
@@ -209,8 +224,7 @@ def tune(
 
 def tune_variants(config: Config, out: Path | None, callbacks: Sequence[Callback], say: Say) -> dict[str, list[Row]]:
     """Try ``trials`` settings for each variant's algorithm, as :func:`tune` does for algorithms."""
-    variants = {label: config.variant(label) for label in config.variants}
-    return _search(config, variants, "variant", out, callbacks, say)
+    return _search(config, _by_variant(config), "variant", out, callbacks, say)
 
 
 def _search(
@@ -262,14 +276,14 @@ def _search(
 
 def best_options(config: Config, name: str, trials: list[Row]) -> dict[str, Any]:
     """Return every option of the best trial's algorithm, the defaults too, so that none is left to be shared."""
-    table = describe(build_algorithm(config.with_algorithm(name, trials[0]["options"])))
+    table = build_algorithm(config.with_algorithm(name, trials[0]["options"])).to_table()
     return {k: v for k, v in table.items() if k != "name"}
 
 
 def with_options(config: Config, found: Mapping[str, dict[str, Any]]) -> Config:
     """Return the experiment with these options of the algorithm in each variant."""
     variants = {label: merge(over, {"algorithm": found[label]}) for label, over in config.variants.items()}
-    return config.model_copy(update={"variants": variants})
+    return config.replace(variants=variants)
 
 
 def _try(config: Config, callbacks: Sequence[Callback], pretrained: dict[str, Run]) -> Row | None:
@@ -291,7 +305,7 @@ def _try_once(config: Config, callbacks: Sequence[Callback], pretrained: dict[st
         experiment = Experiment(config)
         experiment.data = experiment.data.validation(config.tune.share, config.train.seed)
         if experiment.evaluation.clients == "train":
-            experiment.evaluation = dataclasses.replace(experiment.evaluation, clients="test")
+            experiment.evaluation = experiment.evaluation.replace(clients="test")
         before = Pretraining.of(experiment)
         if before is not None:
             if before.key not in pretrained:

@@ -20,13 +20,13 @@ import tomli_w
 
 from fedstrata.clients.faults import Fault
 from fedstrata.core.errors import FedstrataError, InputError, invalid
-from fedstrata.experiments.config import Config, Experiment, build_algorithm
+from fedstrata.experiments.build import Experiment, build_algorithm
+from fedstrata.experiments.config import Config
 from fedstrata.federation import keys
 from fedstrata.federation.deploy import connection_file, write_app, write_nodes_data
 from fedstrata.federation.server import check_config
 from fedstrata.training.callbacks import Callback
 from fedstrata.training.checkpoint import write_atomically
-from fedstrata.training.fingerprint import describe
 from fedstrata.training.rundir import Row, RunDirectory, read_toml, refuse_other_settings
 
 Say = Callable[[str], None]
@@ -231,7 +231,7 @@ def run_locally(
     check_config(config, nodes)
     settings = folder / "config.toml"
     tables = config.to_toml("compare", "plot", "tune", "variants") | {"federation": {"nodes": nodes}}
-    tables["algorithm"] = describe(build_algorithm(config))
+    tables["algorithm"] = build_algorithm(config).to_table()
     if resume and settings.exists():
         refuse_other_settings(read_toml(settings), tables, out)
     elif resume and (out / "config.toml").exists():
@@ -246,8 +246,7 @@ def run_locally(
     say(f"Writing the data of {nodes} nodes, certificates and keys to {folder}")
     write_nodes_data(data, folder, names)
     write_atomically(settings, tomli_w.dumps(tables).encode())
-    plain = config.data.model_copy(update={"holdout": 0.0, "support": 0.0})
-    ready = config.model_copy(update={"data": plain})
+    ready = config.replace(data=config.data.replace(holdout=0.0, support=0.0))
     error = out.with_name(out.name + ".error.txt")
     error.unlink(missing_ok=True)
     with _stopped_by_signals(), Federation(folder, names) as federation:
@@ -277,7 +276,7 @@ def run_locally(
 def _with_clients(config: Config, nodes: int) -> Config:
     if config.data.folder is not None:
         return config
-    return config.model_copy(update={"data": config.data.model_copy(update={"clients": nodes})})
+    return config.replace(data=config.data.replace(clients=nodes))
 
 
 def _follow(

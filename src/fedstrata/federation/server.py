@@ -21,21 +21,21 @@ from fedstrata.clients.client import Setting
 from fedstrata.clients.clients import Answer, Clients, Terms, Work, cohort_size, for_each
 from fedstrata.clients.faults import Faults, QuorumError
 from fedstrata.core.errors import FedstrataError, InputError, invalid, is_number
+from fedstrata.core.options import check
 from fedstrata.core.schedules import Clock
 from fedstrata.data import intake
 from fedstrata.data.federated import FederatedData, Part
-from fedstrata.experiments.config import Config, Experiment, build_algorithm, named_problem
-from fedstrata.experiments.schema import EvaluateTable
+from fedstrata.experiments.build import Experiment, build_algorithm, named_problem
+from fedstrata.experiments.config import Config
 from fedstrata.federation import keys, wire
 from fedstrata.federation.node import Call, NoAnswer, as_it_is
 from fedstrata.federation.wire import Refused
-from fedstrata.models.zoo import check_options
+from fedstrata.models.zoo import MODELS
 from fedstrata.problems.problem import Problem
 from fedstrata.problems.queries import is_question
 from fedstrata.training.callbacks import Callback
 from fedstrata.training.checkpoint import DURABLE_SECONDS, write_atomically
-from fedstrata.training.fingerprint import describe
-from fedstrata.training.metrics.evaluation import PER_CLIENT, POOLED, Measures, over_clients
+from fedstrata.training.metrics.evaluation import PER_CLIENT, POOLED, Evaluation, Measures, over_clients
 from fedstrata.training.train import Run, check_passage, train
 
 POLL = 0.2
@@ -349,20 +349,19 @@ def serve(
 ) -> Run:
     """Run an experiment with clients on nodes; the run directory ``out`` is like that of any other run."""
     check_config(config, len(nodes.names))
-    settings = config.settings()
-    faults = settings["faults"] or Faults()
+    faults = config.faults or Faults()
     notes = Notes.of(out)
     desk = Desk(post, nodes, notes.run, faults)
     data = _met(desk, config, notes, server_data, say)
     experiment = Experiment(config, data)
     tables = config.to_toml("compare", "data", "plot", "pretrain", "tune", "variants")
-    tables |= {"algorithm": describe(experiment.algorithm), "federation": {"nodes": list(nodes.names)}}
+    tables |= {"algorithm": experiment.algorithm.to_table(), "federation": {"nodes": list(nodes.names)}}
     tables |= {"data": nodes_split(config)}
     return train(
         experiment.problem,
         experiment.data,
         experiment.algorithm,
-        **{**settings, "faults": faults},
+        settings=config.settings.replace(faults=faults),
         evaluate=FederationEvaluation(config, desk, data, notes, say),
         out=out,
         resume=resume,
@@ -381,16 +380,15 @@ def nodes_split(config: Config) -> dict[str, Any]:
 
 def check_config(config: Config, nodes: int) -> None:
     """Refuse what a federation of so many nodes cannot do, as far as that can be told without their data."""
-    settings = config.settings()
     named_problem(config)
-    check_passage(settings["channel"], settings["faults"], build_algorithm(config), nodes)
-    check_options(config.model.name, config.model.options)
-    cohort_size(settings["participation"], nodes)
+    check_passage(config.settings, build_algorithm(config), nodes)
+    check(MODELS.find(config.model.name), config.model.options)
+    cohort_size(config.train.participation, nodes)
     if config.brings_data:
         raise InputError(f"The problem {config.problem.name} brings its own data: a federation has the nodes'.")
     if config.pretrain.rounds:
         raise InputError("A federation does not pre-train: leave out [pretrain].")
-    usual = EvaluateTable()
+    usual = Evaluation()
     if config.evaluate.clients == "train":
         raise invalid("key evaluate.clients", "train", "'auto', 'test' or 'none': a federation measures on test data")
     for name in ("adapt_steps", "adapt_lr", "adapt_rows", "stationarity"):
