@@ -440,6 +440,73 @@ def test_what_is_set_on_the_command_line_wins(tmp_path: Path) -> None:
     assert read(path, ["problem.name=auc"]).problem.options == {"score": "none"}
 
 
+OVERRIDDEN = """
+[model]
+name = "mlp"
+hidden = [8]
+[train]
+rounds = 2
+[algorithm]
+name = "fedavg"
+lr = 0.1
+[variants.long.train]
+rounds = 9
+[variants.wide]
+model = { hidden = [64] }
+data = { clients = 3, partition = { name = "dirichlet", alpha = 0.3 } }
+channel = { clip = 2.0 }
+[variants.other]
+algorithm = { name = "fedprox", lr = { schedule = "step", value = 0.5 }, mu = 0.2 }
+problem = { name = "robust", gamma = 0.3, loss = "squared" }
+[variants.plain]
+"""
+
+
+@pytest.mark.parametrize(
+    ("setting", "read_off", "value"),
+    [
+        ("train.rounds=5", lambda c: c.train.rounds, 5),
+        ("model.hidden=[4]", lambda c: c.model.options["hidden"], [4]),
+        ("data.clients=7", lambda c: c.data.clients, 7),
+        ("channel.clip=0.5", lambda c: c.channel.clip, 0.5),
+        ("algorithm.lr=0.7", lambda c: c.algorithm.options["lr"], 0.7),
+        ("problem.loss='cross_entropy'", lambda c: c.problem.options["loss"], "cross_entropy"),
+        ("algorithm.name=scaffold", lambda c: c.algorithm.name, "scaffold"),
+        ("problem.name=maml", lambda c: c.problem.name, "maml"),
+        ("algorithm={name='qfedavg', q=1.0}", lambda c: c.algorithm.to_table(), {"name": "qfedavg", "q": 1.0}),
+    ],
+)
+def test_a_setting_of_the_command_line_wins_in_every_variant(write, setting, read_off, value) -> None:
+    config = read(write(OVERRIDDEN), [setting])
+    for label in config.variants:
+        assert read_off(config.variant(label)) == value, label
+
+
+def test_a_setting_leaves_alone_what_variants_do_not_set(write) -> None:
+    config = read(write(OVERRIDDEN), ["train.rounds=5", "algorithm.name=scaffold", "problem.name=maml"])
+    assert config.variant("wide").model.options == {"hidden": [64]} and config.variant("wide").channel.clip == 2.0
+    other = config.variant("other")
+    assert set(other.algorithm.options) == {"lr"}, "mu is only of fedprox"
+    assert other.problem.options == {"loss": "squared"}, "gamma is only of robust"
+
+
+def test_variants_that_a_setting_makes_the_same_are_refused(fedstrata, write, tmp_path) -> None:
+    """Or a row of the table called "lr = 0.01" would show a run with another rate."""
+    rates = "".join(f'[variants."lr = {lr}"]\nalgorithm = {{ lr = {lr} }}\n' for lr in (0.01, 0.02))
+    path = write(SMALL, rates, "[tune]\ntrials = 1\n")
+    for command in ("compare", "tune"):
+        code, _, err = fedstrata(command, path, "--set", "algorithm.lr=0.03", "--out", tmp_path / "out")
+        said = " ".join(err.split())
+        assert code == 2 and "The variants 'lr = 0.01' and 'lr = 0.02' are the same experiment." in said
+        assert "leave out the --set of what they differ in" in said
+    assert not (tmp_path / "out").exists()
+    assert fedstrata("run", path, "--set", "algorithm.lr=0.03", "--quiet")[0] == 0, "variants have no part in it"
+    searched = 'search = { "lr = 0.01" = { steps = [1, 2] }, "lr = 0.02" = { steps = [2, 4] } }\n'
+    path = write(SMALL, rates, "[tune]\ntrials = 1\n", searched)
+    code, _, err = fedstrata("tune", path, "--set", "algorithm.lr=0.03", "--quiet", "--seeds", 0)
+    assert code == 0, "variants that differ in what is searched are not the same"
+
+
 def test_what_was_measured_is_said_once_and_by_whom_where_it_differs() -> None:
     here = {"measured_on": {"pooled": "test data", "clients": "nothing"}}
     inside = {"measured_on": {**here["measured_on"], "model": "the one at x"}}

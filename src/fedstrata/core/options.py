@@ -28,38 +28,36 @@ from fedstrata.core.registry import Registry
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-REQUIRED: Any = ...
-"""The default of an option that has none."""
-
 _EMPTY: Any = inspect.Parameter.empty
 
 
 @dataclass(frozen=True)
 class Option:
-    """An option: its default, one line of ``doc``, and what limits its values.
+    """What :func:`param` declares, and the name and annotation that it is declared with."""
 
-    search:  the range that ``fedstrata tune`` searches, on a logarithmic scale.
-    only:    the values of other options without which this one has no meaning.
-    in_file: whether it is a key of a configuration file.
-    """
-
-    default: Any = REQUIRED
+    default: Any = ...
     doc: str = ""
     limits: Limits = field(default_factory=Limits)
     search: tuple[float, float] | None = None
     only: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     in_file: bool = True
     name: str = ""
-    owner: str = ""
     annotation: Any = None
 
-    def of(self, owner: str, name: str, annotation: Any) -> Option:
-        """Return the option as declared under a name; its annotation and its default must pass."""
-        option = dataclasses.replace(self, name=name, owner=owner, annotation=annotation)
-        try:
-            return option if option.required else dataclasses.replace(option, default=option.take(option.default))
-        except TypeError as error:
-            raise TypeError(f"The {name} of {owner} cannot be declared: {error}") from None
+    @property
+    def required(self) -> bool:
+        """Whether there is no default."""
+        return self.default is ...
+
+    @functools.cached_property
+    def kind(self) -> Kind:
+        """What it accepts; a TypeError where the annotation cannot be checked."""
+        return kind_of(self.annotation, self.limits)
+
+    @property
+    def wants(self) -> str:
+        """What it accepts, in words: ``a number above 0, or left out``."""
+        return self.kind.words
 
     def field(self) -> Any:
         """Return the option as a field of a dataclass."""
@@ -68,34 +66,6 @@ class Option:
         if isinstance(self.default, dict):  # a dataclass wants no mutable default
             return field(default_factory=dict, metadata={"option": self})
         return field(default=self.default, metadata={"option": self})
-
-    @functools.cached_property
-    def kind(self) -> Kind:
-        """What it accepts."""
-        return kind_of(self.annotation, self.limits)
-
-    @property
-    def required(self) -> bool:
-        """Whether there is no default."""
-        return self.default is REQUIRED
-
-    @property
-    def wants(self) -> str:
-        """What it accepts, in words: ``a number above 0, or left out``."""
-        return self.kind.words
-
-    def take(self, value: Any, place: Place | None = None) -> Any:
-        """Return a value as it is kept, or raise the error that says what is wanted."""
-        return self.kind.take(value, place or Place(f"{self.name} of {self.owner}"))
-
-    def check_meaning(self, values: Mapping[str, Any]) -> None:
-        """Refuse a value that has no meaning beside those of the other options."""
-        for other, fitting in self.only.items():
-            if values[self.name] != self.default and values[other] not in fitting:
-                raise InputError(
-                    f"The {self.name} of {self.owner} has a meaning only with {other} = "
-                    f"{' or '.join(map(repr, fitting))}. Got {values[self.name]!r} with {other} = {values[other]!r}."
-                )
 
 
 def param(
@@ -125,43 +95,11 @@ def options(owner: str) -> Callable[[F], F]:
     """Check the options that a function declares with :func:`param`; ``owner`` is what messages call the function."""
 
     def declare(function: F) -> F:
-        hints = get_type_hints(function, include_extras=True)
         defaults = {name: p.default for name, p in inspect.signature(function).parameters.items()}
-        declared = [d.of(owner, name, hints[name]) for name, d in defaults.items() if isinstance(d, Option)]
-        return _checked(function, owner, {option.name: option for option in declared})
+        declared = {name: default for name, default in defaults.items() if isinstance(default, Option)}
+        return _checked(function, owner, declared, get_type_hints(function, include_extras=True))
 
     return declare
-
-
-def _checked(function: F, owner: str, declared: dict[str, Option]) -> F:
-    """Return the function with its options checked, and with a signature that has their defaults."""
-    signature = inspect.signature(function)
-    defaults = {name: _EMPTY if option.required else option.default for name, option in declared.items()}
-    parameters = [p.replace(default=defaults.get(n, p.default)) for n, p in signature.parameters.items()]
-    signature = signature.replace(parameters=parameters)
-    known = [parameter for parameter in parameters if parameter.name != "self"]
-
-    @functools.wraps(function)
-    def call(*args: Any, **given: Any) -> Any:
-        for name in given:
-            if name not in signature.parameters:
-                raise unknown(f"option of {owner}", name, [p.name for p in known])
-        try:
-            values = signature.bind_partial(*args, **given).arguments
-        except TypeError as error:
-            raise TypeError(f"{function.__qualname__}: {error}") from None
-        missing = [p.name for p in known if p.default is _EMPTY and p.name not in values]
-        if missing:
-            raise InputError(f"{owner[0].upper()}{owner[1:]} needs {' and '.join(missing)}.")
-        for name, option in declared.items():
-            values[name] = option.take(values[name]) if name in values else option.default
-        for option in declared.values():
-            option.check_meaning(values)
-        return function(**values)
-
-    call.__dict__ |= {"__signature__": signature, "__options__": declared, "__owner__": owner}
-    call.__doc__ = explained(function.__doc__, call)
-    return call  # type: ignore[return-value]
 
 
 @dataclass_transform(frozen_default=True)
@@ -189,14 +127,13 @@ class Options:
             if isinstance(value, Option):
                 setattr(cls, name, value.field())
         dataclass(frozen=True)(cls)
-        hints = get_type_hints(cls, include_extras=True)
         declared = {}
         for f in dataclasses.fields(cls):  # type: ignore[arg-type]
             option: Option = f.metadata.get("option", Option())
-            if f.default is not dataclasses.MISSING:
-                option = dataclasses.replace(option, default=f.default)
-            declared[f.name] = option.of(owner, f.name, hints[f.name])
-        cls.__init__ = _checked(cls.__init__, owner, declared)  # type: ignore[method-assign]
+            default = option.default if f.default is dataclasses.MISSING else f.default
+            declared[f.name] = dataclasses.replace(option, default=default)
+        hints = get_type_hints(cls, include_extras=True)
+        cls.__init__ = _checked(cls.__init__, owner, declared, hints)  # type: ignore[method-assign]
         cls.__doc__ = explained(cls.__doc__, cls)
 
     @classmethod
@@ -226,9 +163,77 @@ class Options:
         return dataclasses.replace(self, **changes)  # type: ignore[type-var]
 
 
+def _checked(function: F, owner: str, specs: Mapping[str, Option], hints: Mapping[str, Any]) -> F:
+    """Return the function with its options checked, and with a signature that has their defaults."""
+    declared = {name: _declared(spec, owner, name, hints[name]) for name, spec in specs.items()}
+    for option in declared.values():
+        if not option.only.keys() <= declared.keys():
+            raise TypeError(f"The {option.name} of {owner} depends on {', '.join(option.only)}, which is no option.")
+    defaults = {name: _EMPTY if option.required else option.default for name, option in declared.items()}
+    signature = inspect.signature(function)
+    parameters = [p.replace(default=defaults.get(n, p.default)) for n, p in signature.parameters.items()]
+    signature = signature.replace(parameters=parameters)
+    known = {p.name: p.default for p in parameters if p.name != "self"}
+
+    @functools.wraps(function)
+    def call(*args: Any, **given: Any) -> Any:
+        for name in given:
+            if name not in known:
+                raise unknown(f"option of {owner}", name, known)
+        try:
+            values = signature.bind_partial(*args, **given).arguments
+        except TypeError as error:
+            raise TypeError(f"{function.__qualname__}: {error}") from None
+        missing = [name for name, default in known.items() if default is _EMPTY and name not in values]
+        if missing:
+            raise InputError(f"{owner[0].upper()}{owner[1:]} needs {' and '.join(missing)}.")
+        for name, option in declared.items():
+            place = Place(f"{name} of {owner}")
+            values[name] = option.kind.take(values[name], place) if name in values else option.default
+        for option in declared.values():
+            _check_meaning(option, owner, values)
+        return function(**values)
+
+    call.__dict__ |= {"__signature__": signature, "__options__": declared, "__owner__": owner}
+    call.__doc__ = explained(function.__doc__, call)
+    return call  # type: ignore[return-value]
+
+
+def _declared(option: Option, owner: str, name: str, annotation: Any) -> Option:
+    """Return an option under its name; an annotation that cannot be checked, or a wrong default, is an error."""
+    option = dataclasses.replace(option, name=name, annotation=annotation)
+    try:
+        kind = option.kind
+    except TypeError as error:
+        raise TypeError(f"The {name} of {owner} cannot be declared. {error}") from None
+    if option.required:
+        return option
+    return dataclasses.replace(option, default=kind.take(option.default, Place(f"default {name} of {owner}")))
+
+
+def _check_meaning(option: Option, owner: str, values: Mapping[str, Any]) -> None:
+    """Refuse a value that has no meaning beside those of the other options."""
+    value = values[option.name]
+    for other, fitting in option.only.items():
+        if value != option.default and values[other] not in fitting:
+            needs = " or ".join(map(repr, fitting))
+            raise InputError(
+                f"The {option.name} of {owner} has a meaning only with {other} = {needs}. "
+                f"Got {value!r} with {other} = {values[other]!r}."
+            )
+
+
 def options_of(thing: Any) -> dict[str, Option]:
     """Return the options of a class, an instance or a function, by name."""
     return dict(getattr(_called(thing), "__options__", {}))
+
+
+def _called(thing: Any) -> Any:
+    """Return the function whose options these are: that of a class is its ``__init__``."""
+    if hasattr(thing, "__options__"):
+        return thing
+    kind: Any = thing if isinstance(thing, type) else type(thing)
+    return kind.__init__
 
 
 def explained(doc: str | None, thing: Any) -> str:
@@ -244,17 +249,15 @@ def check(thing: Any, table: Mapping[str, Any], where: str = "", key: str | None
     ``train.rounds``; without it they name the options of ``thing``.
     """
     declared = {name: option for name, option in options_of(thing).items() if option.in_file}
-    prefix = f"{key}." if key else ""
+    owner, prefix = _called(thing).__owner__, f"{key}." if key else ""
     values = {}
     for name, value in table.items():
         if name not in declared and key is None:
-            raise unknown(f"option of {_called(thing).__owner__}", name, declared, where)
+            raise unknown(f"option of {owner}", name, declared, where)
         if name not in declared:
             raise unknown("key", prefix + name, (prefix + known for known in declared), where)
-        option = declared[name]
-        what = f"{name} of {option.owner}" if key is None else f"key {prefix}{name}"
-        place = Place(what, in_table=True, key=None if key is None else prefix + name, where=where)
-        values[name] = option.take(value, place)
+        what, place = (f"{name} of {owner}", None) if key is None else (f"key {prefix}{name}", prefix + name)
+        values[name] = declared[name].kind.take(value, Place(what, in_table=True, key=place, where=where))
     return values
 
 
@@ -272,11 +275,3 @@ def plain(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {k: plain(v) for k, v in value.items()}
     return [plain(v) for v in value] if isinstance(value, tuple | list) else value
-
-
-def _called(thing: Any) -> Any:
-    """Return the function whose options these are: that of a class is its ``__init__``."""
-    if hasattr(thing, "__options__"):
-        return thing
-    kind: Any = thing if isinstance(thing, type) else type(thing)
-    return kind.__init__
