@@ -452,6 +452,31 @@ def test_show_tells_of_models_data_sets_and_partitions_too(name, options, fedstr
     assert code == 0 and all(option in printed for option in options)
 
 
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("train", {"rounds": 100, "batch_size": None, "participation": 1.0}),
+        ("channel", {"compress": "none", "clip": None}),
+        ("faults", {"quorum": 0.5, "retries": 2}),
+        ("faults.inject", {"drop": 0.0, "clients": []}),
+        ("evaluate", {"clients": "auto", "attack_steps": 10}),
+        ("diagnostics", {"norms": [], "clients": 2}),
+        ("step", {"value": None, "at": [0.5, 0.75], "factor": 0.1}),
+    ],
+)
+def test_show_tells_of_the_tables_of_a_file_and_of_schedules(name, options, fedstrata):
+    shown = json.loads(fedstrata("show", name, "--json")[1])["options"]
+    assert options.items() <= shown.items() and not {"channel", "faults", "inject", "folder"} & set(shown)
+    code, printed, _ = fedstrata("show", name)
+    assert code == 0 and all(option in printed for option in shown)
+
+
+def test_show_has_a_column_on_what_an_option_takes(fedstrata):
+    printed = " ".join(fedstrata("show", "channel")[1].split())
+    assert "'none', 'top_k' or 'quantise'" in printed and "a number above 0, or left out" in printed
+    assert "required" in fedstrata("show", "cube_root")[1]
+
+
 def test_run_shows_and_draws_what_the_file_asks_for(fedstrata, tmp_path, monkeypatch):
     drawn = []
     monkeypatch.setattr(

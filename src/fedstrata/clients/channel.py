@@ -36,15 +36,19 @@ class Channel(Options, owner="the channel"):
 
     words: ClassVar[str] = "a Channel, e.g. fs.Channel(clip=1.0)"
     compress: Literal["none", "top_k", "quantise"] = param(
-        "none", "send the largest entries of an update, or 8 bits an entry; the rest is added to the next update"
+        "none",
+        "what is sent of an update: all, the largest entries, or 8 bits per entry; the rest is added to the next one",
     )
     top: float = param(0.01, "share of the entries that top_k sends", above=0, most=1)
-    clip: float | None = param(None, "largest norm of a client's update, over all its tensors; clients clip", above=0)
-    bound: float | None = param(None, "the same, enforced by the server against clients that do not clip", above=0)
+    clip: float | None = param(None, "largest norm of a client's update, all its tensors together", above=0)
+    bound: float | None = param(None, "the same, enforced by the server, against clients that do not clip", above=0)
     reduce: Literal["mean", "median", "trimmed_mean"] = param(
-        "mean", "how updates are combined, coordinate by coordinate; median and trimmed mean resist bad clients"
+        "mean",
+        "how the server combines updates, coordinate by coordinate; medians and trimmed means resist bad clients",
     )
-    trim: float = param(0.1, "share that trimmed_mean drops at either end, at least one client", above=0, below=0.5)
+    trim: float = param(
+        0.1, "share of the clients that trimmed_mean drops at each end, at least one", above=0, below=0.5
+    )
     noise: float = param(0.0, "standard deviation of Gaussian noise on the sum of updates, in units of clip", least=0)
     delta: float = param(1e-5, "delta of (epsilon, delta) differential privacy of clients", above=0, below=1)
 

@@ -57,12 +57,12 @@ class Inject(Options, owner="the injected faults"):
 
     words: ClassVar[str] = "an Inject, e.g. fs.Inject(drop=0.1)"
     drop: float = param(0.0, "probability that there is no answer", least=0, most=1)
-    delay: float = param(0.0, "probability that the answer takes some seconds longer", least=0, most=1)
+    delay: float = param(0.0, "probability that the answer is held back for some seconds", least=0, most=1)
     crash: float = param(0.0, "probability that the client's process dies while it works", least=0, most=1)
     nan: float = param(0.0, "probability that the answer is full of NaN", least=0, most=1)
     garbage: float = param(0.0, "probability that the answer has the wrong shape", least=0, most=1)
     scale: float = param(0.0, "probability that the update is multiplied by factor", least=0, most=1)
-    seconds: float = param(5.0, "how much longer a delayed answer takes; too late if more than the timeout", least=0)
+    seconds: float = param(5.0, "how long a delayed answer is held back; beyond the timeout it comes too late", least=0)
     factor: float = param(1000.0, "what scale multiplies updates by")
     clients: Sequence[int] = param((), "numbers of the clients that fail, from 0; by default all of them", least=0)
     seed: int = param(0, "seed of who fails when", least=0)

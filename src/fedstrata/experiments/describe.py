@@ -7,7 +7,7 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 from rich.console import Console
 from rich.table import Table
@@ -106,9 +106,12 @@ def text_of(thing: Any) -> str:
 
 
 def keys_of(thing: Any) -> dict[str, Option]:
-    """Return the options of a thing that a file may set."""
-    own = {name: option for name, option in options_of(thing).items() if option.in_file}
-    return {name: option for name, option in own.items() if thing is not PretrainTable or name != "options"}
+    """Return the options of a thing that a file sets in its table; nested tables are described by themselves."""
+    nested = [
+        n for n, o in options_of(thing).items() if any(table in get_args(o.annotation) for table in TABLES.values())
+    ]
+    hidden = {*nested, "options"} if thing is PretrainTable else {*nested}
+    return {name: option for name, option in options_of(thing).items() if option.in_file and name not in hidden}
 
 
 def _default(option: Option) -> Any:
@@ -146,24 +149,19 @@ def with_option_tables(page: str) -> str:
 
 def _keys_as_markdown(options: Mapping[str, Option]) -> str:
     rows = [("key", "default", "takes", "meaning"), ("---",) * 4]
-    rows += [(f"`{n}`", _code(_shown(o)), _quoted(o.wants), o.doc) for n, o in options.items()]
+    for name, option in options.items():
+        wants = re.sub(r"'([^']*)'", r'`"\1"`', option.wants.removesuffix(", or left out"))
+        rows.append((f"`{name}`", f"`{_shown(option)}`" if _shown(option) else "", wants, option.doc))
     return _rows(rows)
 
 
 def _things_as_markdown(things: Mapping[str, Callable[..., Any]]) -> str:
-    rows = [("name", "options and defaults", ""), ("---",) * 3]
+    rows = [("name", "options and defaults", "what it is"), ("---",) * 3]
     for name, thing in things.items():
-        options = ", ".join(f"`{n}` {_code(_shown(o))}".strip() for n, o in keys_of(thing).items())
-        rows.append((f"`{name}`", options, text_of(thing).split("\n")[0]))
+        shown = {n: "" if _default(o) is None else f" = {_shown(o)}" for n, o in keys_of(thing).items()}
+        line = text_of(thing).split("\n")[0].removeprefix("Build ").replace("``", "`")
+        rows.append((f"`{name}`", ", ".join(f"`{n}{default}`" for n, default in shown.items()), line))
     return _rows(rows)
-
-
-def _code(text: str) -> str:
-    return f"`{text}`" if text else ""
-
-
-def _quoted(words: str) -> str:
-    return re.sub(r"'([^']*)'", r'`"\1"`', words)
 
 
 def _rows(rows: Sequence[tuple[str, ...]]) -> str:

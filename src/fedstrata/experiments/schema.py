@@ -77,7 +77,10 @@ class DataTable(Options, owner="the data table"):
         "iid", 'a partition by name, or with its options: `{ name = "dirichlet", alpha = 0.3 }`'
     )
     imbalance: float | None = param(
-        None, "share of positives of a binary task: first half of the classes against the second", above=0, below=1
+        None,
+        "make a binary task, the first half of the classes against the second, with this share of positives",
+        above=0,
+        below=1,
     )
     subset: int | None = param(None, "training rows to use; by default all", least=1)
     holdout: float = param(0.0, "share of each client's rows kept as its own test part", least=0, below=1)
@@ -87,7 +90,7 @@ class DataTable(Options, owner="the data table"):
         "training rows of each class that the server gets instead of the clients; `local_sgdm_rl` needs some",
         least=0,
     )
-    seed: int | None = param(None, "seed of all of these; by default that of the run", least=0)
+    seed: int | None = param(None, "seed of everything random in these; by default that of the run", least=0)
 
 
 class CompareTable(Options, owner="the compare table"):

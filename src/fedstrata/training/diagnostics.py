@@ -39,12 +39,15 @@ class Diagnostics(Callback):
     @options("the diagnostics")
     def __init__(
         self,
-        norms: Sequence[str] = param((), "reported vectors whose squared norms are written after every local step"),
-        clients: Annotated[int, Limits(least=1)] | Sequence[Annotated[int, Limits(least=0)]] = param(
-            2, "whose: their numbers in a list, or how many of a round's clients, lowest numbers first"
+        norms: Sequence[str] = param(
+            (), "vectors that the algorithm reports whose squared norms to record after every local step"
         ),
-        rounds: Sequence[int] | None = param(None, "in which rounds, from 1, also of rates; by default all", least=1),
-        rates: bool = param(False, "whether to measure the clients' effective learning rates"),
+        clients: Annotated[int, Limits(least=1)] | Sequence[Annotated[int, Limits(least=0)]] = param(
+            2,
+            "clients whose norms to record: a list of numbers, or how many of a round's clients, lowest numbers first",
+        ),
+        rounds: Sequence[int] | None = param(None, "rounds to record, counted from 1; by default all", least=1),
+        rates: bool = param(False, "whether to record the clients' effective learning rates"),
         strict: bool = param(True, "whether a vector that the algorithm does not report is an error", in_file=False),
         folder: str | Path | None = None,
     ) -> None:

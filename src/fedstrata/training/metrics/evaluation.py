@@ -68,15 +68,17 @@ class Evaluation(Options, owner="the evaluation"):
     words: ClassVar[str] = "an Evaluation, e.g. fs.Evaluation(clients='none')"
     clients: Literal["auto", "test", "train", "none"] = param(
         "auto",
-        "data that each client is measured on; auto is its held-out part if there is one, else the training data",
+        "data to measure each client on; auto is its held-out part if it has one, else its training data",
     )
     adapt_steps: int | None = param(
         None,
-        "gradient steps that adapt the model to each client before it is measured there; by default the problem's",
+        "gradient steps that adapt the model to each client before it is measured again; by default the problem's",
         least=0,
     )
     adapt_lr: float | None = param(None, "their learning rate; by default the problem's", above=0)
-    adapt_rows: int | None = param(None, "rows that a client adapts on, at most; by default all", least=1)
+    adapt_rows: int | None = param(
+        None, "largest number of rows that a client adapts on; by default all of them", least=1
+    )
     stationarity: bool = param(False, "also measure objective and gradient_norm on all the training data")
     attack_radius: float | None = param(
         None,
