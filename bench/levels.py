@@ -31,6 +31,7 @@ from fedstrata.clients.simulated import _for_each
 from fedstrata.core.machine import keep_memory
 from fedstrata.core.schedules import Clock
 from fedstrata.problems.trace import trace
+from fedstrata.training.settings import Settings
 from fedstrata.training.train import _clients
 
 P, LR = 0.05, 0.1
@@ -89,8 +90,7 @@ class Ours:
         labels = torch.cat([torch.ones(10), torch.zeros(190)]).long()
         self.data = fs.FederatedData.from_arrays([(images, labels)], name="random")
         self.algorithm = fs.LocalSMCGDAM(steps=steps)
-        settings = {"device": "cpu", "sampling": "uniform", "seed": 0, "rounds": 1000, "chunk": 1, "participation": 1.0}
-        settings |= {"weighting": "uniform", "batch_size": case.batch, "state_memory": 4 << 30}
+        settings = Settings(rounds=1000, chunk=1, batch_size=case.batch)
         problem = fs.compositional_auc(case.model(), levels=levels, inner_lr=LR, p=P)
         if forward_mode is not None:
             problem = replace(problem, levels=tuple(replace(g, forward=forward_mode) for g in problem.levels))

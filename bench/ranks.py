@@ -23,6 +23,7 @@ import torch.distributed as dist
 import fedstrata as fs
 from fedstrata.clients.ranks import ranks_here
 from fedstrata.core.machine import keep_memory
+from fedstrata.training.settings import Settings
 from fedstrata.training.train import _clients
 from speed import timed
 
@@ -37,9 +38,7 @@ def rounds_of(clients: int) -> Callable[[int], None]:
     owned = torch.arange(60 * clients).split(60)
     data = fs.FederatedData.from_arrays([(inputs[o], targets[o]) for o in owned], name="random")
     problem, algorithm = fs.erm(fs.models.model("lenet5", (1, 28, 28), 10)), fs.FedAvg(lr=0.01, steps=10)
-    settings = {"device": "cpu", "sampling": "uniform", "seed": 0, "rounds": 1000, "chunk": "auto"}
-    settings |= {"weighting": "uniform", "participation": 1.0, "batch_size": 32, "state_memory": 4 << 30}
-    _, engine = _clients(problem, data, settings, None, ranks=ranks_here())
+    _, engine = _clients(problem, data, Settings(rounds=1000, batch_size=32), None, ranks=ranks_here())
     state, done = algorithm.init(problem), 0
 
     @torch.no_grad()

@@ -17,6 +17,7 @@ import torch
 
 import fedstrata as fs
 from fedstrata.core.machine import keep_memory
+from fedstrata.training.settings import Settings
 from fedstrata.training.train import _clients
 
 
@@ -44,16 +45,7 @@ def bare_fedavg(
 
 def rounds_of(problem: fs.Problem, data: fs.FederatedData, algorithm: fs.Algorithm, **options: object) -> Callable:
     """Return a function that runs so many rounds, nothing else: no evaluation, no checkpoint."""
-    settings = {
-        "device": "cpu",
-        "sampling": "uniform",
-        "seed": 0,
-        "rounds": 1000,
-        "chunk": "auto",
-        "weighting": "uniform",
-    }
-    settings |= {"participation": 1.0, "batch_size": None, "state_memory": 4 << 30, **options}
-    _, clients = _clients(problem, data, settings, None)
+    _, clients = _clients(problem, data, Settings(rounds=1000, **options), None)
     clients.begin(-1)
     state = algorithm.start(algorithm.init(problem), clients)
     done = 0

@@ -14,7 +14,6 @@ from torch import nn
 import fedstrata as fs
 from fedstrata.experiments.config import parse
 from fedstrata.training.metrics import adaptation
-from fedstrata.training.metrics import evaluation as metrics
 from fedstrata.training.metrics.evaluation import MEASURES, Evaluation
 
 SIZES = (5, 9, 3)
@@ -231,7 +230,7 @@ def test_half_of_an_adaptation_is_an_error() -> None:
 
 
 def test_a_file_may_ask_for_them() -> None:
-    names = ["adapted_loss", "adapted_accuracy", "adapted_auc"]
+    names = ("adapted_loss", "adapted_accuracy", "adapted_auc")
     assert parse({"plot": {"measures": names}, "tune": {"measure": "adapted_auc"}}, "here").plot.measures == names
     with pytest.raises(fs.InputError, match="Unknown measure 'adapted_spread'"):
         parse({"plot": {"measures": ["adapted_spread"]}}, "here")

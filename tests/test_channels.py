@@ -599,13 +599,13 @@ def test_noise_without_an_accountant_is_refused(monkeypatch: pytest.MonkeyPatch)
 # --- settings --------------------------------------------------------------------------------------------------------
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({"compress": "topk"}, "compress of the channel must be 'none' or 'top_k' or 'quantise'. Got 'topk'."),
-    ({"reduce": "max"}, "reduce of the channel must be 'mean' or 'median' or 'trimmed_mean'. Got 'max'."),
-    *(({name: value}, f"{name} of the channel must be a number above 0. Got {value!r}.")
+    ({"compress": "8bit"}, "compress of the channel must be 'none', 'top_k' or 'quantise'. Got '8bit'."),
+    ({"reduce": "max"}, "reduce of the channel must be 'mean', 'median' or 'trimmed_mean'. Got 'max'."),
+    *(({name: value}, f"{name} of the channel must be a number above 0, or left out. Got {value!r}.")
       for name in ("clip", "bound") for value in (0.0, -1.0, math.inf, math.nan, "1", True)),
-    *(({"top": value}, f"top of the channel must be a share above 0 and at most 1. Got {value!r}.")
+    *(({"top": value}, f"top of the channel must be a number above 0 and at most 1. Got {value!r}.")
       for value in (0.0, 1.1, math.nan, "1", None)),
-    *(({"trim": value}, f"trim of the channel must be a share above 0 and below 0.5. Got {value!r}.")
+    *(({"trim": value}, f"trim of the channel must be a number above 0 and below 0.5. Got {value!r}.")
       for value in (0.0, 0.5, "0.1")),
     *(({"delta": value}, f"delta of the channel must be a number above 0 and below 1. Got {value!r}.")
       for value in (0.0, 1.0, None)),
@@ -630,7 +630,9 @@ def test_noise_needs_a_clip_and_a_mean() -> None:
 
 @pytest.mark.parametrize("wrong", ["clip", None, {"clip": 1.0}, 1.0])
 def test_another_thing_is_no_channel(wrong: Any) -> None:
-    with pytest.raises(fs.InputError, match=r"^The channel must be a Channel, e\.g\. fs\.Channel\(clip=1\.0\)\. Got "):
+    with pytest.raises(
+        fs.InputError, match=r"^The channel of the run must be a Channel, e\.g\. fs\.Channel\(clip=1\.0\)\. Got "
+    ):
         train(wrong)
 
 

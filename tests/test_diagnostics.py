@@ -287,7 +287,7 @@ def test_a_name_that_is_not_reported_is_refused(algorithm: fs.Algorithm, options
 
 @pytest.mark.parametrize("clients", [0, -1, [0, -2]])
 def test_clients_that_cannot_be_are_refused(clients: int | list[int]) -> None:
-    with pytest.raises(fs.InputError, match="clients of the diagnostics must be whole numbers of at least"):
+    with pytest.raises(fs.InputError, match="clients of the diagnostics must be a whole number of at least"):
         fs.Diagnostics(clients=clients)
 
 
@@ -446,20 +446,26 @@ def test_a_run_that_fails_leaves_no_picture(tmp_path: Path) -> None:
     assert rows_in(tmp_path) == [{"round": 1, "local_steps": 2}]
 
 
+NUMBERS = "a whole number of at least 1, or a list of whole numbers of at least 0"
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"rounds": 5}, "The rounds of the diagnostics must be a list of whole numbers of at least 1. Got 5."),
-        ({"rounds": [0]}, "The rounds of the diagnostics must be whole numbers of at least 1. Got 0."),
-        ({"clients": "a"}, "The clients of the diagnostics must be a list of whole numbers of at least 0. Got 'a'."),
-        ({"clients": [True]}, "The clients of the diagnostics must be whole numbers of at least 0. Got True."),
-        ({"norms": "vhat"}, "The norms of the diagnostics must be a list of names. Got 'vhat'."),
+        ({"rounds": 5}, "rounds of the diagnostics must be a list of whole numbers of at least 1, or left out. Got 5."),
+        (
+            {"rounds": [0]},
+            "rounds of the diagnostics must be a list of whole numbers of at least 1, or left out. Got [0].",
+        ),
+        ({"clients": "a"}, f"clients of the diagnostics must be {NUMBERS}. Got 'a'."),
+        ({"clients": [True]}, f"clients of the diagnostics must be {NUMBERS}. Got [True]."),
+        ({"norms": "vhat"}, "norms of the diagnostics must be a list of names. Got 'vhat'."),
     ],
 )
 def test_diagnostics_that_cannot_be_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(fs.InputError) as refused:
         fs.Diagnostics(**options)
-    assert str(refused.value) == message
+    assert str(refused.value) == f"The {message}"
 
 
 def test_what_is_not_a_tensor_with_a_row_for_each_client_is_refused() -> None:

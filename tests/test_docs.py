@@ -15,7 +15,9 @@ import torch
 import fedstrata as fs
 from fedstrata.algorithms import ALGORITHMS
 from fedstrata.clients.privacy import epsilon
-from fedstrata.experiments.config import Experiment, read
+from fedstrata.experiments.build import Experiment
+from fedstrata.experiments.config import read
+from fedstrata.experiments.describe import KINDS, TABLES, keys_of, with_option_tables
 from fedstrata.experiments.runs import run_config
 
 ROOT = Path(__file__).parents[1]
@@ -144,6 +146,20 @@ def test_what_noise_is_said_to_be_worth(noise: float, cohort: int, clients: int,
     found = epsilon(fs.Channel(clip=1.0, noise=noise), {f"1 of {cohort}": rounds}, clients)
     assert found == pytest.approx(said, rel=0.05)
     told = " ".join((ROOT / "docs" / "configuration.md").read_text().split())
-    ways = (f"`noise = {noise}` is worth an epsilon of {said:g},", f"`noise = {noise}` one of {said:g}.")
-    ways += (f"`noise = {noise}` is worth {said:g},", f"and {said:g} takes `noise = {noise}`")
+    ways = (f"`noise = {noise}` gives an epsilon of {said:g}", f"`noise = {noise}` one of {said:g}.")
+    ways += (f"an epsilon of {said:g} needs `noise = {noise}`",)
     assert any(way in told for way in ways)
+
+
+def test_the_tables_of_options_are_those_of_the_declarations():
+    """After a change of an option: python scripts/option_tables.py."""
+    page = (ROOT / "docs" / "configuration.md").read_text()
+    assert with_option_tables(page) == page
+    named = re.findall(r"<!-- options: ([\w.]+) -->", page)
+    assert sorted(named) == sorted([*TABLES, *(kind for kind in KINDS if kind != "algorithms")])
+    keys = [f"`{key}`" for table in TABLES.values() for key in keys_of(table)]
+    assert [key for key in keys if f"| {key} |" not in page] == []
+    with pytest.raises(fs.InputError, match=r"Unknown table of options 'chanel'\. Did you mean 'channel'"):
+        with_option_tables("<!-- options: chanel -->\n<!-- end -->")
+    changed = page.replace("| `rounds` | `100` |", "| `rounds` | `99` |")
+    assert changed != page == with_option_tables(changed)

@@ -12,7 +12,8 @@ import torch
 from torch import nn
 
 import fedstrata as fs
-from fedstrata.experiments.config import Experiment, parse
+from fedstrata.experiments.build import Experiment
+from fedstrata.experiments.config import parse
 from fedstrata.training.metrics import adaptation
 from fedstrata.training.metrics import evaluation as metrics
 from fedstrata.training.metrics.evaluation import Evaluation
@@ -196,14 +197,17 @@ def test_a_problem_without_a_model_cannot_be_adapted() -> None:
 @pytest.mark.parametrize(
     ("given", "wants"),
     [
-        ({"adapt_steps": -1}, "adapt_steps of the evaluation must be a whole number of at least 0. Got -1"),
+        (
+            {"adapt_steps": -1},
+            "adapt_steps of the evaluation must be a whole number of at least 0, or left out",
+        ),
         ({"adapt_steps": 1.5}, "adapt_steps of the evaluation must be a whole number"),
         ({"adapt_steps": True}, "adapt_steps of the evaluation must be a whole number"),
-        ({"adapt_rows": 0}, "adapt_rows of the evaluation must be a whole number of at least 1. Got 0"),
-        ({"adapt_lr": 0.0}, "adapt_lr of the evaluation must be a positive number. Got 0.0"),
-        ({"adapt_lr": -1.0}, "adapt_lr of the evaluation must be a positive number"),
-        ({"adapt_lr": float("nan")}, "adapt_lr of the evaluation must be a positive number"),
-        ({"adapt_lr": float("inf")}, "adapt_lr of the evaluation must be a positive number"),
+        ({"adapt_rows": 0}, "adapt_rows of the evaluation must be a whole number of at least 1, or left out. Got 0"),
+        ({"adapt_lr": 0.0}, "adapt_lr of the evaluation must be a number above 0, or left out. Got 0.0"),
+        ({"adapt_lr": -1.0}, "adapt_lr of the evaluation must be a number above 0, or left out"),
+        ({"adapt_lr": float("nan")}, "adapt_lr of the evaluation must be a number above 0, or left out"),
+        ({"adapt_lr": float("inf")}, "adapt_lr of the evaluation must be a number above 0, or left out"),
     ],
 )
 def test_wrong_numbers_are_refused(given: dict[str, Any], wants: str) -> None:

@@ -22,24 +22,30 @@ def _leave_the_registry_alone() -> Iterator[None]:
     ALGORITHMS.update(before)
 
 
+OR_STEPS = "epochs such as {epochs = 2}, or an interval such as {initial = 4, base = 2.0}"
+
 BAD = [
-    ("fedavg", {"lr": 0.0}, "The lr of fedavg must be a number above 0. Got 0.0."),
-    ("fedavg", {"lr": "fast"}, "The lr of fedavg must be a number above 0. Got 'fast'."),
-    ("fedavg", {"lr": float("nan")}, "The lr of fedavg must be a number above 0. Got nan."),
+    ("fedavg", {"lr": 0.0}, "The lr of fedavg must be a number above 0, or a schedule. Got 0.0."),
+    ("fedavg", {"lr": "fast"}, "The lr of fedavg must be a number above 0, or a schedule. Got 'fast'."),
+    ("fedavg", {"lr": float("nan")}, "The lr of fedavg must be a number above 0, or a schedule. Got nan."),
     ("fedavg", {"lr": float("inf")}, "The lr of fedavg must be a "),
-    ("fedavg", {"lr": True}, "The lr of fedavg must be a number above 0. Got True."),
+    ("fedavg", {"lr": True}, "The lr of fedavg must be a number above 0, or a schedule. Got True."),
     (
         "fedavg",
         {"steps": 0},
-        "The steps of fedavg must be a whole number of at least 1, epochs, or an interval. Got 0.",
+        f"The steps of fedavg must be a whole number of at least 1, {OR_STEPS}. Got 0.",
     ),
     (
         "fedavg",
         {"steps": 2.5},
-        "The steps of fedavg must be a whole number of at least 1, epochs, or an interval. Got 2.5.",
+        f"The steps of fedavg must be a whole number of at least 1, {OR_STEPS}. Got 2.5.",
     ),
-    ("fedavg", {"steps": {"epoch": 1}}, "The steps of fedavg must be a whole number, {epochs = number}, or {initial"),
-    ("fgda", {"steps": {"epochs": 1}}, "The steps of fgda must be a whole number, {initial = number, base = number}."),
+    ("fedavg", {"steps": {"epoch": 1}}, f"The steps of fedavg must be a whole number of at least 1, {OR_STEPS}. Got"),
+    (
+        "fgda",
+        {"steps": {"epochs": 1}},
+        "The steps of fgda must be a whole number of at least 1, or an interval such as {initial = 4, base = 2.0}. Got",
+    ),
     (
         "fgda",
         {"steps": {"initial": 4, "base": 1}},
@@ -54,19 +60,19 @@ BAD = [
     (
         "fedavg",
         {"steps": {"epochs": 0}},
-        "The number of local epochs must be a positive number below a million. Got 0.",
+        "The epochs of the local work must be a number above 0 and below 1e6. Got 0.",
     ),
-    ("fedavg", {"weight_decay": -1e-3}, "The weight_decay of fedavg must be a number at least 0. Got -0.001."),
-    ("fedadam", {"beta1": 1.0}, "The beta1 of fedadam must be a number at least 0 and below 1. Got 1.0."),
+    ("fedavg", {"weight_decay": -1e-3}, "The weight_decay of fedavg must be a number of at least 0. Got -0.001."),
+    ("fedadam", {"beta1": 1.0}, "The beta1 of fedadam must be a number of at least 0 and below 1. Got 1.0."),
     ("fedadam", {"tau": 0}, "The tau of fedadam must be a number above 0. Got 0."),
-    ("fedprox", {"mu": -1}, "The mu of fedprox must be a number at least 0. Got -1."),
-    ("qfedavg", {"q": -0.1}, "The q of qfedavg must be a number at least 0. Got -0.1."),
+    ("fedprox", {"mu": -1}, "The mu of fedprox must be a number of at least 0. Got -1."),
+    ("qfedavg", {"q": -0.1}, "The q of qfedavg must be a number of at least 0. Got -0.1."),
     ("scaffold", {"option": "III"}, "The option of scaffold must be 'I' or 'II'. Got 'III'."),
-    ("fedavg", {"learning_rate": 1}, "Unknown hyperparameter of fedavg 'learning_rate'."),
+    ("fedavg", {"learning_rate": 1}, "Unknown option of fedavg 'learning_rate'."),
     ("fedavgg", {}, "Unknown algorithm 'fedavgg'. Did you mean 'fedavg'? Known: adafgda, "),
     ("fedavg", {"lr": {"schedule": "setp", "value": 1.0}}, "Unknown schedule 'setp'. Did you mean 'step'?"),
     ("fedavg", {"lr": {"schedule": "step", "vale": 1.0}}, "Unknown option of the step schedule 'vale'."),
-    ("fedavg", {"lr": {"schedule": "step"}}, "The step schedule must be complete ("),
+    ("fedavg", {"lr": {"schedule": "step"}}, "The step schedule needs value. (lr of fedavg)"),
     ("fedavg", {"lr": {"schedule": "cube_root", "k": 1.0, "n": 0.0}}, "The n of the cube_root schedule must be "),
 ]
 

@@ -19,6 +19,7 @@ import fedstrata as fs
 from fedstrata.algorithms import ALGORITHMS
 from fedstrata.clients import Client, Counts
 from fedstrata.clients.simulated import SimulatedClients
+from fedstrata.core.options import options_of
 from fedstrata.problems.projections import simplex as project_simplex
 from saddle_worlds import SADDLES, SaddleWorld
 from support import (
@@ -414,12 +415,12 @@ def test_a_resumed_run_ends_with_the_same_bits(name: str, tmp_path: Path, monkey
 def test_an_algorithm_is_a_frozen_set_of_explained_hyperparameters(name: str) -> None:
     kind = ALGORITHMS[name]
     algorithm = kind()
-    fields = dataclasses.fields(algorithm)
-    assert fields
-    for field in fields:
-        assert field.metadata.get("doc"), f"{field.name} of {name} has no explanation"
+    options = options_of(algorithm)
+    assert options
+    for option in options.values():
+        assert option.doc, f"{option.name} of {name} has no explanation"
         with pytest.raises(dataclasses.FrozenInstanceError):
-            setattr(algorithm, field.name, getattr(algorithm, field.name))
+            setattr(algorithm, option.name, getattr(algorithm, option.name))
     assert kind() == algorithm
     assert fs.algorithm(name) == algorithm
 

@@ -7,7 +7,6 @@ the rule that names a batch. Server vectors and the rows that clients keep agree
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -20,7 +19,8 @@ import torch
 
 import fedstrata as fs
 from fedstrata.algorithms import ALGORITHMS
-from fedstrata.algorithms.algorithm import kind_of
+from fedstrata.core.options import options_of
+from fedstrata.core.schedules import Rate
 from reference import fgda as fgda_module
 from reference.cdma import cdma, cdma_ada
 from reference.coda import coda
@@ -809,8 +809,8 @@ def test_the_first_momentum_has_the_weight_decay_in_it(name: str) -> None:
 
 def test_every_rate_is_scheduled_here() -> None:
     for name in METHODS:
-        fields = dataclasses.fields(ALGORITHMS[label_of(name)])  # type: ignore[arg-type]
-        assert RATES[label_of(name)] == [f.name for f in fields if kind_of(f) == "Rate"], name
+        options = options_of(ALGORITHMS[label_of(name)]).values()
+        assert RATES[label_of(name)] == [o.name for o in options if o.annotation == Rate], name
     assert set(RATES) == {n for n, a in ALGORITHMS.items() if a.dual and not a.mixture}
 
 

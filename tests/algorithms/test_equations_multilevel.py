@@ -7,7 +7,6 @@ on both sides but the rule that names a batch. All vectors of the server agree t
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 import math
 from collections.abc import Callable, Sequence
@@ -23,10 +22,11 @@ from torch import nn
 
 import fedstrata as fs
 from fedstrata.algorithms import ALGORITHMS
-from fedstrata.algorithms.algorithm import kind_of
 from fedstrata.algorithms.layered import chain_rule, first_levels
 from fedstrata.algorithms.local_sgdm_rl import change_ratios
 from fedstrata.clients import Client
+from fedstrata.core.options import options_of
+from fedstrata.core.schedules import Rate
 from fedstrata.problems import oracles
 from fedstrata.problems.oracles import Oracles
 from fedstrata.problems.trace import trace
@@ -369,8 +369,7 @@ def test_traced_functions_agree_with_the_reference(world: str, name: str, monkey
 
 def test_every_rate_is_scheduled_here() -> None:
     for name in METHODS:
-        fields = dataclasses.fields(ALGORITHMS[name])  # type: ignore[arg-type]
-        assert [f.name for f in fields if kind_of(f) == "Rate"] == RATES
+        assert [o.name for o in options_of(ALGORITHMS[name]).values() if o.annotation == Rate] == RATES
     assert {n for n, a in ALGORITHMS.items() if a.dual is None and a.inner_mean == "global"} == set(METHODS)
 
 

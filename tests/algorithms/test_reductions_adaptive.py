@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import tomllib
 from collections.abc import Callable
 from functools import cache
@@ -13,11 +12,11 @@ import pytest
 import torch
 
 import fedstrata as fs
-from fedstrata.algorithms.algorithm import ALGORITHMS, kind_of
-from fedstrata.core.schedules import steps_at
+from fedstrata.algorithms.algorithm import ALGORITHMS
+from fedstrata.core.options import options_of
+from fedstrata.core.schedules import EqualSteps, Steps, steps_at
 from fedstrata.experiments.config import parse
 from fedstrata.experiments.tune import fitting
-from fedstrata.training.fingerprint import describe
 from reference.fedlalr import interval
 from support import (
     drawn,
@@ -355,7 +354,7 @@ def test_an_interval_is_a_table_of_a_configuration(text: str, expected: fs.Inter
     table = tomllib.loads(f"steps = {text}")
     built = fs.algorithm(name, table)
     assert built.steps == expected  # type: ignore[attr-defined]
-    described = describe(built)
+    described = built.to_table()
     assert described["steps"] == {"rounding": "floor", **table["steps"]}
     assert fs.algorithm(described.pop("name"), described) == built
 
@@ -363,21 +362,21 @@ def test_an_interval_is_a_table_of_a_configuration(text: str, expected: fs.Inter
 @pytest.mark.parametrize(
     ("name", "table", "wanted"),
     [
-        ("fedlalr", {"initial": 4}, "a whole number, {epochs = number}, or {initial = number, base = number}"),
-        ("fedlalr", {"initial": 4, "base": 2.0, "epochs": 1}, "a whole number, {epochs = number}, or {initial"),
-        ("fgda", {"epochs": 2}, "a whole number, {initial = number, base = number}"),
+        ("fedlalr", {"initial": 4}, "An interval needs base. (steps of fedlalr)"),
+        ("fedlalr", {"initial": 4, "base": 2.0, "epochs": 1}, "Unknown option of the local work 'initial'."),
+        ("fedlalr", {"epoch": 1}, "of at least 1, epochs such as {epochs = 2}, or an interval such as {initial = 4, "),
+        ("fgda", {"epochs": 2}, "The steps of fgda must be a whole number of at least 1, or an interval such as"),
     ],
 )
 def test_a_table_that_is_no_interval_is_refused(name: str, table: dict[str, Any], wanted: str) -> None:
     with pytest.raises(fs.InputError) as refused:
         fs.algorithm(name, steps=table)
-    assert f"The steps of {name} must be {wanted}" in str(refused.value)
+    assert wanted in str(refused.value) and f"steps of {name}" in str(refused.value)
 
 
 def takes_intervals(name: str) -> bool:
-    return any(
-        f.name == "steps" and kind_of(f) in ("Steps", "EqualSteps") for f in dataclasses.fields(ALGORITHMS[name])
-    )
+    options = options_of(ALGORITHMS[name])
+    return "steps" in options and options["steps"].annotation in (Steps, EqualSteps)
 
 
 TAKING = [n for n in sorted(ALGORITHMS) if takes_intervals(n)]

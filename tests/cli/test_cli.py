@@ -19,7 +19,7 @@ from fedstrata.algorithms import ALGORITHMS
 from fedstrata.cli.demo import DEMO
 from fedstrata.core.schedules import StepDecay
 from fedstrata.experiments import runs
-from fedstrata.experiments.config import Experiment
+from fedstrata.experiments.build import Experiment
 
 QUICK = """
 [data]
@@ -223,9 +223,9 @@ BAD = {
     "unknown key": ("train.round=3", "Did you mean 'train.rounds'?"),
     "unknown table": ("trian.rounds=3", "Did you mean 'train'?"),
     "unknown set": ("data.name=digit", "Did you mean 'digits'?"),
-    "unknown set option": ("data.options.size=3", "Unknown option 'size'"),
+    "unknown set option": ("data.options.size=3", "Unknown option of the digits data set 'size'"),
     "unknown model": ("model.name=logregg", "Did you mean 'logreg'?"),
-    "unknown model option": ("model.width=3", "Unknown option of the model logreg 'width'"),
+    "unknown model option": ("model.width=3", "Unknown option of the logreg model 'width'"),
     "unknown partition": ("data.partition=dirichle", "Did you mean 'dirichlet'?"),
     "unknown partition option": ("data.partition.alfa=1", "Did you mean 'alpha'?"),
     "unknown problem": ("problem.name=ermm", "Did you mean 'erm'?"),
@@ -235,19 +235,25 @@ BAD = {
     "unknown weighting": ("train.weighting=size", "'uniform' or 'samples'"),
     "unknown schedule": ("algorithm.lr={schedule='stp', value=1}", "Did you mean 'step'?"),
     "incomplete schedule": ("algorithm.lr={schedule='step'}", "value"),
-    "wrong type": ("train.rounds='many'", "The key train.rounds must be a valid integer. Got 'many'."),
-    "a fraction of a round": ("train.rounds=2.5", "The key train.rounds must be a valid integer. Got 2.5."),
-    "wrong type of a rate": ("algorithm.lr=true", "The lr of fedavg must be a number above 0. Got True."),
-    "negative rate": ("algorithm.lr=-0.1", "The lr of fedavg must be a number above 0. Got -0.1."),
+    "wrong type": ("train.rounds='many'", "The key train.rounds must be a whole number of at least 1. Got 'many'."),
+    "a fraction of a round": (
+        "train.rounds=2.5",
+        "The key train.rounds must be a whole number",
+    ),
+    "wrong type of a rate": (
+        "algorithm.lr=true",
+        "The lr of fedavg must be a number above 0, or a schedule.",
+    ),
+    "negative rate": ("algorithm.lr=-0.1", "The lr of fedavg must be a number above 0, or a schedule. Got -0.1."),
     "no steps": ("algorithm.steps=0", "The steps of fedavg must be a whole number of at least 1"),
-    "wrong steps": ("algorithm.steps={epoch=1}", "{epochs = number}"),
-    "no rounds": ("train.rounds=0", "The key train.rounds must be greater than or equal to 1. Got 0."),
+    "wrong steps": ("algorithm.steps={epoch=1}", "epochs such as {epochs = 2}"),
+    "no rounds": ("train.rounds=0", "The key train.rounds must be a whole number of at least 1. Got 0."),
     "no batch": ("train.batch_size=0", "train.batch_size"),
     "negative seed": ("train.seed=-1", "train.seed"),
-    "participation of nobody": ("train.participation=0", "The participation must be a share in (0, 1]"),
+    "participation of nobody": ("train.participation=0", "The key train.participation must be a share in (0, 1]"),
     "participation of too many": ("train.participation=9", "from 1 to 4. Got 9."),
     "participation as a word": ("train.participation=all", "train.participation"),
-    "chunk": ("train.chunk=0", "The chunk must be a whole number of at least 1, or 'auto'. Got 0."),
+    "chunk": ("train.chunk=0", "The key train.chunk must be a whole number of at least 1, or 'auto'. Got 0."),
     "device": ("train.device=warp", "The device 'warp' cannot be used"),
     "share": ("data.holdout=1.0", "data.holdout"),
     "imbalance": ("data.imbalance=2", "data.imbalance"),
@@ -256,25 +262,31 @@ BAD = {
         "The labels of the data must be between 0 and 1",
     ),
     "model that does not fit": ("model.name=lenet5", "needs images [channels, height, width] of at least 12x12"),
-    "model option of a wrong type": ("model={name='mlp', hidden=3}", "The hidden widths of the mlp must be"),
+    "model option of a wrong type": (
+        "model={name='mlp', hidden=3}",
+        "The hidden of the mlp model must be a list of whole numbers",
+    ),
     "a client with no data": (
         "data.clients=2000",
         "Partition 'dirichlet' cannot give 2000 clients at least 10 rows each",
     ),
-    "loss as a number": ("problem.loss=5", "The loss must be one of cross_entropy"),
-    "a model's seed": ("model.seed=3", "Unknown option of the model logreg 'seed'"),
-    "a model's shape": ("model.shape=3", "Unknown option of the model logreg 'shape'"),
-    "a set's name as an option": ("data.options.name=x", "Unknown option of the data set digits 'name'"),
-    "a name among options": ("algorithms.fedavg.name=x", "Unknown hyperparameter of fedavg 'name'"),
+    "loss as a number": ("problem.loss=5", "The loss of the erm problem must be 'cross_entropy', "),
+    "a model's seed": ("model.seed=3", "Unknown option of the logreg model 'seed'"),
+    "a model's shape": ("model.shape=3", "Unknown option of the logreg model 'shape'"),
+    "a set's name as an option": ("data.options.name=x", "Unknown option of the digits data set 'name'"),
+    "a name among options": ("algorithms.fedavg.name=x", "Unknown option of fedavg 'name'"),
     "a schedule of words": ("algorithm.lr={schedule='step', value='x'}", "The value of the step schedule must be"),
     "a falling schedule": (
         "algorithm.lr={schedule='step', value=-1}",
-        "The value of the step schedule must be a positive",
+        "The value of the step schedule must be a number above 0",
     ),
     "a schedule's places": ("algorithm.lr={schedule='step', value=1, at=3}", "The at of the step schedule must be"),
     "a schedule without a name": ("algorithm.lr={value=1}", "Unknown schedule None"),
-    "epochs as a word": ("algorithm.steps={epochs='x'}", "The number of local epochs must be a positive number"),
-    "too many steps": ("algorithm.steps=99999999999999999999", "The steps of fedavg must be"),
+    "epochs as a word": ("algorithm.steps={epochs='x'}", "The epochs of the local work must be a number above 0"),
+    "too many steps": (
+        "algorithm.steps=99999999999999999999",
+        "must be a number that fits into 64 bits",
+    ),
     "a partition without a name": ("data.partition={name=['iid']}", "The table data.partition must have a name"),
     "a device without numbers": ("train.device=meta", "The device 'meta' cannot be used"),
     "a search that is no range": ("tune.search.fedavg.lr=[1.0]", "tune.search.fedavg.lr"),
@@ -450,6 +462,31 @@ def test_show_tells_of_models_data_sets_and_partitions_too(name, options, fedstr
     assert code == 0 and all(option in printed for option in options)
 
 
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("train", {"rounds": 100, "batch_size": None, "participation": 1.0}),
+        ("channel", {"compress": "none", "clip": None}),
+        ("faults", {"quorum": 0.5, "retries": 2}),
+        ("faults.inject", {"drop": 0.0, "clients": []}),
+        ("evaluate", {"clients": "auto", "attack_steps": 10}),
+        ("diagnostics", {"norms": [], "clients": 2}),
+        ("step", {"value": None, "at": [0.5, 0.75], "factor": 0.1}),
+    ],
+)
+def test_show_tells_of_the_tables_of_a_file_and_of_schedules(name, options, fedstrata):
+    shown = json.loads(fedstrata("show", name, "--json")[1])["options"]
+    assert options.items() <= shown.items() and not {"channel", "faults", "inject", "folder"} & set(shown)
+    code, printed, _ = fedstrata("show", name)
+    assert code == 0 and all(option in printed for option in shown)
+
+
+def test_show_has_a_column_on_what_an_option_takes(fedstrata):
+    printed = " ".join(fedstrata("show", "channel")[1].split())
+    assert "'none', 'top_k' or 'quantise'" in printed and "a number above 0, or left out" in printed
+    assert "required" in fedstrata("show", "cube_root")[1]
+
+
 def test_run_shows_and_draws_what_the_file_asks_for(fedstrata, tmp_path, monkeypatch):
     drawn = []
     monkeypatch.setattr(
@@ -465,7 +502,7 @@ def test_run_shows_and_draws_what_the_file_asks_for(fedstrata, tmp_path, monkeyp
     assert "distance dual" in out and "loss" not in out
     _, (runs, picture, options) = drawn  # the run plots itself first
     assert list(runs) == ["local_smcgdam"] and picture == tmp_path / "run" / "plot.png"
-    assert options["measures"] == options["log"] == ["distance_dual"]
+    assert options["measures"] == options["log"] == ("distance_dual",)
     code, _, err = fedstrata("show", "towers")
     assert code == 2 and "Unknown name 'towers'. Did you mean 'tower'?" in " ".join(err.split())
 

@@ -14,7 +14,7 @@ from torch import nn
 import fedstrata as fs
 from fedstrata.data.batch import Batch
 from fedstrata.data.federated import Part
-from fedstrata.experiments import config
+from fedstrata.experiments import build, config
 from fedstrata.models.flat import Flat
 from fedstrata.training.fingerprint import digest_of
 from support import make_client, make_clients, make_setting, sized_data, softmax_problem
@@ -203,13 +203,13 @@ def test_it_stays_whatever_is_done_with_the_clients() -> None:
 def test_the_key_of_a_file() -> None:
     tables = {"data": {"clients": 3, "subset": 300, "auxiliary": 4, "seed": 6}, "model": {"name": "logreg"}}
     parsed = config.parse(tables, "here")
-    data = config.build_data(parsed)
+    data = build.build_data(parsed)
     assert data.auxiliary is not None and data.auxiliary.sizes.tolist() == [4] * 10
     assert data.sizes.sum() == 300 - 40
     expected = fs.data.digits().subset(300, 6).split("iid", clients=3, seed=6, auxiliary=4)
     assert numbers_of(data) == numbers_of(expected)
     assert config.parse(parsed.to_toml(), "again").data == parsed.data
-    assert config.build_data(config.parse({"data": {"clients": 3}}, "here")).auxiliary is None
+    assert build.build_data(config.parse({"data": {"clients": 3}}, "here")).auxiliary is None
     for wrong in (-1, 1.5, "all"):
         with pytest.raises(fs.InputError, match=r"The key data\.auxiliary must be"):
             config.parse({"data": {"auxiliary": wrong}}, "here")
@@ -225,10 +225,10 @@ def test_a_folder_of_clients_has_no_rows_to_spare(tmp_path: Path) -> None:
     for name in ("a", "b"):
         np.savez(tmp_path / f"{name}.npz", inputs=X, targets=T)
     tables: dict[str, Any] = {"data": {"folder": str(tmp_path)}}
-    assert config.build_data(config.parse(tables, "here")).clients == 2
+    assert build.build_data(config.parse(tables, "here")).clients == 2
     tables["data"]["auxiliary"] = 1
     with pytest.raises(fs.InputError, match=r"data\.folder holds clients as they are: leave out data\.auxiliary\."):
-        config.build_data(config.parse(tables, "here"))
+        build.build_data(config.parse(tables, "here"))
 
 
 def test_a_run_from_a_file_uses_it_and_runs_again(

@@ -228,7 +228,7 @@ def test_steps_per_epoch(batch_size: int | None, expected: list[int]) -> None:
 
 def test_an_unknown_sampling_is_refused() -> None:
     with pytest.raises(fs.InputError, match=r"Unknown sampling 'stratifed'\. Did you mean 'stratified'"):
-        sampling_module.sampling("stratifed")
+        SAMPLINGS.find("stratifed")
 
 
 # --- batches as clients draw them ------------------------------------------------------------------------------------

@@ -104,24 +104,24 @@ def test_several_tasks_per_client_by_keys_of_ones_own():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"tasks": 0}, "option tasks must be a whole number of at least 1. Got 0."),
-        ({"tasks": 2.0}, "option tasks must be a whole number of at least 1. Got 2.0."),
-        ({"samples": True}, "option samples must be a whole number of at least 1. Got True."),
-        ({"seed": -1}, "option seed must be a whole number of at least 0. Got -1."),
-        ({"noise": -0.1}, "option noise must be a finite number of at least 0. Got -0.1."),
-        ({"noise": float("nan")}, "option noise must be a finite number of at least 0. Got nan."),
-        ({"noise": float("inf")}, "option noise must be a finite number of at least 0. Got inf."),
-        ({"noise": "loud"}, "option noise must be a finite number of at least 0. Got 'loud'."),
+        ({"tasks": 0}, "tasks of the sinusoid data set must be a whole number of at least 1. Got 0."),
+        ({"tasks": 2.0}, "tasks of the sinusoid data set must be a whole number of at least 1. Got 2.0."),
+        ({"samples": True}, "samples of the sinusoid data set must be a whole number of at least 1. Got True."),
+        ({"seed": -1}, "seed of the sinusoid data set must be a whole number of at least 0. Got -1."),
+        ({"noise": -0.1}, "noise of the sinusoid data set must be a number of at least 0. Got -0.1."),
+        ({"noise": float("nan")}, "noise of the sinusoid data set must be a number of at least 0. Got nan."),
+        ({"noise": float("inf")}, "noise of the sinusoid data set must be a number of at least 0. Got inf."),
+        ({"noise": "loud"}, "noise of the sinusoid data set must be a number of at least 0. Got 'loud'."),
     ],
 )
 def test_bad_options(options: dict, message: str):
     with pytest.raises(InputError) as caught:
         load("sinusoid", **options)
-    assert str(caught.value) == f"The {message} (data set 'sinusoid')"
+    assert str(caught.value) == f"The {message}"
 
 
 def test_a_misspelt_option_gets_the_nearest():
-    with pytest.raises(InputError, match=r"Unknown option 'task'. Did you mean 'tasks'.*data set 'sinusoid'"):
+    with pytest.raises(InputError, match=r"Unknown option of the sinusoid data set 'task'. Did you mean 'tasks'"):
         load("sinusoid", task=3)
 
 

@@ -12,7 +12,8 @@ import torch
 
 import fedstrata as fs
 from fedstrata.experiments import pretrain, runs
-from fedstrata.experiments.config import Config, Experiment, parse, read
+from fedstrata.experiments.build import Experiment
+from fedstrata.experiments.config import Config, parse, read
 from fedstrata.experiments.pretrain import Pretraining
 from fedstrata.experiments.runs import run_config
 from fedstrata.training.checkpoint import Checkpoints
@@ -61,9 +62,9 @@ def config_of(*parts: str, **changes: Any) -> Config:
 
 def by_hand(config: Config, algorithm: fs.Algorithm, loss: str = "cross_entropy", rounds: int = 4) -> fs.Run:
     """Pre-train without [pretrain], as a person does it in Python."""
-    built = Experiment(config.model_copy(update={"pretrain": Config().pretrain}))
+    built = Experiment(config.replace(pretrain=Config().pretrain))
     assert built.model is not None
-    settings = {**config.train.model_dump(), "rounds": rounds}
+    settings = {**config.train.to_table(), "rounds": rounds}
     return fs.train(fs.erm(built.model, loss), built.data, algorithm, **settings)
 
 
@@ -82,7 +83,7 @@ def test_the_run_starts_from_the_weights_of_a_run_by_hand() -> None:
     run = run_config(config, None, False, [], built)
     assert torch.equal(built.problem.x0, first.x) and torch.equal(run.problem.x0, first.x)
     options = {"gamma": 0.5, "link": "exp"}
-    second = fs.train(fs.robust(first.model(), **options), built.data, built.algorithm, **config.train.model_dump())
+    second = fs.train(fs.robust(first.model(), **options), built.data, built.algorithm, **config.train.to_table())
     assert torch.equal(run.x, second.x), "the schedule counts the steps of the run alone"
     measures = [{k: v for k, v in row.items() if k not in (*COSTS, "seconds")} for row in run.history]
     assert measures == [{k: v for k, v in row.items() if k not in (*COSTS, "seconds")} for row in second.history]
@@ -264,7 +265,7 @@ def test_a_killed_run_that_goes_on_ends_like_one_that_was_not(moment: str, strai
 
 def test_a_finished_run_may_be_resumed_and_goes_on_for_more_rounds(straight: Path, tmp_path: Path) -> None:
     config, out = config_of(BASE, PRETRAIN), tmp_path / "run"
-    shorter = config.model_copy(update={"train": config.train.model_copy(update={"rounds": 1})})
+    shorter = config.replace(train=config.train.replace(rounds=1))
     run_config(shorter, out, False, [])
     before = (out / "pretrain/metrics.jsonl").read_bytes()
     run_config(config, out, True, [])
@@ -432,16 +433,16 @@ def test_another_algorithm_keeps_the_rounds_and_what_is_shared(write) -> None:
     other = "[variants.other.pretrain]\nalgorithm = 'scaffold'\nsteps = 2\n[variants.same.pretrain]\nmu = 0.1\n"
     path = write(text, other, "[preset.plain]\n[preset.other.pretrain]\nalgorithm = 'fedavg'\n")
     kept = {"rounds": 7, "lr": 0.3}
-    assert read(path).pretrain.model_dump() == {**kept, "algorithm": "fedprox", "mu": 0.5}
-    assert read(path).variant("other").pretrain.model_dump() == {**kept, "algorithm": "scaffold", "steps": 2}
-    assert read(path).variant("same").pretrain.model_dump() == {**kept, "algorithm": "fedprox", "mu": 0.1}
-    assert read(path, preset="other").pretrain.model_dump() == {**kept, "algorithm": "fedavg"}
-    assert read(path, ["pretrain.algorithm=scaffold"]).pretrain.model_dump() == {**kept, "algorithm": "scaffold"}
-    assert read(path, ["pretrain.rounds=0"]).pretrain.model_dump() == {
+    assert read(path).pretrain.to_table() == {**kept, "algorithm": "fedprox", "mu": 0.5}
+    assert read(path).variant("other").pretrain.to_table() == {**kept, "algorithm": "scaffold", "steps": 2}
+    assert read(path).variant("same").pretrain.to_table() == {**kept, "algorithm": "fedprox", "mu": 0.1}
+    assert read(path, preset="other").pretrain.to_table() == {**kept, "algorithm": "fedavg"}
+    assert read(path, ["pretrain.algorithm=scaffold"]).pretrain.to_table() == {**kept, "algorithm": "scaffold"}
+    assert read(path, ["pretrain.rounds=0"]).pretrain.to_table() == {
         "rounds": 0,
         **{"algorithm": "fedprox", "lr": 0.3, "mu": 0.5},
     }
-    assert read(path, ["pretrain={rounds=2}"]).pretrain.model_dump() == {"rounds": 2, "algorithm": "fedavg"}
+    assert read(path, ["pretrain={rounds=2}"]).pretrain.to_table() == {"rounds": 2, "algorithm": "fedavg"}
 
 
 # --- tuning ----------------------------------------------------------------------------------------------------------
@@ -453,7 +454,7 @@ def test_tune_pretrains_once_for_all_trials_that_share_it(fedstrata, write, tmp_
     real = pretrain.train
 
     def spy(*arguments: Any, **options: Any) -> fs.Run:
-        trained.append((options["rounds"], options["seed"]))
+        trained.append((options["settings"].rounds, options["settings"].seed))
         return real(*arguments, **options)
 
     real_run = runs.run_config
@@ -478,7 +479,7 @@ def test_tune_pretrains_once_for_all_trials_that_share_it(fedstrata, write, tmp_
     data = Experiment(config).data.validation(config.tune.share, config.train.seed)
     built = Experiment(config)
     assert built.model is not None
-    settings = {**config.train.model_dump(), "rounds": 4}
+    settings = {**config.train.to_table(), "rounds": 4}
     first = fs.train(fs.erm(built.model), data, fs.FedAvg(lr=0.2, steps=3), **settings)
     assert torch.equal(starts["base", 5][0], first.x), "on the part that trials are trained on"
     trained.clear()
@@ -524,9 +525,15 @@ BAD = {
         ["pretrain={round=3}"],
         "Unknown key 'pretrain.round'. Did you mean 'pretrain.rounds'? Known: pretrain.algorithm, pretrain.lr",
     ),
-    "a wrong value": (["pretrain.lr=-1"], "The lr of fedavg must be a number above 0. Got -1. ([pretrain])"),
-    "negative rounds": (["pretrain.rounds=-1"], "The key pretrain.rounds must be greater than or equal to 0. Got -1."),
-    "half a round": (["pretrain.rounds=0.5"], "The key pretrain.rounds must be a valid integer. Got 0.5."),
+    "a wrong value": (
+        ["pretrain.lr=-1"],
+        "The lr of fedavg must be a number above 0, or a schedule. Got -1. ([pretrain])",
+    ),
+    "negative rounds": (
+        ["pretrain.rounds=-1"],
+        "The key pretrain.rounds must be a whole number of at least 0. Got -1.",
+    ),
+    "half a round": (["pretrain.rounds=0.5"], "The key pretrain.rounds must be a whole number of at least 0. Got 0.5."),
     "no table": (["pretrain=3"], "The key pretrain must be"),
     "data of its own": (
         ["problem={name='quadratic'}", "algorithm={name='fedavg'}", "data={}", "model={}"],

@@ -10,8 +10,10 @@ import pytest
 
 from fedstrata.algorithms import ALGORITHMS
 from fedstrata.core.errors import Diverged, InputError
+from fedstrata.core.options import options, param
 from fedstrata.experiments import runs, tune
-from fedstrata.experiments.config import Config, Experiment, parse, presets, read
+from fedstrata.experiments.build import Experiment
+from fedstrata.experiments.config import Config, parse, presets, read
 from fedstrata.experiments.overlay import merge, slug
 from fedstrata.experiments.tables import measured_in_all
 from fedstrata.problems import PROBLEMS, ProblemKind
@@ -87,7 +89,7 @@ def test_a_preset_may_hold_anything_and_overrides_come_last(write):
     config = read(write(PRESETS), ["train.rounds=2", "model.x=1"], "paper")
     assert config.train.rounds == 2 and config.tune.trials == 3
     assert config.data.partition == {"name": "dirichlet", "alpha": 0.1} and config.data.clients == 4
-    assert config.model.model_dump() == {"name": "lenet5", "x": 1}, "hidden of the default mlp is forgotten"
+    assert config.model.to_table() == {"name": "lenet5", "x": 1}, "hidden of the default mlp is forgotten"
     assert config.variant("slow").algorithm.options == {"lr": 0.001}
 
 
@@ -114,8 +116,8 @@ def test_variants_change_the_experiment_and_nothing_else(write):
     assert noisy.problem.options == {"clients": 3, "dimension": 2, "noise": 0.5}
     assert noisy.label == "noise = 0.5" and noisy.variants == {}
     plain = {"label": None, "variants": config.variants}
-    assert config.variant("base").model_copy(update=plain) == config
-    assert noisy.model_copy(update={**plain, "problem": config.problem}) == config
+    assert config.variant("base").replace(**plain) == config
+    assert noisy.replace(**plain, problem=config.problem) == config
 
 
 def test_another_algorithm_keeps_the_options_that_it_has_too():
@@ -125,7 +127,7 @@ def test_another_algorithm_keeps_the_options_that_it_has_too():
         "variants": {"other": {"algorithm": {"name": "scaffold", "lr": 0.2}}, "same": {"algorithm": {"mu": 0.1}}},
     }
     config = parse(raw, "here")
-    assert config.variant("other").algorithm.model_dump() == {
+    assert config.variant("other").algorithm.to_table() == {
         "name": "scaffold",
         "lr": 0.2,
         "steps": {"epochs": 2},
@@ -135,7 +137,8 @@ def test_another_algorithm_keeps_the_options_that_it_has_too():
 
 
 def test_another_problem_keeps_the_options_that_it_has_too(monkeypatch):
-    def other(model, loss, gamma=1.0):
+    @options("the other problem")
+    def other(model, loss: str = param("squared", "a loss"), gamma: float = param(1.0, "a number")):
         raise NotImplementedError
 
     monkeypatch.setitem(PROBLEMS, "other", ProblemKind(other))
@@ -143,7 +146,7 @@ def test_another_problem_keeps_the_options_that_it_has_too(monkeypatch):
         "problem": {"loss": "squared", "batchnorm": "group"},
         "variants": {"o": {"problem": {"name": "other", "gamma": 2.0}}},
     }
-    assert parse(raw, "here").variant("o").problem.model_dump() == {"name": "other", "loss": "squared", "gamma": 2.0}
+    assert parse(raw, "here").variant("o").problem.to_table() == {"name": "other", "loss": "squared", "gamma": 2.0}
 
 
 def test_another_model_or_partition_keeps_nothing():
@@ -158,7 +161,10 @@ def test_another_model_or_partition_keeps_nothing():
 
 
 BAD = {
-    "a wrong value": ({"train": {"rounds": "x"}}, "The key train.rounds must be a valid integer. Got 'x'."),
+    "a wrong value": (
+        {"train": {"rounds": "x"}},
+        "The key train.rounds must be a whole number of at least 1.",
+    ),
     "a wrong key": ({"train": {"round": 1}}, "Did you mean 'train.rounds'?"),
     "a wrong table": ({"problem": "erm"}, "The key problem must be"),
     "an unknown algorithm": ({"algorithm": {"name": "fedavgg"}}, "Unknown algorithm 'fedavgg'"),
@@ -368,7 +374,7 @@ def test_the_tuned_tables_run_what_was_tried(fedstrata, write, monkeypatch, no_p
     ("search", "message"),
     [
         ("[tune.search.bas]\nlr = [0.1, 1.0]", "Unknown variant 'bas'. Did you mean 'base'?"),
-        ("[tune.search.base]\nlrr = [0.1, 1.0]", "Unknown hyperparameter of fedavg 'lrr'"),
+        ("[tune.search.base]\nlrr = [0.1, 1.0]", "Unknown option of fedavg 'lrr'"),
     ],
 )
 def test_a_search_must_be_of_what_there_is(fedstrata, write, search, message):
@@ -422,6 +428,73 @@ def test_what_is_set_on_the_command_line_wins(tmp_path: Path) -> None:
     assert config.variant("two").problem.options == {"loss": "binary_cross_entropy"}
     assert read(path, ["problem.name=erm"]).problem.options == {}
     assert read(path, ["problem.name=auc"]).problem.options == {"score": "none"}
+
+
+OVERRIDDEN = """
+[model]
+name = "mlp"
+hidden = [8]
+[train]
+rounds = 2
+[algorithm]
+name = "fedavg"
+lr = 0.1
+[variants.long.train]
+rounds = 9
+[variants.wide]
+model = { hidden = [64] }
+data = { clients = 3, partition = { name = "dirichlet", alpha = 0.3 } }
+channel = { clip = 2.0 }
+[variants.other]
+algorithm = { name = "fedprox", lr = { schedule = "step", value = 0.5 }, mu = 0.2 }
+problem = { name = "robust", gamma = 0.3, loss = "squared" }
+[variants.plain]
+"""
+
+
+@pytest.mark.parametrize(
+    ("setting", "read_off", "value"),
+    [
+        ("train.rounds=5", lambda c: c.train.rounds, 5),
+        ("model.hidden=[4]", lambda c: c.model.options["hidden"], [4]),
+        ("data.clients=7", lambda c: c.data.clients, 7),
+        ("channel.clip=0.5", lambda c: c.channel.clip, 0.5),
+        ("algorithm.lr=0.7", lambda c: c.algorithm.options["lr"], 0.7),
+        ("problem.loss='cross_entropy'", lambda c: c.problem.options["loss"], "cross_entropy"),
+        ("algorithm.name=scaffold", lambda c: c.algorithm.name, "scaffold"),
+        ("problem.name=maml", lambda c: c.problem.name, "maml"),
+        ("algorithm={name='qfedavg', q=1.0}", lambda c: c.algorithm.to_table(), {"name": "qfedavg", "q": 1.0}),
+    ],
+)
+def test_a_setting_of_the_command_line_wins_in_every_variant(write, setting, read_off, value) -> None:
+    config = read(write(OVERRIDDEN), [setting])
+    for label in config.variants:
+        assert read_off(config.variant(label)) == value, label
+
+
+def test_a_setting_leaves_alone_what_variants_do_not_set(write) -> None:
+    config = read(write(OVERRIDDEN), ["train.rounds=5", "algorithm.name=scaffold", "problem.name=maml"])
+    assert config.variant("wide").model.options == {"hidden": [64]} and config.variant("wide").channel.clip == 2.0
+    other = config.variant("other")
+    assert set(other.algorithm.options) == {"lr"}, "mu is only of fedprox"
+    assert other.problem.options == {"loss": "squared"}, "gamma is only of robust"
+
+
+def test_variants_that_a_setting_makes_the_same_are_refused(fedstrata, write, tmp_path) -> None:
+    """Or a row of the table called "lr = 0.01" would show a run with another rate."""
+    rates = "".join(f'[variants."lr = {lr}"]\nalgorithm = {{ lr = {lr} }}\n' for lr in (0.01, 0.02))
+    path = write(SMALL, rates, "[tune]\ntrials = 1\n")
+    for command in ("compare", "tune"):
+        code, _, err = fedstrata(command, path, "--set", "algorithm.lr=0.03", "--out", tmp_path / "out")
+        said = " ".join(err.split())
+        assert code == 2 and "The variants 'lr = 0.01' and 'lr = 0.02' are the same experiment." in said
+        assert "leave out the --set of what they differ in" in said
+    assert not (tmp_path / "out").exists()
+    assert fedstrata("run", path, "--set", "algorithm.lr=0.03", "--quiet")[0] == 0, "variants have no part in it"
+    searched = 'search = { "lr = 0.01" = { steps = [1, 2] }, "lr = 0.02" = { steps = [2, 4] } }\n'
+    path = write(SMALL, rates, "[tune]\ntrials = 1\n", searched)
+    code, _, err = fedstrata("tune", path, "--set", "algorithm.lr=0.03", "--quiet", "--seeds", 0)
+    assert code == 0, "variants that differ in what is searched are not the same"
 
 
 def test_what_was_measured_is_said_once_and_by_whom_where_it_differs() -> None:

@@ -20,7 +20,8 @@ from flwr.app.message import make_message
 from flwr.supercore.date import now
 
 import fedstrata as fs
-from fedstrata.experiments.config import Config, Experiment, parse
+from fedstrata.experiments.build import Experiment
+from fedstrata.experiments.config import Config, parse
 from fedstrata.experiments.overlay import merge
 from fedstrata.federation import app, keys, wire
 from fedstrata.federation.deploy import write_app, write_nodes_data
@@ -52,10 +53,9 @@ def made(base: Tables, *overrides: Tables) -> Config:
 def simulated(config: Config, callbacks: Sequence[Callback] = (), faults: fs.Faults | None = None) -> fs.Run:
     """Run an experiment with clients in this process."""
     built = Experiment(config)
-    settings = config.settings()
-    settings["faults"] = settings["faults"] if faults is None else faults
+    settings = config.settings if faults is None else config.settings.replace(faults=faults)
     return fs.train(
-        built.problem, built.data, built.algorithm, **settings, evaluate=built.evaluation, callbacks=callbacks
+        built.problem, built.data, built.algorithm, settings=settings, evaluate=built.evaluation, callbacks=callbacks
     )
 
 
@@ -181,8 +181,8 @@ def site(folder: Path, config: Config, data: fs.FederatedData | None = None) -> 
     names = [f"node{k}" for k in range(data.clients)]
     write_nodes_data(data, folder, names)
     public = [keys.make_key(folder / "nodes" / name / "node.key") for name in names]
-    plain = config.data.model_copy(update={"holdout": 0.0, "support": 0.0})
-    ready = config.model_copy(update={"data": plain})
+    plain = config.data.replace(holdout=0.0, support=0.0)
+    ready = config.replace(data=plain)
     write_app(ready, folder / "app", dict(zip(names, public, strict=True)), folder / "run")
     project = tomllib.loads((folder / "app" / "pyproject.toml").read_text())
     return Site(folder, config, names, public, project["tool"]["flwr"]["app"]["config"]["experiment"])

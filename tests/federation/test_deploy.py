@@ -293,7 +293,7 @@ def test_init_writes_a_federation_and_says_what_next(fedstrata, experiment: Path
     assert code == 0 and "a, b" in said and "docs/deploy.md" in said
     held = parse(tomllib.loads(app_of(folder)["config"]["experiment"]), "the app")
     assert held.train.rounds == 9 and held.data.holdout == 0.2 and held.algorithm.name == "fgda"
-    assert held.faults is not None and held.faults.inject is not None and held.faults.inject.clients == [0]
+    assert held.faults is not None and held.faults.inject is not None and held.faults.inject.clients == (0,)
     certificate = x509.load_pem_x509_certificate((folder / "server" / "server.pem").read_bytes())
     names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     assert names.get_values_for_type(x509.DNSName) == ["fl.example.org", "localhost"]
@@ -320,7 +320,7 @@ def test_init_writes_a_federation_and_says_what_next(fedstrata, experiment: Path
         (["--node", "a", "--set", "algorithm.gamma=-1"], "The gamma of fgda must be a number above 0. Got -1"),
         (["--node", "a", "--set", "algorithm.synchronisation=two_phase"], "cannot go through"),
         (["--node", "a", "--set", "faults.inject.clients=[1]"], "injected faults must be from 0 to 0. Got 1"),
-        (["--node", "a", "--set", "problem.q=1"], "Unknown option of the problem auc 'q'"),
+        (["--node", "a", "--set", "problem.q=1"], "Unknown option of the auc problem 'q'"),
         (["--port", "0"], "port"),
     ],
 )

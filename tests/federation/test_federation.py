@@ -229,7 +229,7 @@ def test_a_run_goes_on_without_a_node_that_is_killed_and_with_it_when_it_is_back
 @pytest.mark.flower
 def test_a_server_that_is_killed_and_started_again_ends_with_the_same_bits(folder: Path) -> None:
     config = made(CANCER, TWO, AUC, {"algorithm": {"name": "local_sgdam", "steps": 2, "average_momentum": False}})
-    config = made(config.model_dump(exclude_none=True), {"train": {"rounds": 4, "eval_every": 1}})
+    config = made(config.to_table(), {"train": {"rounds": 4, "eval_every": 1}})
     federate(config, folder, name="straight")
     out = folder / "run"
     again: list[str] = []

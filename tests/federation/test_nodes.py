@@ -21,7 +21,7 @@ from flwr.supercore.date import now
 import fedstrata as fs
 from federation.stand_in import CANCER, DIGITS, Change, Sent, Site, Tables, made, site
 from fedstrata.experiments import tables
-from fedstrata.experiments.config import Experiment
+from fedstrata.experiments.build import Experiment
 from fedstrata.federation import app, keys, node, server
 from fedstrata.federation.deploy import _save
 from fedstrata.federation.server import Nodes, Reply
@@ -132,7 +132,7 @@ def test_a_damaged_checkpoint_goes_back_to_the_one_before_and_so_do_the_nodes(
 
 
 def test_versions_that_no_checkpoint_needs_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = made(keeping("scaffold", rounds=7).model_dump(exclude_none=True), {"train": {"participation": 3}})
+    config = made(keeping("scaffold", rounds=7).to_table(), {"train": {"participation": 3}})
     nodes = site(tmp_path, config)
     nodes.serve(tmp_path / "a")
     assert len(versions(nodes, 0)) == 7  # a power failure may lose checkpoints of the last half minute
@@ -181,7 +181,7 @@ def test_a_file_that_a_kill_left_half_written_does_no_harm(tmp_path: Path) -> No
 def test_a_truncated_version_is_a_clear_error_that_names_the_node_and_the_file(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    config = made(keeping("scaffold").model_dump(exclude_none=True), {"train": {"participation": 3}})
+    config = made(keeping("scaffold").to_table(), {"train": {"participation": 3}})
     nodes = site(tmp_path, config)
     with pytest.raises(Stopped):
         nodes.serve(tmp_path / "run", True, [StopAfter(3)])

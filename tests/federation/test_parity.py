@@ -210,7 +210,7 @@ def test_faults_made_on_purpose_hit_the_same_clients_as_simulated_ones(
     assert bool(ours.faults) == (kind != "scale")
     torch.testing.assert_close(run.x, expected.x, rtol=1e-5, atol=1e-5)
     if kind == "scale":
-        honest = simulated(config.model_copy(update={"faults": None}))
+        honest = simulated(config.replace(faults=None))
         assert float((run.x - honest.x).norm()) > 1e-3
     assert run.history[-1]["failed"] == expected.history[-1]["failed"]
     theirs_by_name = {name.replace("client ", "node"): n for name, n in expected.summary["left_out"].items()}

@@ -305,9 +305,9 @@ def test_cnn7_has_six_convolutions_and_a_linear_layer() -> None:
     ("name", "shape", "options", "message"),
     [
         ("lenet", (1, 28, 28), {}, r"Unknown model 'lenet'\. Did you mean 'lenet5'"),
-        ("mlp", (4,), {"width": 3}, r"Unknown option of the model mlp 'width'\. Known: hidden"),
-        ("mlp", (4,), {"hidden": ()}, "hidden widths of the mlp must be"),
-        ("mlp", (4,), {"hidden": (3, 0)}, "hidden widths of the mlp must be"),
+        ("mlp", (4,), {"width": 3}, r"Unknown option of the mlp model 'width'\. Known: hidden"),
+        ("mlp", (4,), {"hidden": ()}, "hidden of the mlp model must be"),
+        ("mlp", (4,), {"hidden": (3, 0)}, "hidden of the mlp model must be"),
         (
             "lenet5",
             (784,),
@@ -316,8 +316,8 @@ def test_cnn7_has_six_convolutions_and_a_linear_layer() -> None:
         ),
         ("cnn4", (1, 3, 3), {}, "The model cnn4 needs images"),
         ("cnn7", (3, 8, 7), {}, "The model cnn7 needs images .* of at least 8x8"),
-        ("cnn7", (3, 8, 8), {"depth": 2}, r"Unknown option of the model cnn7 'depth'\..* Known: width"),
-        ("resnet20", (1, 8, 8), {"norm": "layer"}, "norm of resnet20 must be 'group' or 'batch'"),
+        ("cnn7", (3, 8, 8), {"depth": 2}, r"Unknown option of the cnn7 model 'depth'\..* Known: width"),
+        ("resnet20", (1, 8, 8), {"norm": "layer"}, "norm of the resnet20 model must be 'group' or 'batch'"),
     ],
 )
 def test_a_bad_model_is_refused(name: str, shape: tuple[int, ...], options: dict[str, object], message: str) -> None:

@@ -113,18 +113,18 @@ def test_a_convmixer_of_any_width_sees_its_input(width: int) -> None:
 
 
 BAD_MIXERS: list[tuple[tuple[int, ...], dict[str, Any], str]] = [
-    ((3, 8, 8), {"norm": "layer"}, "The norm of convmixer must be 'group' or 'batch'. Got 'layer'."),
+    ((3, 8, 8), {"norm": "layer"}, "The norm of the convmixer model must be 'group' or 'batch'. Got 'layer'."),
     ((3, 8, 8), {"widht": 8}, "'width'"),
-    ((3, 8, 8), {"layers": 8}, "option of the model convmixer"),
-    ((3, 8, 8), {"width": 0}, "The width of convmixer must be a whole number of at least 1. Got 0."),
-    ((3, 8, 8), {"width": 1}, "The width of convmixer must be at least 2, or norm='batch'"),
-    ((3, 8, 8), {"width": -4}, "The width of convmixer"),
-    ((3, 8, 8), {"width": 2.5}, "The width of convmixer"),
-    ((3, 8, 8), {"kernel": 0}, "The kernel of convmixer"),
-    ((3, 8, 8), {"patch": 0}, "The patch of convmixer"),
-    ((3, 8, 8), {"depth": 1.5}, "The depth of convmixer"),
-    ((3, 8, 8), {"depth": 0}, "The depth of convmixer"),
-    ((3, 8, 8), {"kernel": 4}, "The kernel of convmixer must be an odd number. Got 4."),
+    ((3, 8, 8), {"layers": 8}, "option of the convmixer model"),
+    ((3, 8, 8), {"width": 0}, "The width of the convmixer model must be a whole number of at least 1. Got 0."),
+    ((3, 8, 8), {"width": 1}, "The width of the convmixer model must be at least 2, or norm='batch'"),
+    ((3, 8, 8), {"width": -4}, "The width of the convmixer model"),
+    ((3, 8, 8), {"width": 2.5}, "The width of the convmixer model"),
+    ((3, 8, 8), {"kernel": 0}, "The kernel of the convmixer model"),
+    ((3, 8, 8), {"patch": 0}, "The patch of the convmixer model"),
+    ((3, 8, 8), {"depth": 1.5}, "The depth of the convmixer model"),
+    ((3, 8, 8), {"depth": 0}, "The depth of the convmixer model"),
+    ((3, 8, 8), {"kernel": 4}, "The kernel of the convmixer model must be an odd number. Got 4."),
     ((3, 8, 8), {"patch": 16}, "of at least 16x16. Got (3, 8, 8)."),
     ((64,), {}, "The model convmixer needs images [channels, height, width]"),
 ]
@@ -247,10 +247,10 @@ def test_lstm_reads_the_whole_sequence_in_order() -> None:
     ("shape", "options", "message"),
     [
         ((1, 28, 28), {}, "The model lstm needs inputs of shape [length]. Got (1, 28, 28)."),
-        ((6,), {"hidden": 0}, "The hidden of lstm must be a whole number of at least 1. Got 0."),
-        ((6,), {"layers": 0}, "The layers of lstm must be a whole number of at least 1. Got 0."),
-        ((6,), {"hidden": [64]}, "The hidden of lstm must be a whole number of at least 1. Got [64]."),
-        ((6,), {"width": 4}, "option of the model lstm"),
+        ((6,), {"hidden": 0}, "The hidden of the lstm model must be a whole number of at least 1. Got 0."),
+        ((6,), {"layers": 0}, "The layers of the lstm model must be a whole number of at least 1. Got 0."),
+        ((6,), {"hidden": [64]}, "The hidden of the lstm model must be a whole number of at least 1. Got [64]."),
+        ((6,), {"width": 4}, "option of the lstm model"),
     ],
 )
 def test_an_lstm_that_cannot_be_is_refused(shape: tuple[int, ...], options: dict[str, Any], message: str) -> None:

@@ -13,7 +13,7 @@ from sklearn.metrics import log_loss, roc_auc_score
 from torch import nn
 
 import fedstrata as fs
-from fedstrata.experiments import config
+from fedstrata.experiments import build, config
 from fedstrata.training.metrics.evaluation import MEASURES, objective
 from minimax import client_weights, mean_over_clients, numeric_slopes, prepared, slopes
 from support import make_client, make_clients, make_setting
@@ -456,21 +456,21 @@ def test_measures_are_of_the_logits_and_the_run_has_a_model(outputs: int, score:
     [
         ({"form": "hinge"}, r"The form of the auc problem must be 'square' or 'margin'\. Got 'hinge'\."),
         ({"form": None}, r"The form of the auc problem must be"),
-        ({"margin": 2.0}, r"The margin of the auc problem belongs to form = 'margin'; the form 'square' has none\."),
+        ({"margin": 2.0}, r"The margin of the auc problem has a meaning only with form = 'margin'\."),
         *(
-            ({"form": "margin", "margin": bad}, r"The margin of the auc problem must be a positive number\. Got")
+            ({"form": "margin", "margin": bad}, r"The margin of the auc problem must be a number above 0\. Got")
             for bad in (0, -1.0, math.inf, math.nan, True, "1")
         ),
         *(
             (
                 {"p": bad},
-                r"The p of the auc problem must be the share of positives, between 0 and 1 exclusive, or left",
+                r"The p of the auc problem must be a number above 0 and below 1, or left",
             )
             for bad in (-0.1, 1.1, math.nan, True, "0.5")
         ),
         ({"score": "softmax"}, r"The score of the auc problem must be 'sigmoid' or 'none'\. Got 'softmax'\."),
         ({"scale_dual": 1}, r"The scale_dual of the auc problem must be true or false\. Got 1\."),
-        ({"batchnorm": "keep"}, r"The batchnorm must be"),
+        ({"batchnorm": "keep"}, r"The batchnorm of the auc problem must be"),
     ],
     ids=str,
 )
@@ -526,8 +526,8 @@ def test_a_configuration_file_gives_the_model_one_output() -> None:
         "problem": {"name": "auc", "form": "margin", "margin": 0.5},
         "algorithm": {"name": "coda"},
     }
-    experiment = config.Experiment(config.parse(tables, "here"))
+    experiment = build.Experiment(config.parse(tables, "here"))
     assert len(experiment.problem.x0) == 64 + 1 + 2
     assert experiment.problem.options["margin"] == 0.5
-    with pytest.raises(fs.InputError, match="Unknown option of the problem auc 'model'"):
-        config.Experiment(config.parse({**tables, "problem": {"name": "auc", "model": 1}}, "here"))
+    with pytest.raises(fs.InputError, match="Unknown option of the auc problem 'model'"):
+        build.Experiment(config.parse({**tables, "problem": {"name": "auc", "model": 1}}, "here"))

@@ -63,13 +63,16 @@ def test_its_sizes_and_its_seed() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"inner": 0}, r"The inner of the composition must be a whole number of at least 1\. Got 0\."),
-        ({"inner": 9}, r"The inner of the composition must be at least the dimension, 10, so that one x is best"),
-        ({"clients": 2.0}, r"The clients of the composition must be a whole number"),
-        ({"seed": -1}, r"The seed of the composition must be a whole number of at least 0"),
-        ({"noise": -0.1}, r"The noise of the composition must be a number of at least 0\. Got -0\.1\."),
-        ({"heterogeneity": "a"}, r"The heterogeneity of the composition must be a number"),
-        ({"inner_mean": "all"}, r"The inner_mean must be 'local' or 'global'"),
+        ({"inner": 0}, r"The inner of the composition problem must be a whole number of at least 1\. Got 0\."),
+        (
+            {"inner": 9},
+            r"The inner of the composition problem must be at least the dimension, 10",
+        ),
+        ({"clients": 2.0}, r"The clients of the composition problem must be a whole number"),
+        ({"seed": -1}, r"The seed of the composition problem must be a whole number of at least 0"),
+        ({"noise": -0.1}, r"The noise of the composition problem must be a number of at least 0\. Got -0\.1\."),
+        ({"heterogeneity": "a"}, r"The heterogeneity of the composition problem must be a number"),
+        ({"inner_mean": "all"}, r"The inner_mean of the composition problem must be 'local' or 'global'"),
     ],
 )
 def test_a_bad_composition_is_refused(options: dict[str, Any], message: str) -> None:

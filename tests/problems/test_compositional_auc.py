@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import fedstrata as fs
-from fedstrata.experiments import config
+from fedstrata.experiments import build, config
 from fedstrata.training.metrics.evaluation import MEASURES, gradient_norm, objective
 from minimax import numeric_slopes, prepared, slopes
 from support import make_client, make_clients, make_setting, without_seconds
@@ -448,23 +448,26 @@ def test_the_config_of_a_run_holds_the_table_and_runs_again(fedstrata: Any, tmp_
 
 def test_a_file_gives_the_problem_its_schedule_and_the_model_one_output() -> None:
     tables = tomllib.loads(FILE)
-    problem = config.Experiment(config.parse(tables, "here")).problem
+    problem = build.Experiment(config.parse(tables, "here")).problem
     assert problem.options["inner_lr"] == fs.StepDecay(0.1, factor=0.01)
     assert len(problem.x0) == 64 + 1 + 2
     maml = {**tables, "problem": {"name": "maml", "inner_lr": {"schedule": "step", "value": 0.2, "at": [3]}}}
-    problem = config.Experiment(config.parse(maml, "here")).problem
+    problem = build.Experiment(config.parse(maml, "here")).problem
     assert problem.options["inner_lr"] == fs.StepDecay(0.2, at=(3,))
 
 
 @pytest.mark.parametrize(
     ("inner_lr", "message"),
     [
-        ({"schedule": "cosine", "value": 0.1}, r"Unknown schedule 'cosine'.*\(inner_lr of the problem\)"),
-        ({"schedule": "step"}, r"The step schedule must be complete .*value.*\(inner_lr of the problem\)"),
+        (
+            {"schedule": "cosine", "value": 0.1},
+            r"Unknown schedule 'cosine'.*\(inner_lr of the compositional_auc problem\)",
+        ),
+        ({"schedule": "step"}, r"The step schedule needs value.*\(inner_lr of the compositional_auc problem\)"),
         ({"schedule": "step", "value": 0.1, "k": 1}, r"Unknown option of the step schedule 'k'"),
-        ({"schedule": "step", "value": -1}, r"The value of the step schedule must be a positive number\. Got -1\."),
-        ({"value": 0.1}, r"The inner_lr of the compositional_auc problem must be a positive number, or a schedule"),
-        ("fast", r"The inner_lr of the .* must be a positive number, or a schedule\. Got 'fast'\."),
+        ({"schedule": "step", "value": -1}, r"The value of the step schedule must be a number above 0\. Got -1\."),
+        ({"value": 0.1}, r"Unknown schedule None\. .*\(inner_lr of the compositional_auc problem\)"),
+        ("fast", r"The inner_lr of the .* must be a number above 0, or a schedule\. Got 'fast'\."),
     ],
     ids=["unknown", "no value", "unknown option", "below 0", "no name", "text"],
 )
@@ -472,7 +475,7 @@ def test_a_bad_rate_in_a_file_is_refused(inner_lr: Any, message: str) -> None:
     tables = tomllib.loads(FILE)
     tables["problem"]["inner_lr"] = inner_lr
     with pytest.raises(fs.InputError, match=message):
-        config.Experiment(config.parse(tables, "here"))
+        build.Experiment(config.parse(tables, "here"))
 
 
 # --- odd batches -----------------------------------------------------------------------------------------------------
@@ -553,7 +556,7 @@ def test_batch_norm_is_refused_or_replaced() -> None:
             for bad in (0, -1, True, 1.5, "3", None)
         ),
         *(
-            ({"inner_lr": bad}, r"The inner_lr of the compositional_auc problem must be a positive number, or a schedu")
+            ({"inner_lr": bad}, r"The inner_lr of the compositional_auc problem must be a number above 0, or a schedu")
             for bad in (0, 0.0, -1, math.nan, math.inf, True, "0.1", None)
         ),
         *(
@@ -561,11 +564,11 @@ def test_batch_norm_is_refused_or_replaced() -> None:
             for bad in ("yes", 1, None)
         ),
         ({"form": "hinge"}, "'square' or 'margin'. Got 'hinge'"),
-        ({"margin": 2.0}, "the form 'square' has none"),
-        ({"p": 1.0}, "the share of positives, between 0 and 1 exclusive"),
+        ({"margin": 2.0}, "has a meaning only with form = 'margin'"),
+        ({"p": 1.0}, "a number above 0 and below 1, or left out"),
         ({"score": "softmax"}, "'sigmoid' or 'none'"),
         ({"scale_dual": "no"}, "must be true or false"),
-        ({"batchnorm": "keep"}, "The batchnorm must be"),
+        ({"batchnorm": "keep"}, "The batchnorm of the compositional_auc problem must be"),
     ],
     ids=str,
 )

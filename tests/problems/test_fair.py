@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import fedstrata as fs
-from fedstrata.experiments import config
+from fedstrata.experiments import build, config
 from fedstrata.problems.projections import simplex
 from fedstrata.training.metrics.evaluation import objective
 from minimax import Duals, client_weights, mean_over_clients, numeric_slopes, prepared, slopes
@@ -248,7 +248,7 @@ def test_over_clients_with_a_regulariser() -> None:
             ({"regularise": bad}, r"The regularise of the fair problem must be a number of at least 0\. Got")
             for bad in (-0.1, math.inf, math.nan, True, "1")
         ),
-        ({"loss": "hinge"}, "Unknown loss 'hinge'"),
+        ({"loss": "hinge"}, "The loss of the fair problem must be 'cross_entropy', "),
     ],
     ids=str,
 )
@@ -296,15 +296,15 @@ def test_a_configuration_file_takes_classes_and_clients_from_the_data(options: d
         "problem": {"name": "fair", **options},
         "algorithm": {"name": "local_sgda"},
     }
-    experiment = config.Experiment(config.parse(tables, "here"))
+    experiment = build.Experiment(config.parse(tables, "here"))
     assert experiment.problem.y0 is not None and len(experiment.problem.y0) == entries
     assert experiment.problem.options["regularise"] == options.get("regularise", 0.0)
     assert experiment.problem.check is not None
     experiment.problem.check(experiment.data)
     for known in ("classes", "clients"):
         tables["problem"] = {"name": "fair", known: 4}
-        with pytest.raises(fs.InputError, match=f"Unknown option of the problem fair '{known}'"):
-            config.Experiment(config.parse(tables, "here"))
+        with pytest.raises(fs.InputError, match=f"Unknown option of the fair problem '{known}'"):
+            build.Experiment(config.parse(tables, "here"))
 
 
 @pytest.mark.parametrize("regularise", [0.0, 0.5])

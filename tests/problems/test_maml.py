@@ -156,17 +156,17 @@ def test_the_shift_of_damaml_is_of_the_losses_after_adapting() -> None:
         (
             fs.maml,
             {"inner_lr": 0.0},
-            r"The inner_lr of the maml problem must be a positive number, or a schedule\. Got 0\.0\.",
+            r"The inner_lr of the maml problem must be a number above 0, or a schedule\. Got 0\.0\.",
         ),
-        (fs.maml, {"inner_lr": float("nan")}, r"The inner_lr of the maml problem must be a positive number"),
+        (fs.maml, {"inner_lr": float("nan")}, r"The inner_lr of the maml problem must be a number above 0"),
         (fs.maml, {"steps": 0}, r"The steps of the maml problem must be a whole number of at least 1\. Got 0\."),
         (fs.maml, {"steps": 1.5}, r"The steps of the maml problem must be a whole number"),
         (fs.maml, {"steps": True}, r"The steps of the maml problem must be a whole number"),
-        (fs.maml, {"inner_mean": "all"}, r"The inner_mean must be 'local' or 'global'"),
-        (fs.damaml, {"inner_lr": -1}, r"The inner_lr of the damaml problem must be a positive number\. Got -1\."),
+        (fs.maml, {"inner_mean": "all"}, r"The inner_mean of the maml problem must be 'local' or 'global'"),
+        (fs.damaml, {"inner_lr": -1}, r"The inner_lr of the damaml problem must be a number above 0\. Got -1\."),
         (fs.maml, {"first_order": 1}, r"The first_order of the maml problem must be true or false\. Got 1\."),
-        (fs.damaml, {"shift": float("inf")}, r"The shift of the damaml problem must be a finite number, or left out"),
-        (fs.damaml, {"gamma": 0}, r"The gamma of the damaml problem must be a positive number\. Got 0\."),
+        (fs.damaml, {"shift": float("inf")}, r"The shift of the damaml problem must be a number, or left out"),
+        (fs.damaml, {"gamma": 0}, r"The gamma of the damaml problem must be a number above 0\. Got 0\."),
     ],
 )
 def test_a_bad_meta_learning_problem_is_refused(build: Any, options: dict[str, Any], message: str) -> None:

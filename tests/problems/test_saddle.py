@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import fedstrata as fs
-from fedstrata.experiments import config
+from fedstrata.experiments import build, config
 from fedstrata.training.metrics.evaluation import MEASURES, Evaluation, gradient_norm, objective
 from minimax import mean_over_clients, numeric_slopes, slopes
 from support import make_clients, make_setting
@@ -141,7 +141,7 @@ def test_a_configuration_file_names_it() -> None:
         "algorithm": {"name": "fgda"},
         "train": {"seed": 3},
     }
-    experiment = config.Experiment(config.parse(tables, "here"))
+    experiment = build.Experiment(config.parse(tables, "here"))
     q = fs.quadratic_saddle(clients=5, spread=2.0, seed=3)
     assert torch.equal(experiment.data.train.arrays[1], q.data.train.arrays[1])
     assert torch.equal(experiment.problem.x0, q.problem.x0)
@@ -150,15 +150,15 @@ def test_a_configuration_file_names_it() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"clients": 0}, r"The clients of the quadratic_saddle must be a whole number of at least 1\. Got 0\."),
-        ({"dimension": 2.0}, "The dimension of the quadratic_saddle must be a whole number"),
-        ({"samples": True}, "The samples of the quadratic_saddle must be a whole number"),
-        ({"seed": -1}, "The seed of the quadratic_saddle must be a whole number of at least 0"),
-        ({"spread": -1.0}, r"The spread of the quadratic_saddle must be a number of at least 0\. Got -1\.0\."),
-        ({"coupling": "a"}, "The coupling of the quadratic_saddle must be a number"),
-        ({"noise": math.nan}, "The noise of the quadratic_saddle must be a number"),
-        ({"curvature": -0.5}, "The curvature of the quadratic_saddle must be a number of at least 0"),
-        ({"curvature": True}, "The curvature of the quadratic_saddle must be a number"),
+        ({"clients": 0}, r"The clients of the quadratic_saddle problem must be a whole number of at least 1\. Got 0\."),
+        ({"dimension": 2.0}, "The dimension of the quadratic_saddle problem must be a whole number"),
+        ({"samples": True}, "The samples of the quadratic_saddle problem must be a whole number"),
+        ({"seed": -1}, "The seed of the quadratic_saddle problem must be a whole number of at least 0"),
+        ({"spread": -1.0}, r"The spread of the quadratic_saddle problem must be a number of at least 0\. Got -1\.0\."),
+        ({"coupling": "a"}, "The coupling of the quadratic_saddle problem must be a number"),
+        ({"noise": math.nan}, "The noise of the quadratic_saddle problem must be a number"),
+        ({"curvature": -0.5}, "The curvature of the quadratic_saddle problem must be a number of at least 0"),
+        ({"curvature": True}, "The curvature of the quadratic_saddle problem must be a number"),
     ],
     ids=str,
 )

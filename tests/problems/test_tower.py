@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import fedstrata as fs
-from fedstrata.experiments import config
+from fedstrata.experiments import build, config
 from fedstrata.training.metrics.evaluation import gradient_norm, objective
 from minimax import slopes
 
@@ -152,7 +152,7 @@ def test_a_method_finds_the_solution(levels: int, dual: bool, alpha: float) -> N
 
 def test_it_can_be_run_from_a_file() -> None:
     tables = {"problem": {"name": "tower", **SMALL, "levels": 2, "dual": False}, "algorithm": {"name": "local_smcgdam"}}
-    experiment = config.Experiment(config.parse({**tables, "train": {"seed": 7}}, "here"))
+    experiment = build.Experiment(config.parse({**tables, "train": {"seed": 7}}, "here"))
     expected = fs.tower(**SMALL, levels=2, dual=False, seed=7)
     assert torch.equal(experiment.problem.x0, expected.problem.x0)
     assert torch.equal(experiment.data.train.arrays[0], expected.data.train.arrays[0])
@@ -180,17 +180,17 @@ def test_its_sizes_its_start_and_its_seed() -> None:
     ("options", "message"),
     [
         *(
-            ({name: bad}, rf"The {name} of the tower must be a whole number of at least 1\. Got")
+            ({name: bad}, rf"The {name} of the tower problem must be a whole number of at least 1\. Got")
             for name in ("clients", "dimension", "levels", "samples")
             for bad in (0, 1.5, True, "2")
         ),
-        ({"seed": -1}, r"The seed of the tower must be a whole number of at least 0\. Got -1\."),
-        ({"bend": -0.1}, r"The bend of the tower must be a number of at least 0\. Got -0\.1\."),
-        ({"bend": 1}, r"The bend of the tower must be below 1, so that one x is best\. Got 1\."),
-        ({"bend": math.nan}, r"The bend of the tower must be a number"),
-        ({"noise": "a"}, r"The noise of the tower must be a number of at least 0\. Got 'a'\."),
-        ({"distance": -1.0}, r"The distance of the tower must be a number of at least 0\. Got -1\.0\."),
-        ({"samples": 1}, r"The samples of the tower must be at least 2, so that there can be noise among them\. Got 1"),
+        ({"seed": -1}, r"The seed of the tower problem must be a whole number of at least 0\. Got -1\."),
+        ({"bend": -0.1}, r"The bend of the tower problem must be a number of at least 0 and below 1\. Got -0\.1\."),
+        ({"bend": 1}, r"The bend of the tower problem must be a number of at least 0 and below 1\. Got 1\."),
+        ({"bend": math.nan}, r"The bend of the tower problem must be a number"),
+        ({"noise": "a"}, r"The noise of the tower problem must be a number of at least 0\. Got 'a'\."),
+        ({"distance": -1.0}, r"The distance of the tower problem must be a number of at least 0\. Got -1\.0\."),
+        ({"samples": 1}, r"The samples of the tower problem must be at least 2 where there is noise\. Got 1"),
     ],
     ids=str,
 )

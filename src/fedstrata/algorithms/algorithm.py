@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple, dataclass_transform
+from typing import Any, ClassVar, NamedTuple, get_type_hints
 
 import torch
 
 from fedstrata.clients.clients import Clients
 from fedstrata.clients.cohort import cohort_size
-from fedstrata.core.errors import InputError, invalid, unknown
-from fedstrata.core.schedules import Epochs, EqualSteps, Interval, Rate, Schedule, Steps, local_work, schedule
+from fedstrata.core.errors import InputError, invalid
+from fedstrata.core.options import Option, Options, build
+from fedstrata.core.options import param as param
+from fedstrata.core.registry import Registry
 from fedstrata.problems.problem import Problem
 
 
@@ -26,31 +26,15 @@ class State(NamedTuple):
     y: torch.Tensor
 
 
-def param(
-    default: Any,
-    doc: str,
-    *,
-    above: float | None = None,
-    least: float | None = None,
-    below: float | None = None,
-    choices: tuple[str, ...] = (),
-    search: tuple[float, float] | None = None,
-) -> Any:
-    """Declare a hyperparameter: its default, one line of explanation, its range, and what ``tune`` tries.
-
-    ``above`` and ``below`` are exclusive bounds, ``least`` an inclusive one. ``search`` is the range
-    that ``fedstrata tune`` searches, on a logarithmic scale.
-    """
-    metadata = {"doc": doc, "above": above, "least": least, "below": below, "choices": choices, "search": search}
-    return dataclasses.field(default=default, metadata=metadata)
+ALGORITHMS: Registry[type[Algorithm]] = Registry("algorithm")
 
 
-@dataclass_transform(frozen_default=True, field_specifiers=(param,))
-class Algorithm(ABC):
+class Algorithm(Options, ABC):
     """The base of every algorithm.
 
-    A subclass becomes a frozen dataclass of its hyperparameters and is registered under ``name``. Algorithms do not
-    inherit from each other; a subclass of an algorithm is a *preset*, another name for it with other defaults::
+    A subclass becomes a frozen dataclass of its hyperparameters, its options, and is registered under ``name``.
+    Algorithms do not inherit from each other; a subclass of an algorithm is a *preset*, another name for it with other
+    defaults::
 
         class AdaFGDA(FGDA):
             name = "adafgda"
@@ -68,6 +52,7 @@ class Algorithm(ABC):
     """
 
     name: ClassVar[str]
+    family = ("name", ALGORITHMS)
     levels: ClassVar[range] = range(1)
     dual: ClassVar[bool | None] = False
     inner_mean: ClassVar[str] = "local"
@@ -77,16 +62,17 @@ class Algorithm(ABC):
     defaults: ClassVar[Mapping[str, Any]] = {}
     hidden: ClassVar[str] = ""
 
-    def __init_subclass__(cls, **options: Any) -> None:
-        super().__init_subclass__(**options)
-        if Algorithm in cls.__bases__:
-            for hidden in cls.hidden.split():
-                vars(cls)[hidden].init = vars(cls)[hidden].repr = False
-        else:
+    def __init_subclass__(cls, **more: Any) -> None:
+        super().__init_subclass__(**more)
+        if Algorithm not in cls.__bases__:
             _make_preset(cls)
-        dataclass(frozen=True)(cls)
-        if not isinstance(cls.__dict__.get("name"), str):
+        if not isinstance(vars(cls).get("name"), str):
             raise TypeError(f"{cls.__name__} must have a name, the one it has on the command line: name = '...'.")
+        for name in cls.hidden.split():
+            option: Option = vars(cls)[name]
+            metadata = {"option": option}
+            setattr(cls, name, dataclasses.field(default=option.default, init=False, repr=False, metadata=metadata))
+        cls.declare(cls.name or cls.__name__)
         if not cls.name:
             return
         other = ALGORITHMS.get(cls.name)
@@ -97,8 +83,7 @@ class Algorithm(ABC):
         ALGORITHMS[cls.name] = cls
 
     def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):  # type: ignore[arg-type]
-            _check(f"{field.name} of {self.name}", getattr(self, field.name), kind_of(field), field.metadata)
+        """Refuse hyperparameters that do not fit together; each of them has been checked by itself before."""
 
     def start(self, x: torch.Tensor, y: torch.Tensor, clients: Clients) -> Any:
         """Return the server's state before the first round, a NamedTuple; every client can be asked.
@@ -138,73 +123,21 @@ class Algorithm(ABC):
 
 
 def _make_preset(cls: type[Algorithm]) -> None:
-    """Give a preset its defaults; refuse a subclass that is more than a preset."""
-    inherited: dict[str, dataclasses.Field[Any]] = cls.__dataclass_fields__  # type: ignore[attr-defined]
-    allowed = {"name", "defaults", "hidden", *(k for k in Algorithm.__annotations__)}
-    own = {k for k in vars(cls) if not k.startswith("__") and k != "_abc_impl"} - allowed
-    unknown_names = {*cls.defaults, *cls.hidden.split()} - set(inherited)
-    wrong = own | unknown_names | set(inspect.get_annotations(cls))
+    """Declare a preset's hyperparameters, with its defaults; refuse a subclass that is more than a preset."""
+    inherited: dict[str, dataclasses.Field[Any]] = cls.__dataclass_fields__
+    own = {name for name in vars(cls) if not name.startswith("__") and name != "_abc_impl"}
+    wrong = (own - set(Algorithm.__annotations__)) | ({*cls.defaults, *cls.hidden.split()} - set(inherited))
+    wrong |= set(inspect.get_annotations(cls))
     if wrong:
         raise TypeError(
             f"{cls.__name__} must derive from Algorithm itself, or be a preset that only sets name, defaults and "
             f"hidden: algorithms do not inherit. Got {', '.join(sorted(wrong))}."
         )
+    hints = get_type_hints(cls, include_extras=True)
+    cls.__annotations__ = {name: hints[name] for name in inherited}
     for name, field in inherited.items():
-        default = cls.defaults.get(name, field.default)
-        shown = name not in cls.hidden.split()
-        setattr(cls, name, dataclasses.field(default=default, init=shown, repr=shown, metadata=field.metadata))
-    cls.__annotations__ = {name: field.type for name, field in inherited.items()}
-
-
-ALGORITHMS: dict[str, type[Algorithm]] = {}
-
-
-def kind_of(field: dataclasses.Field[Any]) -> str:
-    """Return a hyperparameter's type by name: Rate, Steps, EqualSteps, float, int, bool, str, or something else."""
-    if isinstance(field.type, str):
-        return field.type
-    names: dict[Any, str] = {Rate: "Rate", Steps: "Steps", EqualSteps: "EqualSteps"}
-    names |= {float: "float", int: "int", bool: "bool", str: "str"}
-    return names.get(field.type, str(field.type))
-
-
-def _check(what: str, value: object, kind: str, limits: Mapping[str, Any]) -> None:
-    if kind == "Rate" and isinstance(value, Schedule):
-        return
-    if kind in ("Steps", "EqualSteps"):
-        if isinstance(value, Interval) or (kind == "Steps" and isinstance(value, Epochs)):
-            return
-        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < 1 << 31:
-            others = "epochs, or an interval" if kind == "Steps" else "or an interval"
-            raise invalid(what, value, f"a whole number of at least 1, {others}")
-        return
-    if kind == "str":
-        choices = limits.get("choices")
-        if not isinstance(value, str) or (choices and value not in choices):
-            raise invalid(what, value, " or ".join(map(repr, choices)) if choices else "text")
-        return
-    if kind == "bool":
-        if not isinstance(value, bool):
-            raise invalid(what, value, "true or false")
-        return
-    if kind not in ("Rate", "float", "int"):
-        return
-    bounds = [
-        f"{word} {limits[key]:g}"
-        for key, word in (("above", "above"), ("least", "at least"), ("below", "below"))
-        if limits.get(key) is not None
-    ]
-    wants = " ".join(["a whole number" if kind == "int" else "a number", " and ".join(bounds)]).strip()
-    good = isinstance(value, int if kind == "int" else int | float) and not isinstance(value, bool)
-    if good and isinstance(value, int | float):
-        good = (
-            math.isfinite(value)
-            and (limits.get("above") is None or value > limits["above"])
-            and (limits.get("least") is None or value >= limits["least"])
-            and (limits.get("below") is None or value < limits["below"])
-        )
-    if not good:
-        raise invalid(what, value, wants)
+        option: Option = field.metadata["option"]
+        setattr(cls, name, dataclasses.replace(option, default=cls.defaults.get(name, field.default)))
 
 
 def algorithm(name: str, options: Mapping[str, Any] | None = None, **more: Any) -> Algorithm:
@@ -213,17 +146,5 @@ def algorithm(name: str, options: Mapping[str, Any] | None = None, **more: Any) 
     A rate may be a table such as ``{schedule = "step", value = 0.1}``, steps may be ``{epochs = 5}`` or
     ``{initial = 4, base = 2.0}``.
     """
-    if name not in ALGORITHMS:
-        raise unknown("algorithm", name, ALGORITHMS)
-    kind = ALGORITHMS[name]
-    fields = {f.name: kind_of(f) for f in dataclasses.fields(kind) if f.init}  # type: ignore[arg-type]
-    built: dict[str, Any] = {}
-    for option, value in {**(options or {}), **more}.items():
-        if option not in fields:
-            raise unknown(f"hyperparameter of {name}", option, fields)
-        if isinstance(value, dict) and fields[option] == "Rate":
-            value = schedule(value, f"{option} of {name}")
-        elif isinstance(value, dict) and fields[option] in ("Steps", "EqualSteps"):
-            value = local_work(value, fields[option], f"{option} of {name}")
-        built[option] = value
-    return kind(**built)
+    built: Algorithm = build(ALGORITHMS.find(name), {**(options or {}), **more})
+    return built

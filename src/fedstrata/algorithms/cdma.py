@@ -31,7 +31,6 @@ import torch
 from fedstrata.algorithms.algorithm import Algorithm, param
 from fedstrata.algorithms.descent import RATES, Pair, down_up, gradients
 from fedstrata.clients import Client, Clients, remote
-from fedstrata.core.errors import InputError
 from fedstrata.core.schedules import EqualSteps, Rate
 
 
@@ -56,14 +55,9 @@ class CDMA(Algorithm):
     dual_lr: Rate = param(0.1, "learning rate of y", above=0, search=RATES)
     steps: EqualSteps = param(10, "local steps per round, K, or an Interval")
     ada: bool = param(False, "CDMA-ADA: the gradient carries the past, and rates decay")
-    weight: float = param(0.95, "weight of the fresh gradient of CDMA-ADA in round 0", above=0)
-    exponent: float = param(0.0, "how CDMA-ADA's rates decay with the rounds", least=0)
+    weight: float = param(0.95, "weight of the fresh gradient of CDMA-ADA in round 0", above=0, only={"ada": (True,)})
+    exponent: float = param(0.0, "how CDMA-ADA's rates decay with the rounds", least=0, only={"ada": (True,)})
     weight_decay: float = param(0.0, "L2 penalty on x", least=0)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not self.ada and (self.weight, self.exponent) != (CDMA.weight, CDMA.exponent):
-            raise InputError("The weight and the exponent of cdma belong to CDMA-ADA: pass ada = true with them.")
 
     def start(self, x: torch.Tensor, y: torch.Tensor, clients: Clients) -> State:
         """Start CDMA-ADA with an empty past."""

@@ -81,7 +81,7 @@ def tune(
     """
     config = read(experiment, set_, preset)
     if trials is not None:
-        config = config.model_copy(update={"tune": config.tune.model_copy(update={"trials": trials})})
+        config = config.replace(tune=config.tune.replace(trials=trials))
     names = _names(algorithms, config, experiment)
     check_out(out, resume)
     folder, final = (None, None) if out is None else (out / "trials", out / "final")
@@ -170,7 +170,7 @@ def run_comparison(
     if not comparison.histories:
         raise FedstrataError("Every run diverged. Try smaller learning rates.")
     if plot_file is not None:
-        plots.plot(comparison.histories, plot_file, **config.plot.model_dump())
+        plots.plot(comparison.histories, plot_file, **config.plot.to_table())
         if output == "table":
             echo(f"Plot: {plot_file}")
     return comparison.rows

@@ -9,7 +9,8 @@ import typer
 
 from fedstrata.cli.options import ConfigFile, Preset, Set
 from fedstrata.cli.printing import echo
-from fedstrata.experiments.config import Experiment, build_data, read
+from fedstrata.experiments.build import Experiment, build_data
+from fedstrata.experiments.config import read
 from fedstrata.experiments.plots import plot_partition, read_runs
 from fedstrata.training import plots
 

@@ -12,7 +12,7 @@ from fedstrata.cli.printing import print_run, progress, say
 from fedstrata.clients.ranks import joined, restarted
 from fedstrata.experiments.config import read
 from fedstrata.experiments.runs import run_config
-from fedstrata.experiments.schema import DiagnosticsTable, PlotTable
+from fedstrata.experiments.schema import PlotTable
 from fedstrata.training import plots
 from fedstrata.training.callbacks import Callback, TensorBoard
 from fedstrata.training.rundir import RunDirectory
@@ -46,7 +46,7 @@ def run(
     check_resume(out, resume)
     if resume and out is not None and not out.exists():
         say(f"There is no run in {out} yet: starting a new one.")
-    if out is None and config.diagnostics != DiagnosticsTable():
+    if out is None and config.diagnostics:
         say("Ignoring [diagnostics]: without --out there is no directory to write them to.")
     with joined() as ranks:
         callbacks: list[Callback] = progress(quiet) if ranks.first else []
@@ -57,7 +57,7 @@ def run(
         return
     if out is not None and config.plot != PlotTable():
         label = config.label or result.summary["algorithm"]
-        plots.plot({label: [result.history]}, out / "plot.png", **config.plot.model_dump())
+        plots.plot({label: [result.history]}, out / "plot.png", **config.plot.to_table())
     print_run(result.summary, result.history, out, as_json, config.plot.measures)
 
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from fedstrata.core import rng
-from fedstrata.core.errors import FedstrataError, invalid, is_number
+from fedstrata.core.errors import FedstrataError, invalid
+from fedstrata.core.options import Options, param
 
 SILENT = ("drop", "delay", "crash")
 """Kinds of injected faults after which there is no answer."""
@@ -51,47 +52,25 @@ class Fault:
         return Fault(**{f.name: row[f.name] for f in fields(Fault)} | {"round": row["round"] - 1})
 
 
-@dataclass(frozen=True)
-class Inject:
-    """Faults made on purpose: each with a probability, for every client, exchange and attempt, by ``seed``.
+class Inject(Options, owner="the injected faults"):
+    """Faults made on purpose: each with a probability, for every client, exchange and attempt."""
 
-    drop:    no answer.
-    delay:   the answer comes after ``seconds``: too late, if that is more than the timeout.
-    crash:   the client's process dies while it works.
-    nan:     the answer is full of NaN.
-    garbage: the answer has the wrong shape.
-    scale:   the change that the answer makes is multiplied by ``factor``.
-    clients: the clients that have faults; all of them when it is empty.
-    """
-
-    drop: float = 0.0
-    delay: float = 0.0
-    crash: float = 0.0
-    nan: float = 0.0
-    garbage: float = 0.0
-    scale: float = 0.0
-    seconds: float = 5.0
-    factor: float = 1000.0
-    clients: Sequence[int] = ()
-    seed: int = 0
+    words: ClassVar[str] = "an Inject, e.g. fs.Inject(drop=0.1)"
+    drop: float = param(0.0, "probability that there is no answer", least=0, most=1)
+    delay: float = param(0.0, "probability that the answer is held back for some seconds", least=0, most=1)
+    crash: float = param(0.0, "probability that the client's process dies while it works", least=0, most=1)
+    nan: float = param(0.0, "probability that the answer is full of NaN", least=0, most=1)
+    garbage: float = param(0.0, "probability that the answer has the wrong shape", least=0, most=1)
+    scale: float = param(0.0, "probability that the update is multiplied by factor", least=0, most=1)
+    seconds: float = param(5.0, "how long a delayed answer is held back; beyond the timeout it comes too late", least=0)
+    factor: float = param(1000.0, "what scale multiplies updates by")
+    clients: Sequence[int] = param((), "numbers of the clients that fail, from 0; by default all of them", least=0)
+    seed: int = param(0, "seed of who fails when", least=0)
 
     def __post_init__(self) -> None:
-        shares = [getattr(self, kind) for kind in KINDS]
-        for kind, share in zip(KINDS, shares, strict=True):
-            if not (is_number(share) and 0 <= share <= 1):
-                raise invalid(f"{kind} of the injected faults", share, "a probability, from 0 to 1")
-        if sum(shares) > 1:
-            raise invalid("sum of the injected faults' probabilities", sum(shares), "at most 1")
-        if not (is_number(self.seconds) and 0 <= self.seconds < math.inf):
-            raise invalid("seconds of the injected faults", self.seconds, "a number of at least 0")
-        if not (is_number(self.factor) and math.isfinite(self.factor)):
-            raise invalid("factor of the injected faults", self.factor, "a finite number")
-        listed = isinstance(self.clients, list | tuple)
-        if not listed or not all(type(k) is int and k >= 0 for k in self.clients):
-            raise invalid("clients of the injected faults", self.clients, "a list of clients' numbers, from 0 on")
-        object.__setattr__(self, "clients", tuple(self.clients))
-        if type(self.seed) is not int or self.seed < 0:
-            raise invalid("seed of the injected faults", self.seed, "a whole number of at least 0")
+        total = sum(getattr(self, kind) for kind in KINDS)
+        if total > 1:
+            raise invalid("sum of the injected faults' probabilities", total, "at most 1")
 
     def kinds(self, clients: np.ndarray, round: int, exchange: int, attempt: int) -> list[str | None]:
         """Return what goes wrong with each client in this attempt: a kind of fault, or None."""
@@ -108,35 +87,19 @@ class Inject:
         return out
 
 
-@dataclass(frozen=True)
-class Faults:
-    """How a run deals with clients that fail.
+class Faults(Options, owner="the faults"):
+    """How a run deals with clients that fail."""
 
-    quorum:    how many clients of the cohort must answer, as a share (float) or a number (int).
-    retries:   how often the silent ones are asked again when fewer do; then the run stops.
-    timeout:   seconds until a client that is elsewhere counts as silent.
-    max_bytes: the largest answer of a client that is elsewhere; None is sixteen times the message and x, and 1 MiB.
-    inject:    faults made on purpose, for tests.
-    """
-
-    quorum: int | float = 0.5
-    retries: int = 2
-    timeout: float = 600.0
-    max_bytes: int | None = None
-    inject: Inject | None = None
-
-    def __post_init__(self) -> None:
-        good = is_number(self.quorum)
-        if not good or (isinstance(self.quorum, float) and not 0 < self.quorum <= 1) or self.quorum <= 0:
-            raise invalid("quorum", self.quorum, "a share in (0, 1] or a whole number of at least 1")
-        if isinstance(self.retries, bool) or not isinstance(self.retries, int) or self.retries < 0:
-            raise invalid("retries", self.retries, "a whole number of at least 0")
-        if not (is_number(self.timeout) and 0 < self.timeout < math.inf):
-            raise invalid("timeout", self.timeout, "seconds, above 0")
-        if self.max_bytes is not None and (type(self.max_bytes) is not int or self.max_bytes < 1):
-            raise invalid("max_bytes", self.max_bytes, "a whole number of at least 1")
-        if self.inject is not None and not isinstance(self.inject, Inject):
-            raise invalid("inject", self.inject, "an Inject, e.g. fs.Inject(drop=0.1), or left out")
+    words: ClassVar[str] = "Faults, e.g. fs.Faults(quorum=0.5)"
+    quorum: int | float = param(0.5, "share or number of a cohort's clients that must answer")
+    retries: int = param(2, "how often silent clients are asked again below the quorum; then the run stops", least=0)
+    timeout: float = param(600.0, "seconds after which a client on another machine counts as silent", above=0)
+    max_bytes: int | None = param(
+        None,
+        "largest answer of a client on another machine; by default 16 times the message and x, plus 1 MiB",
+        least=1,
+    )
+    inject: Inject | None = param(None, "faults made on purpose, for tests of your own")
 
     def needed(self, cohort: int) -> int:
         """Return how many of a cohort must answer."""

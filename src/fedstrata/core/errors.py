@@ -6,7 +6,8 @@ A command that ends in an :class:`InputError` exits with code 2, any other
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from difflib import get_close_matches
 from typing import TypeGuard
 
@@ -31,10 +32,9 @@ class Diverged(FedstrataError):
     """Training produced NaN or infinity; the last good checkpoint is kept."""
 
 
-def invalid(what: str, got: object, wants: str, where: str = "") -> InputError:
-    """Build the one error template: ``The {what} must be {wants}. Got {got}.``"""
-    place = f" ({where})" if where else ""
-    return InputError(f"The {what} must be {wants}. Got {got!r}.{place}")
+def invalid(what: str, got: object, wants: str, where: str = "", choices: Iterable[str] = ()) -> InputError:
+    """Build the one error template: ``The {what} must be {wants}. Got {got}.``, and the nearest of ``choices``."""
+    return InputError(f"The {what} must be {wants}. Got {got!r}.{_nearest(got, choices)}{_place(where)}")
 
 
 def is_number(value: object) -> TypeGuard[int | float]:
@@ -43,9 +43,25 @@ def is_number(value: object) -> TypeGuard[int | float]:
 
 
 def unknown(kind: str, name: object, known: Iterable[str], where: str = "") -> InputError:
-    """Build the error for a name that does not exist: lists the known ones and the nearest."""
+    """Build the error for a name that does not exist: lists the known ones and suggests the nearest."""
     names = sorted(known)
-    near = get_close_matches(str(name), names, n=1)
-    hint = f" Did you mean {near[0]!r}?" if near else ""
-    place = f" ({where})" if where else ""
-    return InputError(f"Unknown {kind} {name!r}.{hint} Known: {', '.join(names) or 'none'}.{place}")
+    listed = ", ".join(names) or "none"
+    return InputError(f"Unknown {kind} {name!r}.{_nearest(name, names)} Known: {listed}.{_place(where)}")
+
+
+@contextmanager
+def within(where: str, kind: type[FedstrataError] = InputError) -> Iterator[None]:
+    """Add ``where`` to the message of every error of this ``kind`` that the block raises."""
+    try:
+        yield
+    except kind as error:
+        raise type(error)(f"{error}{_place(where)}") from None
+
+
+def _nearest(name: object, known: Iterable[str]) -> str:
+    near = get_close_matches(str(name), list(known), n=1)
+    return f" Did you mean {near[0]!r}?" if near else ""
+
+
+def _place(where: str) -> str:
+    return f" ({where})" if where else ""

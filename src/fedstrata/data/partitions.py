@@ -9,14 +9,14 @@ numbers for each client. The same seed gives the same division, and no row goes 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, fields
-from math import inf
-from numbers import Integral, Real
+from numbers import Integral
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from fedstrata.core.errors import InputError, invalid, unknown
+from fedstrata.core.errors import InputError, invalid
+from fedstrata.core.options import Options, build, param
+from fedstrata.core.registry import Registry
 from fedstrata.data.dealing import UNUSED, class_of_each, consecutive, deal, deal_groups
 
 
@@ -28,8 +28,11 @@ class Rows(NamedTuple):
     origins: np.ndarray | None = None
 
 
-@dataclass(frozen=True)
-class Partition(ABC):
+PARTITIONS: Registry[type[Partition]] = Registry("partition")
+"""Every partition by its name in a configuration file."""
+
+
+class Partition(Options, ABC):
     """A rule that divides rows over clients; subclasses choose the owner of each row.
 
     name:   its name in files and on the command line.
@@ -38,6 +41,11 @@ class Partition(ABC):
 
     name: ClassVar[str]
     remedy: ClassVar[str] = "Use fewer clients or more data."
+    family = ("name", PARTITIONS)
+
+    def __init_subclass__(cls, **more: Any) -> None:
+        super().__init_subclass__(owner=f"the {cls.name} partition", **more)
+        PARTITIONS[cls.name] = cls
 
     def __call__(
         self,
@@ -55,7 +63,8 @@ class Partition(ABC):
         rng:     source of all random choices.
         origins: the class of each row before the task was made binary, if it was.
         """
-        _at_least_one("number of clients", clients, f"partition {self.name!r}")
+        if not isinstance(clients, Integral) or isinstance(clients, bool) or clients < 1:
+            raise invalid("number of clients", clients, "a whole number of at least 1", f"partition {self.name!r}")
         if targets.ndim != 1 or len(targets) == 0:
             raise invalid("targets", targets.shape, "one number per row, at least one row", f"partition {self.name!r}")
         for what, values in (("keys", keys), ("origins", origins)):
@@ -79,7 +88,6 @@ class Partition(ABC):
         """Return the client number of each row, or ``UNUSED``."""
 
 
-@dataclass(frozen=True)
 class Iid(Partition):
     """Random rows for every client: sizes are equal up to one row, every row is used."""
 
@@ -89,7 +97,6 @@ class Iid(Partition):
         return rng.permutation(np.arange(len(rows.targets)) % clients)
 
 
-@dataclass(frozen=True)
 class Dirichlet(Partition):
     """Skewed classes: each class is divided over the clients in proportions drawn from Dirichlet(alpha).
 
@@ -105,14 +112,8 @@ class Dirichlet(Partition):
 
     name: ClassVar[str] = "dirichlet"
     tries: ClassVar[int] = 100
-    alpha: float = 0.5
-    min_samples: int = 1
-
-    def __post_init__(self) -> None:
-        """Refuse an alpha that is not a positive number, or a minimum below one row."""
-        if not isinstance(self.alpha, Real) or isinstance(self.alpha, bool) or not 0 < self.alpha < inf:
-            raise invalid("option alpha", self.alpha, "a number above 0", "partition 'dirichlet'")
-        _at_least_one("option min_samples", self.min_samples, "partition 'dirichlet'")
+    alpha: float = param(0.5, "concentration: the smaller, the fewer classes a client has", above=0)
+    min_samples: int = param(1, "rows that every client must have", least=1)
 
     def _owners(self, rows: Rows, clients: int, rng: np.random.Generator) -> np.ndarray:
         labels, totals = class_of_each(rows.targets, self.name)
@@ -135,7 +136,6 @@ class Dirichlet(Partition):
         )
 
 
-@dataclass(frozen=True)
 class Dominant(Partition):
     """One main class per client: a share ``share`` of the rows of client i is of class i mod classes.
 
@@ -145,12 +145,7 @@ class Dominant(Partition):
     """
 
     name: ClassVar[str] = "dominant"
-    share: float = 0.5
-
-    def __post_init__(self) -> None:
-        """Refuse a share outside [0, 1]."""
-        if not isinstance(self.share, Real) or isinstance(self.share, bool) or not 0 <= self.share <= 1:
-            raise invalid("option share", self.share, "a number from 0 to 1", "partition 'dominant'")
+    share: float = param(0.5, "share of a client's rows that are of its main class", least=0, most=1)
 
     def _owners(self, rows: Rows, clients: int, rng: np.random.Generator) -> np.ndarray:
         labels, totals = class_of_each(rows.targets, self.name)
@@ -185,18 +180,12 @@ class Dominant(Partition):
         return counts
 
 
-@dataclass(frozen=True)
 class OneLarge(Partition):
     """One large client: a random client has ``large`` random rows, every other ``small``; the rest is not used."""
 
     name: ClassVar[str] = "one_large"
-    large: int = 5000
-    small: int = 20
-
-    def __post_init__(self) -> None:
-        """Refuse sizes below one row."""
-        _at_least_one("option large", self.large, "partition 'one_large'")
-        _at_least_one("option small", self.small, "partition 'one_large'")
+    large: int = param(5000, "rows of the large client", least=1)
+    small: int = param(20, "rows of every other client", least=1)
 
     def _owners(self, rows: Rows, clients: int, rng: np.random.Generator) -> np.ndarray:
         sizes = np.full(clients, self.small)
@@ -211,7 +200,6 @@ class OneLarge(Partition):
         return rng.permutation(owners)
 
 
-@dataclass(frozen=True)
 class Shards(Partition):
     """Few classes per client: rows sorted by target are cut into shards, and each client gets ``per_client`` of them.
 
@@ -222,11 +210,7 @@ class Shards(Partition):
 
     name: ClassVar[str] = "shards"
     remedy: ClassVar[str] = "Use fewer clients, a larger per_client or more data."
-    per_client: int = 2
-
-    def __post_init__(self) -> None:
-        """Refuse fewer than one shard per client."""
-        _at_least_one("option per_client", self.per_client, "partition 'shards'")
+    per_client: int = param(2, "shards of each client", least=1)
 
     def _owners(self, rows: Rows, clients: int, rng: np.random.Generator) -> np.ndarray:
         shards = clients * self.per_client
@@ -237,7 +221,6 @@ class Shards(Partition):
         return owners
 
 
-@dataclass(frozen=True)
 class ClassGroups(Partition):
     """Disjoint classes: the classes are divided into groups, and a client has rows of one group only.
 
@@ -254,12 +237,7 @@ class ClassGroups(Partition):
     """
 
     name: ClassVar[str] = "class_groups"
-    groups: int | None = None
-
-    def __post_init__(self) -> None:
-        """Refuse fewer than one group."""
-        if self.groups is not None:
-            _at_least_one("option groups", self.groups, "partition 'class_groups'")
+    groups: int | None = param(None, "number of groups; by default as many as clients and classes allow", least=1)
 
     def _owners(self, rows: Rows, clients: int, rng: np.random.Generator) -> np.ndarray:
         if rows.origins is not None:
@@ -287,14 +265,13 @@ class ClassGroups(Partition):
     def _number(self, clients: int, classes: int, what: str) -> int:
         """Return the number of groups, by default the largest possible."""
         most = min(clients, classes)
-        groups = most if self.groups is None else int(self.groups)
+        groups = most if self.groups is None else self.groups
         if groups > most:
             wants = f"at most the number of clients ({clients}) and of {what} ({classes})"
-            raise invalid("option groups", groups, wants, "partition 'class_groups'")
+            raise invalid("groups of the class_groups partition", groups, wants)
         return groups
 
 
-@dataclass(frozen=True)
 class ByKey(Partition):
     """One client per key, the owner of a row in the data set (a speaking role, an alphabet).
 
@@ -303,11 +280,7 @@ class ByKey(Partition):
     """
 
     name: ClassVar[str] = "by_key"
-    min_samples: int = 1
-
-    def __post_init__(self) -> None:
-        """Refuse a minimum below one row."""
-        _at_least_one("option min_samples", self.min_samples, "partition 'by_key'")
+    min_samples: int = param(1, "rows that a key must have", least=1)
 
     def _owners(self, rows: Rows, clients: int, rng: np.random.Generator) -> np.ndarray:
         if rows.keys is None:
@@ -324,12 +297,6 @@ class ByKey(Partition):
         return client_of[number]
 
 
-PARTITIONS: dict[str, type[Partition]] = {
-    kind.name: kind for kind in (Iid, Dirichlet, Dominant, OneLarge, Shards, ClassGroups, ByKey)
-}
-"""Every partition by name."""
-
-
 iid = Iid
 dirichlet = Dirichlet
 dominant = Dominant
@@ -341,15 +308,5 @@ by_key = ByKey
 
 def partition_named(name: str, **options: Any) -> Partition:
     """Build a partition by name, e.g. ``partition_named("dirichlet", alpha=0.1)``."""
-    if name not in PARTITIONS:
-        raise unknown("partition", name, PARTITIONS)
-    known = [field.name for field in fields(PARTITIONS[name])]
-    for option in options:
-        if option not in known:
-            raise unknown("option", option, known, f"partition {name!r}")
-    return PARTITIONS[name](**options)
-
-
-def _at_least_one(what: str, value: object, where: str) -> None:
-    if not isinstance(value, Integral) or isinstance(value, bool) or value < 1:
-        raise invalid(what, value, "a whole number of at least 1", where)
+    built: Partition = build(PARTITIONS.find(name), options)
+    return built

@@ -11,7 +11,8 @@ from typing import ClassVar
 import numpy as np
 
 from fedstrata.core import rng
-from fedstrata.core.errors import invalid, unknown
+from fedstrata.core.errors import invalid
+from fedstrata.core.registry import Registry
 
 _STEPS_AHEAD = 16
 _POSITIONS_AHEAD = 1 << 18
@@ -171,19 +172,10 @@ class Everything(Sampling):
         return positions, None if int(sizes.min()) == largest else sizes
 
 
-SAMPLINGS: dict[str, type[Sampling]] = {
-    "uniform": Uniform,
-    "epochs": ShuffledEpochs,
-    "stratified": Stratified,
-    "balanced": Balanced,
-}
-
-
-def sampling(name: str) -> type[Sampling]:
-    """Return a sampling by name."""
-    if name not in SAMPLINGS:
-        raise unknown("sampling", name, SAMPLINGS)
-    return SAMPLINGS[name]
+SAMPLINGS: Registry[type[Sampling]] = Registry(
+    "sampling", {"uniform": Uniform, "epochs": ShuffledEpochs, "stratified": Stratified, "balanced": Balanced}
+)
+"""Every sampling by its name in a configuration file."""
 
 
 def check_balanced(batch_size: int, counts: np.ndarray, clients: np.ndarray) -> None:

@@ -1,4 +1,4 @@
-"""Tables of a configuration file before they are validated: laid over each other, presets, single settings."""
+"""Tables of a configuration file laid over each other, before they are checked: presets, variants, single settings."""
 
 from __future__ import annotations
 
@@ -6,9 +6,22 @@ import re
 import tomllib
 from typing import Any
 
+from fedstrata.algorithms.algorithm import ALGORITHMS
 from fedstrata.core.errors import InputError, invalid, unknown
+from fedstrata.core.options import options_of
+from fedstrata.experiments.schema import PretrainTable
+from fedstrata.problems import PROBLEMS
 
 Tables = dict[str, Any]
+
+SHARED = ("lr", "dual_lr", "steps", "server_lr", "weight_decay")
+"""The hyperparameters that mean the same in every algorithm: a comparison may share them. Greek letters do not."""
+
+
+def shared_options(options: Tables, name: str) -> Tables:
+    """Return which of one algorithm's options another one, ``name``, takes over."""
+    own = options_of(ALGORITHMS[name])
+    return {k: v for k, v in options.items() if k in SHARED and k in own}
 
 
 def merge(base: Tables, over: Tables) -> Tables:
@@ -27,6 +40,21 @@ def merge(base: Tables, over: Tables) -> Tables:
 
 def _names_another(old: Tables, new: Tables) -> bool:
     return any(isinstance(new.get(key), str) and new[key] != old.get(key, new[key]) for key in ("name", "schedule"))
+
+
+def for_pretrain_of(over: Tables, base: Tables) -> Tables:
+    """Return ``base`` for ``over`` to be laid on: another algorithm of [pretrain] keeps rounds and what is shared."""
+    old, new = base.get("pretrain"), over.get("pretrain")
+    name = new.get("algorithm") if isinstance(new, dict) else None
+    if not isinstance(old, dict) or not isinstance(name, str) or name not in ALGORITHMS:
+        return base
+    if name == old.get("algorithm", PretrainTable().algorithm):
+        return base
+    rounds = {k: v for k, v in old.items() if k == "rounds"}
+    return {**base, "pretrain": {**rounds, "algorithm": name, **shared_options(old, name)}}
+
+
+# --- presets ----------------------------------------------------------------------------------------------------------
 
 
 def presets_of(raw: Tables, where: str) -> dict[str, Tables]:
@@ -53,22 +81,77 @@ def split_preset(raw: Tables, preset: str | None, where: str) -> tuple[Tables, T
     return rest, presets[name]
 
 
-def override(raw: Tables, text: str) -> None:
-    """Change one setting in place, given as ``key=value``; the value is TOML, or else text."""
+# --- single settings of the command line ------------------------------------------------------------------------------
+
+
+def override(raw: Tables, text: str) -> Tables:
+    """Return the tables with one setting changed, given as ``key=value``; the value is TOML, or else text.
+
+    It wins over every variant that sets the same key, and over ``[algorithms.NAME]``. A change of the algorithm's or
+    the problem's name keeps only the options that fit the new one.
+    """
+    path, value = _parsed(text)
+    raw = _put_over(for_pretrain_of(_put({}, path, value, text), raw), path, value, text)
+    variants = raw.get("variants")
+    if isinstance(variants, dict):
+        own = {
+            k: _put_over(v, path, value, text) for k, v in variants.items() if isinstance(v, dict) and _sets(v, path)
+        }
+        raw = {**raw, "variants": {**variants, **own}}
+    algorithms = raw.get("algorithms")
+    if path[0] == "algorithm" and len(path) > 1 and isinstance(algorithms, dict):
+        own = {k: _put_over(v, path[1:], value, text) for k, v in algorithms.items() if _sets(v, path[1:])}
+        raw = {**raw, "algorithms": {**algorithms, **own}}
+    return raw
+
+
+def _parsed(text: str) -> tuple[list[str], Any]:
     key, equals, value = text.partition("=")
     path = key.strip().split(".")
     if not equals or not all(path):
         raise InputError(f"An override must look like key=value, e.g. algorithm.lr=0.1. Got {text!r}.")
     try:
-        parsed = tomllib.loads(f"value = {value.strip()}")["value"]
+        return path, tomllib.loads(f"value = {value.strip()}")["value"]
     except tomllib.TOMLDecodeError:
-        parsed = value.strip()
-    table = raw
-    for part in path[:-1]:
-        table = table.setdefault(part, {})
-        if not isinstance(table, dict):
-            raise InputError(f"The override {text!r} does not fit: {part} is not a table.")
-    table[path[-1]] = parsed
+        return path, value.strip()
+
+
+def _sets(tables: Any, path: list[str]) -> bool:
+    """Whether tables have a value for a key."""
+    for part in path:
+        if not isinstance(tables, dict) or part not in tables:
+            return False
+        tables = tables[part]
+    return True
+
+
+def _put_over(tables: Tables, path: list[str], value: Any, text: str) -> Tables:
+    """Return tables with another value for a key; under another name only the options that fit it are kept."""
+    kind = path[0]
+    if path[1:] == ["name"] and isinstance(tables.get(kind), dict) and value != tables[kind].get("name"):
+        tables = {**tables, kind: _fitting(kind, value, tables[kind])}
+    return _put(tables, path, value, text)
+
+
+def _fitting(kind: str, name: Any, options: Tables) -> Tables:
+    if kind == "algorithm" and name in ALGORITHMS:
+        return shared_options(options, name)
+    if kind == "problem" and name in PROBLEMS:
+        return {k: v for k, v in options.items() if k in PROBLEMS[name].options}
+    return options
+
+
+def _put(tables: Tables, path: list[str], value: Any, text: str) -> Tables:
+    first, *rest = path
+    if not rest:
+        return {**tables, first: value}
+    inner = tables.get(first, {})
+    if not isinstance(inner, dict):
+        raise InputError(f"The override {text!r} does not fit: {first} is not a table.")
+    return {**tables, first: _put(inner, rest, value, text)}
+
+
+# --- names of directories ---------------------------------------------------------------------------------------------
 
 
 def slug(label: str) -> str:

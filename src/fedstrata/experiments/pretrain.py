@@ -14,17 +14,18 @@ import torch
 
 from fedstrata.algorithms.algorithm import Algorithm
 from fedstrata.clients.ranks import ranks_here
-from fedstrata.core.errors import FedstrataError, InputError
+from fedstrata.core.errors import FedstrataError, InputError, within
 from fedstrata.data.federated import FederatedData
-from fedstrata.experiments.config import Experiment, within
+from fedstrata.experiments.build import Experiment
 from fedstrata.models.flat import Flat
 from fedstrata.problems import erm
 from fedstrata.problems.erm import two_samples
 from fedstrata.problems.problem import Problem
 from fedstrata.training.callbacks import Callback
-from fedstrata.training.fingerprint import describe, digest_of
+from fedstrata.training.fingerprint import digest_of
 from fedstrata.training.metrics.evaluation import Evaluation
 from fedstrata.training.rundir import RunDirectory
+from fedstrata.training.settings import Settings
 from fedstrata.training.train import Run, check_run, train
 
 
@@ -38,7 +39,7 @@ class Pretraining:
     problem: Problem
     data: FederatedData
     algorithm: Algorithm
-    settings: dict[str, Any]
+    settings: Settings
     evaluation: Evaluation
     config: dict[str, Any]
 
@@ -55,14 +56,13 @@ class Pretraining:
         if experiment.problem.check is not None:
             experiment.problem.check(data)
         options = {"loss": _loss(flat, data), "batchnorm": config.problem.options.get("batchnorm", "refuse")}
-        settings = {**config.settings(), "rounds": config.pretrain.rounds}
+        settings = config.settings.replace(rounds=config.pretrain.rounds)
         clients = experiment.evaluation.clients  # the other keys of [evaluate] belong to the problem itself
         others = ("algorithms", "compare", "evaluate", "label", "plot", "pretrain", "tune", "variants")
-        train_table = {**config.train.model_dump(exclude_none=True), "rounds": config.pretrain.rounds}
         tables = config.to_toml(*others) | {
             "problem": {"name": "erm", **options},
-            "algorithm": describe(experiment.pretrainer),
-            "train": train_table,
+            "algorithm": experiment.pretrainer.to_table(),
+            "train": settings.to_table(),
             "evaluate": {"clients": clients},
         }
         problem = erm(experiment.model, **options)
@@ -72,7 +72,7 @@ class Pretraining:
     def table(self) -> dict[str, Any]:
         """The complete table ``[pretrain]`` of a configuration file."""
         options = {k: v for k, v in self.config["algorithm"].items() if k != "name"}
-        return {"rounds": self.settings["rounds"], "algorithm": self.algorithm.name, **options}
+        return {"rounds": self.settings.rounds, "algorithm": self.algorithm.name, **options}
 
     @cached_property
     def key(self) -> str:
@@ -82,7 +82,7 @@ class Pretraining:
     def check(self) -> None:
         """Refuse an algorithm or data that do not fit; the run itself checks everything else."""
         with within("[pretrain]"):
-            self.algorithm.check(self.problem, self.settings["participation"], self.data.clients)
+            self.algorithm.check(self.problem, self.settings.participation, self.data.clients)
             assert self.problem.check is not None
             self.problem.check(self.data)
 
@@ -94,7 +94,7 @@ class Pretraining:
                 self.problem,
                 self.data,
                 self.algorithm,
-                **self.settings,
+                settings=self.settings,
                 evaluate=self.evaluation,
                 out=out,
                 resume=out is not None,
@@ -122,7 +122,7 @@ def pretrain(
         experiment.data,
         experiment.algorithm,
         experiment.evaluation,
-        experiment.config.settings(),
+        experiment.config.settings,
     )
     pretraining.check()
     if out is None:

@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
-from fedstrata.experiments.config import Config, Experiment, within
+from fedstrata.core.errors import InputError, within
+from fedstrata.experiments.build import Experiment
+from fedstrata.experiments.config import Config
 from fedstrata.experiments.pretrain import Pretraining, pretrain
-from fedstrata.experiments.schema import DiagnosticsTable
 from fedstrata.training.callbacks import Callback
 from fedstrata.training.diagnostics import Diagnostics
-from fedstrata.training.fingerprint import describe
 from fedstrata.training.train import Run, check_pretraining, train
 
 Say = Callable[[str], None]
@@ -34,21 +34,21 @@ def run_config(
     with labelled(config):
         built = Experiment(config) if experiment is None else experiment
         tables = config.to_toml("compare", "plot", "pretrain", "tune", "variants")
-        tables |= {"algorithm": describe(built.algorithm)}
+        tables |= {"algorithm": built.algorithm.to_table()}
         pretraining = Pretraining.of(built)
-        check_pretraining(config.settings()["channel"], pretraining is not None)
+        check_pretraining(config.channel, pretraining is not None)
         if pretraining is not None:
             tables |= {"pretrain": pretraining.table}
         if pretraining is not None and built.pretrained is None:
             pretrain(built, pretraining, tables, out, resume, callbacks)
             resume = resume or out is not None
-        if out is not None and config.diagnostics != DiagnosticsTable():
-            callbacks = [*callbacks, Diagnostics(**config.diagnostics.model_dump(), strict=not compared, folder=out)]
+        if out is not None and config.diagnostics:
+            callbacks = [*callbacks, Diagnostics(**config.diagnostics, strict=not compared, folder=out)]
         return train(
             built.problem,
             built.data,
             built.algorithm,
-            **config.settings(),
+            settings=config.settings,
             evaluate=built.evaluation,
             out=out,
             resume=resume,
@@ -64,9 +64,25 @@ def candidates(config: Config, names: Sequence[str] | None) -> tuple[str, dict[s
     These are the algorithms in ``names``, or every variant of the experiment if it is None.
     """
     if names is None:
-        return "variant", {label: config.variant(label) for label in config.variants}
-    unlabelled = config.model_copy(update={"label": None})
+        return "variant", _variants(config)
+    unlabelled = config.replace(label=None)
     return "algorithm", {name: unlabelled.with_algorithm(name) for name in names}
+
+
+def _variants(config: Config) -> dict[str, Config]:
+    """Return the variants by label; two that do not differ, for example because of ``--set``, compare nothing."""
+    variants = {label: config.variant(label) for label in config.variants}
+    seen: list[tuple[str, Config, object]] = []
+    for label, variant in variants.items():
+        plain, search = variant.replace(label=None), config.tune.search.get(label)
+        same = next((other for other, *rest in seen if rest == [plain, search]), None)
+        if same is not None:
+            raise InputError(
+                f"The variants {same!r} and {label!r} are the same experiment. Change one of them, or leave out the "
+                "--set of what they differ in."
+            )
+        seen.append((label, plain, search))
+    return variants
 
 
 def check_all(configs: Iterable[Config]) -> None:

@@ -1,173 +1,136 @@
-"""The tables of a configuration file: their keys, types and defaults."""
+"""The tables of a configuration file that are only of the file; the others are the options of what they configure."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
-
-
-class Table(BaseModel):
-    """A table without room for keys that mean nothing."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
+from fedstrata.core.errors import invalid
+from fedstrata.core.options import Options, build, options_of, param
 
 
-class WithOptions(BaseModel):
-    """A table with room for the options of what it names."""
+class WithOptions(Options):
+    """A table that names a thing and holds that thing's ``options`` beside its own keys."""
 
-    model_config = ConfigDict(extra="allow", strict=True)
+    @classmethod
+    def from_table(cls, table: Mapping[str, Any], where: str = "", key: str | None = None) -> Self:
+        """Build it from a table: what is not a key of its own is an option of the thing."""
+        own = [name for name in options_of(cls) if name != "options"]
+        rest = {k: v for k, v in table.items() if k not in own}
+        built: Self = build(cls, {**{k: v for k, v in table.items() if k in own}, "options": rest}, where, key)
+        return built
 
-    @property
-    def options(self) -> dict[str, Any]:
-        """The options, without the table's own keys."""
-        return dict(self.model_extra or {})
+    def to_table(self) -> dict[str, Any]:
+        """Return the table, the thing's options among its own keys."""
+        table = super().to_table()
+        options: dict[str, Any] = table.pop("options")
+        return table | options
 
 
-class Named(WithOptions):
-    """A thing by name, with its own options beside it."""
-
-    name: str
+_OPTIONS = param({}, "the options of what is named")
 
 
-class ModelTable(Named):
+class ModelTable(WithOptions, owner="the model table"):
     """Which model, with its options."""
 
-    name: str = "mlp"
+    name: str = param("mlp", "a model of `fedstrata list models`")
+    options: dict[str, Any] = _OPTIONS
 
 
-class ProblemTable(Named):
+class ProblemTable(WithOptions, owner="the problem table"):
     """Which problem, with its options."""
 
-    name: str = "erm"
+    name: str = param("erm", "a problem of `fedstrata list problems`")
+    options: dict[str, Any] = _OPTIONS
 
 
-class AlgorithmTable(Named):
+class AlgorithmTable(WithOptions, owner="the algorithm table"):
     """Which algorithm, with its hyperparameters."""
 
-    name: str = "fedavg"
+    name: str = param("fedavg", "an algorithm of `fedstrata list algorithms`")
+    options: dict[str, Any] = _OPTIONS
 
 
-class PretrainTable(WithOptions):
-    """Plain learning by cross-entropy before the run: for how many rounds, by which algorithm, with its options."""
+class PretrainTable(WithOptions, owner="the pretrain table"):
+    """Plain federated learning by cross-entropy before the run."""
 
-    rounds: int = Field(0, ge=0)
-    algorithm: str = "fedavg"
+    rounds: int = param(0, "rounds before the run; 0 for none", least=0)
+    algorithm: str = param("fedavg", "an algorithm that solves erm; its hyperparameters stand beside it")
+    options: dict[str, Any] = _OPTIONS
 
 
-class DataTable(Table):
+class DataTable(Options, owner="the data table"):
     """Which data, and how they are spread over clients."""
 
-    name: str = "digits"
-    folder: str | None = None
-    directory: str | None = None
-    options: dict[str, Any] = {}
-    clients: int = Field(10, ge=1)
-    partition: str | dict[str, Any] = "iid"
-    imbalance: float | None = Field(None, gt=0, lt=1)
-    subset: int | None = Field(None, ge=1)
-    holdout: float = Field(0.0, ge=0, lt=1)
-    support: float = Field(0.0, ge=0, lt=1)
-    auxiliary: int = Field(0, ge=0)
-    seed: int | None = Field(None, ge=0)
+    name: str = param("digits", "a data set of `fedstrata list datasets`")
+    options: dict[str, Any] = param({}, "options of the data set, e.g. `{ length = 40 }` for shakespeare")
+    directory: str | None = param(
+        None, "data directory; by default the environment variable FEDSTRATA_DATA, else `~/.cache/fedstrata`"
+    )
+    folder: str | None = param(
+        None,
+        "your own data instead: a folder with one .npz per client (`inputs`, `targets`; optionally `test_inputs`, "
+        "`test_targets`), and optionally a pooled `test.npz`",
+    )
+    clients: int = param(10, "number of clients", least=1)
+    partition: str | dict[str, Any] = param(
+        "iid", 'a partition by name, or with its options: `{ name = "dirichlet", alpha = 0.3 }`'
+    )
+    imbalance: float | None = param(
+        None,
+        "make a binary task, the first half of the classes against the second, with this share of positives",
+        above=0,
+        below=1,
+    )
+    subset: int | None = param(None, "training rows to use; by default all", least=1)
+    holdout: float = param(
+        0.0, "share of each client's rows, class by class, kept as its own test part", least=0, below=1
+    )
+    support: float = param(
+        0.0, "share of the rest, class by class, that only the inner levels draw from", least=0, below=1
+    )
+    auxiliary: int = param(
+        0,
+        "training rows of each class that the server gets instead of the clients; `local_sgdm_rl` needs some",
+        least=0,
+    )
+    seed: int | None = param(None, "seed of everything random in these; by default that of the run", least=0)
 
 
-class TrainTable(Table):
-    """How to train: the keyword arguments of ``fs.train``."""
-
-    rounds: int = Field(100, ge=1)
-    batch_size: int | None = Field(None, ge=1)
-    participation: int | float = 1.0
-    weighting: Literal["uniform", "samples"] = "uniform"
-    sampling: str = "uniform"
-    seed: int = Field(0, ge=0)
-    chunk: int | str = "auto"
-    threads: int | None = Field(None, ge=1)
-    device: str = "cpu"
-    eval_every: int | None = Field(None, ge=1)
-    checkpoint_every: int = Field(1, ge=1)
-    state_memory: int = Field(4 << 30, ge=1)
-
-
-class EvaluateTable(Table):
-    """What to measure: the keyword arguments of ``fs.Evaluation``."""
-
-    clients: Literal["auto", "test", "train", "none"] = "auto"
-    adapt_steps: int | None = Field(None, ge=0)
-    adapt_lr: float | None = Field(None, gt=0, allow_inf_nan=False)
-    adapt_rows: int | None = Field(None, ge=1)
-    stationarity: bool = False
-    attack_radius: float | None = Field(None, gt=0, allow_inf_nan=False)
-    attack_steps: int = Field(10, ge=0)
-
-
-class ChannelTable(Table):
-    """What answers go through: the keyword arguments of ``fs.Channel``."""
-
-    compress: Literal["none", "top_k", "quantise"] = "none"
-    top: float = 0.01
-    clip: float | None = None
-    bound: float | None = None
-    reduce: Literal["mean", "median", "trimmed_mean"] = "mean"
-    trim: float = 0.1
-    noise: float = 0.0
-    delta: float = 1e-5
-
-
-class InjectTable(Table):
-    """Faults made on purpose: the keyword arguments of ``fs.Inject``."""
-
-    drop: float = 0.0
-    delay: float = 0.0
-    crash: float = 0.0
-    nan: float = 0.0
-    garbage: float = 0.0
-    scale: float = 0.0
-    seconds: float = 5.0
-    factor: float = 1000.0
-    clients: list[Annotated[int, Field(ge=0)]] = []
-    seed: int = Field(0, ge=0)
-
-
-class FaultsTable(Table):
-    """How to deal with clients that fail: the keyword arguments of ``fs.Faults``."""
-
-    quorum: int | float = 0.5
-    retries: int = Field(2, ge=0)
-    timeout: float = Field(600.0, gt=0)
-    max_bytes: int | None = Field(None, ge=1)
-    inject: InjectTable | None = None
-
-
-class DiagnosticsTable(Table):
-    """What to write down of local steps: the keyword arguments of ``fs.Diagnostics``."""
-
-    norms: list[str] = []
-    clients: Annotated[int, Field(ge=1)] | list[Annotated[int, Field(ge=0)]] = 2
-    rounds: list[Annotated[int, Field(ge=1)]] | None = None
-    rates: bool = False
-
-
-class CompareTable(Table):
+class CompareTable(Options, owner="the compare table"):
     """How ``fedstrata compare`` and ``fedstrata reproduce`` repeat runs."""
 
-    seeds: int | None = Field(None, ge=1)
+    seeds: int | None = param(
+        None,
+        "runs of each algorithm or variant, with seeds counted from train.seed; by default 1, 3 for reproduce",
+        least=1,
+    )
 
 
-class PlotTable(Table):
+class PlotTable(Options, owner="the plot table"):
     """What the picture of a comparison shows: the keyword arguments of :func:`fedstrata.training.plots.plot`."""
 
-    measures: Annotated[list[str], Field(min_length=1)] | None = None
-    axis: Literal["round", "steps", "samples", "bytes_up", "bytes_down", "seconds"] = "round"
-    log: list[str] = []
-    title: str | None = None
+    measures: Sequence[str] | None = param(
+        None, "panels of the picture and measures of the tables; by default up to three"
+    )
+    axis: Literal["round", "steps", "samples", "bytes_up", "bytes_down", "seconds"] = param("round", "horizontal axis")
+    log: Sequence[str] = param((), "measures on a logarithmic scale")
+    title: str | None = param(None, "a line above the picture")
+
+    def __post_init__(self) -> None:
+        if self.measures == ():
+            raise invalid("key plot.measures", [], "a list of at least one measure")
 
 
-class TuneTable(Table):
+class TuneTable(Options, owner="the tune table"):
     """How ``fedstrata tune`` searches: the same number of trials for every algorithm or variant."""
 
-    trials: int = Field(8, ge=1)
-    seeds: int = Field(1, ge=1)
-    measure: str | None = None
-    share: float = Field(0.2, gt=0, lt=1)
-    search: dict[str, dict[str, Annotated[list[float], Field(min_length=2, max_length=2)]]] = {}
+    trials: int = param(8, "trials for each algorithm or variant", least=1)
+    seeds: int = param(1, "seeds of each trial: it is judged by their mean, and discarded if one diverges", least=1)
+    measure: str | None = param(
+        None, "what trials are judged by, on the validation data; by default auc, else accuracy, else loss"
+    )
+    share: float = param(0.2, "share of each client's training rows used for validation", above=0, below=1)
+    search: dict[str, dict[str, tuple[float, float]]] = param(
+        {}, "`search.NAME.OPTION = [low, high]` replaces the range that algorithm, or variant, NAME searches"
+    )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 import statistics
@@ -15,17 +14,18 @@ from typing import Any
 import numpy as np
 import tomli_w
 
-from fedstrata.algorithms.algorithm import ALGORITHMS, kind_of
+from fedstrata.algorithms.algorithm import ALGORITHMS
 from fedstrata.core.errors import Diverged, FedstrataError, InputError, invalid, unknown
 from fedstrata.core.files import Row, read_rows, write_atomically
+from fedstrata.core.options import options_of
 from fedstrata.experiments import runs
-from fedstrata.experiments.config import Config, Experiment, build_algorithm
+from fedstrata.experiments.build import Experiment, build_algorithm
+from fedstrata.experiments.config import Config
 from fedstrata.experiments.overlay import merge
 from fedstrata.experiments.pretrain import Pretraining
 from fedstrata.experiments.runs import Say, candidates, check_all, labelled
 from fedstrata.experiments.schema import AlgorithmTable
 from fedstrata.training.callbacks import Callback
-from fedstrata.training.fingerprint import describe
 from fedstrata.training.train import Run
 
 Options = dict[str, Any]
@@ -60,12 +60,10 @@ class Tuned:
         if self.names is None:
             old = self.config.variants
             variants = {label: merge(old[label], {"algorithm": options}) for label, options in self.best.items()}
-            return self.config.model_copy(update={"variants": variants})
+            return self.config.replace(variants=variants)
         main = self.config.algorithm.name if self.config.algorithm.name in self.best else self.names[0]
         tables = {**self.config.algorithms, **self.best}
-        return self.config.model_copy(
-            update={"algorithms": tables, "algorithm": AlgorithmTable(name=main, **self.best[main])}
-        )
+        return self.config.replace(algorithms=tables, algorithm=AlgorithmTable(name=main, options=self.best[main]))
 
     @property
     def variant_tables(self) -> str:
@@ -115,13 +113,13 @@ def tune(
 def search_of(config: Config, label: str) -> dict[str, tuple[float, float]]:
     """Return the ranges to search: ``[tune.search.LABEL]``, or those that the algorithm declares."""
     name = config.algorithm.name
-    fields = {f.name: f for f in dataclasses.fields(ALGORITHMS[name]) if f.init}  # type: ignore[arg-type]
+    declared = options_of(ALGORITHMS[name])
     if label not in config.tune.search:
-        return {n: tuple(f.metadata["search"]) for n, f in fields.items() if f.metadata.get("search")}
+        return {n: option.search for n, option in declared.items() if option.search is not None}
     for option in config.tune.search[label]:
-        if option not in fields:
-            raise unknown(f"hyperparameter of {name}", option, fields, f"[tune.search.{json.dumps(label)}]")
-    return {n: (low, high) for n, (low, high) in config.tune.search[label].items()}
+        if option not in declared:
+            raise unknown(f"option of {name}", option, declared, f"[tune.search.{json.dumps(label)}]")
+    return config.tune.search[label]
 
 
 def latin_hypercube(ranges: dict[str, tuple[float, float]], trials: int, seed: int) -> list[dict[str, float]]:
@@ -141,16 +139,16 @@ def fitting(config: Config, point: dict[str, float]) -> Options:
     name = config.algorithm.name
     current = config.options_of(name)
     options: Options = {}
-    for field in [f for f in dataclasses.fields(ALGORITHMS[name]) if f.init]:  # type: ignore[arg-type]
-        if field.name not in point:
+    for option in options_of(ALGORITHMS[name]).values():
+        if option.name not in point:
             continue
-        value: Any = point[field.name]
-        schedule = current.get(field.name)
-        if kind_of(field) in ("int", "Steps", "EqualSteps"):
+        value: Any = point[option.name]
+        schedule = current.get(option.name)
+        if option.kind.whole:
             value = max(1, round(value))
         elif isinstance(schedule, dict):
             value = {**schedule, "k" if schedule.get("schedule") == "cube_root" else "value": value}
-        options[field.name] = value
+        options[option.name] = value
     return options
 
 
@@ -179,7 +177,7 @@ def _try_once(config: Config, callbacks: Sequence[Callback], pretrained: dict[st
         experiment = Experiment(config)
         experiment.data = experiment.data.validation(config.tune.share, config.train.seed)
         if experiment.evaluation.clients == "train":
-            experiment.evaluation = dataclasses.replace(experiment.evaluation, clients="test")
+            experiment.evaluation = experiment.evaluation.replace(clients="test")
         pretraining = Pretraining.of(experiment)
         if pretraining is not None:
             if pretraining.key not in pretrained:
@@ -215,7 +213,7 @@ def _sorted(rows: list[Row], measure: str | None, label: str) -> list[Row]:
 
 
 def _all_options(config: Config, name: str, options: Mapping[str, Any]) -> Options:
-    table = describe(build_algorithm(config.with_algorithm(name, dict(options))))
+    table = build_algorithm(config.with_algorithm(name, dict(options))).to_table()
     return {k: v for k, v in table.items() if k != "name"}
 
 

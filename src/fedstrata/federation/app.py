@@ -129,7 +129,7 @@ def main(grid: Grid, context: Context) -> None:
         run = serve(
             config,
             Nodes.read(str(settings["nodes"])),
-            FlowerPost(grid, (config.settings()["faults"] or Faults()).timeout + 60.0),
+            FlowerPost(grid, (config.faults or Faults()).timeout + 60.0),
             out,
             bool(settings.get("resume", False)),
             server_data,

@@ -36,8 +36,9 @@ from fedstrata.core.machine import prepared
 from fedstrata.core.schedules import Clock
 from fedstrata.data import formats, intake
 from fedstrata.data.federated import FederatedData, Part
-from fedstrata.data.sampling import sampling as sampling_named
-from fedstrata.experiments.config import Config, Experiment, parse
+from fedstrata.data.sampling import SAMPLINGS
+from fedstrata.experiments.build import Experiment
+from fedstrata.experiments.config import Config, parse
 from fedstrata.federation import keys, wire
 from fedstrata.problems.oracles import Oracles
 from fedstrata.problems.queries import QUESTIONS
@@ -202,8 +203,8 @@ def _among(part: Part, call: Call) -> Part:
 
 def _work(config: Config, data: FederatedData, call: Call, message: Any, node: Mapping[str, Any]) -> Reply:
     """Run the named method of the algorithm, or answer a problem's question."""
-    settings = config.settings()
-    inject = settings["faults"].inject if settings["faults"] is not None else None
+    settings = config.settings
+    inject = None if settings.faults is None else settings.faults.inject
     clients = np.array([call.client])
     fault = None
     if inject is not None:
@@ -211,13 +212,13 @@ def _work(config: Config, data: FederatedData, call: Call, message: Any, node: M
     if fault == "drop":
         raise NoAnswer("no answer, on purpose")
     experiment = Experiment(config, data)
-    device = torch.device(settings["device"])
+    device = torch.device(settings.device)
     problem = experiment.problem.to(device)
     if call.learned is not None and problem.given is not None:
         problem = problem.given(problem, torch.tensor(call.learned, dtype=torch.float64))
     if problem.at is not None:
         number = max(0, call.round)
-        problem = problem.at(problem, Clock(number, settings["rounds"], 0, number))
+        problem = problem.at(problem, Clock(number, settings.rounds, 0, number))
     algorithm = experiment.algorithm
     question = QUESTIONS.get(call.work.removeprefix("question:")) if call.work.startswith("question:") else None
     if question is None and call.work not in algorithm.answers:
@@ -231,16 +232,16 @@ def _work(config: Config, data: FederatedData, call: Call, message: Any, node: M
     setting = Setting(
         oracles=Oracles(problem),
         data=data.to(device, problem.x0.dtype),
-        sampling=sampling_named(settings["sampling"]),
-        batch_size=settings["batch_size"],
-        seed=settings["seed"],
+        sampling=SAMPLINGS[settings.sampling],
+        batch_size=settings.batch_size,
+        seed=settings.seed,
         state=state,
     )
-    client = Client(setting, clients, Clock(call.round, settings["rounds"], 0, call.iteration), call.exchange)
+    client = Client(setting, clients, Clock(call.round, settings.rounds, 0, call.iteration), call.exchange)
     there = for_each(tree_map(lambda t: t.to(device) if isinstance(t, torch.Tensor) else t, message), 1)
-    with torch.no_grad(), prepared(settings["threads"]):
+    with torch.no_grad(), prepared(settings.threads):
         value = work(client, *there)
-        channel = settings["channel"]
+        channel = settings.channel
         header: dict[str, Any] = {"samples": client.samples, "steps": client.steps, "packed": False}
         if channel.on_clients and question is None:
             changes = Changes(work, there, value)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from inspect import signature
+from collections.abc import Callable, Sequence
+from typing import Literal
 
 import torch
 from torch import nn
 
-from fedstrata.core.errors import InputError, invalid, unknown
+from fedstrata.core.errors import InputError, invalid
+from fedstrata.core.options import check, options, param
+from fedstrata.core.registry import Registry
 from fedstrata.models.layers import (
     ChannelsLast,
     CharacterLSTM,
@@ -23,8 +25,13 @@ from fedstrata.models.layers import (
 )
 
 Shape = Sequence[int]
+Norm = Literal["group", "batch"]
+
+NORM = param("group", "normalisation layers; batch needs batchnorm = 'batch' of the problem")
+WIDTH = param(32, "channels of the first layer", least=1)
 
 
+@options("the logreg model")
 def logreg(shape: Shape, outputs: int) -> nn.Module:
     """Build logistic (softmax) regression: one linear layer on the flattened input, initialised to zero."""
     linear = nn.Linear(math.prod(shape), outputs)
@@ -33,10 +40,13 @@ def logreg(shape: Shape, outputs: int) -> nn.Module:
     return nn.Sequential(nn.Flatten(), linear)
 
 
-def mlp(shape: Shape, outputs: int, hidden: Sequence[int] = (200, 200)) -> nn.Module:
+@options("the mlp model")
+def mlp(
+    shape: Shape, outputs: int, hidden: Sequence[int] = param((200, 200), "widths of the hidden layers", least=1)
+) -> nn.Module:
     """Build a multilayer perceptron with ReLU; ``hidden`` lists the widths of its hidden layers."""
-    if not isinstance(hidden, list | tuple) or not hidden or any(not isinstance(h, int) or h < 1 for h in hidden):
-        raise invalid("hidden widths of the mlp", hidden, "a list of whole numbers of at least 1")
+    if not hidden:
+        raise invalid("hidden of the mlp model", hidden, "at least one width")
     layers: list[nn.Module] = [nn.Flatten()]
     width = math.prod(shape)
     for h in hidden:
@@ -45,6 +55,7 @@ def mlp(shape: Shape, outputs: int, hidden: Sequence[int] = (200, 200)) -> nn.Mo
     return nn.Sequential(*layers, nn.Linear(width, outputs))
 
 
+@options("the lenet5 model")
 def lenet5(shape: Shape, outputs: int) -> nn.Module:
     """Build LeNet-5 (LeCun et al. 1998) with ReLU and max pooling: 6 and 16 kernels of 5x5, then 120, 84, outputs."""
     channels, height, width = _image(shape, "lenet5", 12)
@@ -66,7 +77,8 @@ def lenet5(shape: Shape, outputs: int) -> nn.Module:
     )
 
 
-def patchnet(shape: Shape, outputs: int, width: int = 32) -> nn.Module:
+@options("the patchnet model")
+def patchnet(shape: Shape, outputs: int, width: int = WIDTH) -> nn.Module:
     """Build two convolutions of adjacent patches (4x4 to ``width`` channels, 2x2 to twice as many), then outputs.
 
     A convolution whose stride equals its kernel size is a linear map of patches, which is fast for many clients at once
@@ -87,7 +99,8 @@ def patchnet(shape: Shape, outputs: int, width: int = 32) -> nn.Module:
     )
 
 
-def cnn4(shape: Shape, outputs: int, width: int = 32) -> nn.Module:
+@options("the cnn4 model")
+def cnn4(shape: Shape, outputs: int, width: int = WIDTH) -> nn.Module:
     """Build two 3x3 convolutions (``width``, 2 ``width``) with max pooling, then layers of 128 and outputs."""
     channels, height, side = _image(shape, "cnn4", 4)
     return nn.Sequential(
@@ -104,7 +117,8 @@ def cnn4(shape: Shape, outputs: int, width: int = 32) -> nn.Module:
     )
 
 
-def cnn7(shape: Shape, outputs: int, width: int = 32) -> nn.Module:
+@options("the cnn7 model")
+def cnn7(shape: Shape, outputs: int, width: int = WIDTH) -> nn.Module:
     """Build three pairs of 3x3 convolutions (``width``, 2 ``width``, 4 ``width``) with max pooling, then outputs."""
     channels, height, side = _image(shape, "cnn7", 8)
     layers: list[nn.Module] = []
@@ -116,13 +130,19 @@ def cnn7(shape: Shape, outputs: int, width: int = 32) -> nn.Module:
     return nn.Sequential(*layers, nn.Flatten(), nn.Linear(inside * (height // 8) * (side // 8), outputs))
 
 
-def resnet20(shape: Shape, outputs: int, norm: str = "group", width: int = 16) -> nn.Module:
+@options("the resnet20 model")
+def resnet20(
+    shape: Shape,
+    outputs: int,
+    norm: Norm = NORM,
+    width: int = param(16, "channels of the first layer", least=1),
+) -> nn.Module:
     """Build ResNet-20 for small images (He et al. 2016, section 4.2); ``norm`` is "group" (8 groups) or "batch".
 
     "batch" keeps running statistics: build the problem with ``batchnorm="batch"`` to use those of the batch instead.
     """
     channels, _, _ = _image(shape, "resnet20", 4)
-    normed = _norm(norm, "resnet20")
+    normed = _norm(norm)
     layers: list[nn.Module] = [nn.Conv2d(channels, width, 3, padding=1, bias=False), normed(width), nn.ReLU()]
     inside = width
     for outside, stride in ((width, 1), (2 * width, 2), (4 * width, 2)):
@@ -132,8 +152,15 @@ def resnet20(shape: Shape, outputs: int, norm: str = "group", width: int = 16) -
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inside, outputs))
 
 
+@options("the convmixer model")
 def convmixer(
-    shape: Shape, outputs: int, width: int = 256, depth: int = 8, kernel: int = 5, patch: int = 2, norm: str = "group"
+    shape: Shape,
+    outputs: int,
+    width: int = param(256, "channels", least=1),
+    depth: int = param(8, "pairs of a depthwise and a pointwise convolution", least=1),
+    kernel: int = param(5, "size of the depthwise kernels, an odd number", least=1),
+    patch: int = param(2, "side of a patch", least=1),
+    norm: Norm = NORM,
 ) -> nn.Module:
     """Build ConvMixer (Trockman & Kolter 2022): patches, then ``depth`` times a depthwise and a pointwise convolution.
 
@@ -141,18 +168,17 @@ def convmixer(
     clients advance together. ``norm`` is "group" (a pure function of the weights) or "batch", the authors' choice. The
     latter keeps running statistics: build the problem with ``batchnorm="batch"`` to use those of the batch instead.
     """
-    for option, value in (("width", width), ("depth", depth), ("kernel", kernel), ("patch", patch)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise invalid(f"{option} of convmixer", value, "a whole number of at least 1")
     if width == 1 and norm == "group":
         raise invalid(
-            "width of convmixer", width, "at least 2, or norm='batch': a single normalised channel has mean zero"
+            "width of the convmixer model",
+            width,
+            "at least 2, or norm='batch': a single normalised channel has mean zero",
         )
     if kernel % 2 == 0:
-        raise invalid("kernel of convmixer", kernel, "an odd number")
+        raise invalid("kernel of the convmixer model", kernel, "an odd number")
     channels, height, side = _image(shape, "convmixer", patch)
     height, side = height // patch, side // patch
-    normed = _norm(norm, "convmixer", 1 if height * side <= 64 else 2, alone=8)
+    normed = _norm(norm, 1 if height * side <= 64 else 2, alone=8)
 
     def active(layer: nn.Module) -> nn.Module:
         return nn.Sequential(layer, nn.GELU(), normed(width))
@@ -169,54 +195,50 @@ def convmixer(
     return nn.Sequential(*layers, MeanOverPositions(), nn.Linear(width, outputs))
 
 
-def lstm(shape: Shape, outputs: int, hidden: int = 256, layers: int = 2, embedding: int = 8) -> nn.Module:
+@options("the lstm model")
+def lstm(
+    shape: Shape,
+    outputs: int,
+    hidden: int = param(256, "units of a layer", least=1),
+    layers: int = param(2, "stacked layers", least=1),
+    embedding: int = param(8, "size of a character's embedding", least=1),
+) -> nn.Module:
     """Build LEAF's stacked LSTM over characters: tokens below ``outputs`` in, the next one out."""
-    for option, value in (("hidden", hidden), ("layers", layers), ("embedding", embedding)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise invalid(f"{option} of lstm", value, "a whole number of at least 1")
     if len(shape) != 1:
         raise InputError(f"The model lstm needs inputs of shape [length]. Got {tuple(shape)}.")
     return CharacterLSTM(outputs, embedding, hidden, layers)
 
 
-MODELS: dict[str, Callable[..., nn.Module]] = {
-    f.__name__: f for f in (logreg, mlp, lenet5, patchnet, cnn4, cnn7, resnet20, convmixer, lstm)
-}
+_BUILDERS: tuple[Callable[..., nn.Module], ...] = (
+    *(logreg, mlp, lenet5, patchnet, cnn4, cnn7, resnet20, convmixer, lstm),
+)
+
+MODELS: Registry[Callable[..., nn.Module]] = Registry("model", {build.__name__: build for build in _BUILDERS})
+"""Every model by its name in a configuration file."""
 
 
 def model(name: str, shape: Shape, outputs: int, *, seed: int = 0, **options: object) -> nn.Module:
     """Build a model by name, with initial weights that depend on ``seed`` only; torch's random state is left alone."""
-    check_options(name, options)
+    build = MODELS.find(name)
+    values = check(build, options)
     if not isinstance(shape, tuple | list | torch.Size):
         raise invalid("shape of an input", shape, "a tuple such as (1, 28, 28)")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         try:
-            return MODELS[name](shape, outputs, **options)
+            return build(shape, outputs, **values)
+        except InputError:
+            raise
         except (TypeError, RuntimeError, ValueError) as error:
-            if isinstance(error, InputError):
-                raise
             raise InputError(f"The model {name} cannot be built with the options {options}: {error}") from None
 
 
-def check_options(name: str, options: Mapping[str, object]) -> None:
-    """Refuse an unknown model or an unknown option."""
-    if name not in MODELS:
-        raise unknown("model", name, MODELS)
-    known = list(signature(MODELS[name]).parameters)[2:]
-    for option in options:
-        if option not in known:
-            raise unknown(f"option of the model {name}", option, known)
-
-
-def _norm(norm: str, name: str, axes: int = 2, alone: int = 0) -> Callable[[int], nn.Module]:
+def _norm(norm: Norm, axes: int = 2, alone: int = 0) -> Callable[[int], nn.Module]:
     """Return a function that builds a norm of n channels; up to ``alone`` channels are one group."""
     norms: dict[str, Callable[[int], nn.Module]] = {
         "group": lambda n: nn.GroupNorm(math.gcd(n, 8) if n > alone else 1, n),
         "batch": lambda n: nn.BatchNorm1d(n) if axes == 1 else nn.BatchNorm2d(n),
     }
-    if norm not in norms:
-        raise invalid(f"norm of {name}", norm, "'group' or 'batch'")
     return norms[norm]
 
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
 
-from fedstrata.core.schedules import schedule
+from fedstrata.core.options import build, check, options_of
+from fedstrata.core.registry import Registry
 from fedstrata.data.federated import FederatedData
 from fedstrata.problems.adversarial import adversarial
 from fedstrata.problems.agnostic import agnostic
@@ -37,45 +37,32 @@ class ProblemKind:
     outputs: int | None = None
 
     @property
-    def options(self) -> tuple[str, ...]:
-        """The names of its options, other than the model and what the data know."""
-        known = inspect.signature(self.build).parameters
-        return tuple(p for p in known if p not in ("model", "dtype", *self.asks))
+    def options(self) -> list[str]:
+        """The names of the options that a file may set."""
+        return [name for name, option in options_of(self.build).items() if option.in_file]
 
     @property
-    def asks(self) -> tuple[str, ...]:
-        """What it is built with that the data know: the number of clients or classes, the shape of an input."""
-        known = inspect.signature(self.build).parameters
-        return tuple(p for p in known if self.data is None and p in ("clients", "classes", "shape"))
+    def asks(self) -> list[str]:
+        """The options that a file takes from the data: the number of clients or classes, the shape of an input."""
+        return [name for name, option in options_of(self.build).items() if not option.in_file]
 
     def on(self, model: nn.Module, data: FederatedData, **options: Any) -> Problem:
-        """Build the problem of a model for these data."""
-        known = {
-            "clients": data.clients,
-            "classes": data.classes,
-            "shape": tuple(data.train.arrays[0].shape[1:]),
-        }
-        built: Problem = self.build(model, **{k: known[k] for k in self.asks}, **_with_schedules(options))
-        return built
+        """Build the problem of a model for these data, with options as a file has them."""
+        known = {"clients": data.clients, "classes": data.classes or None, "shape": data.train.arrays[0].shape[1:]}
+        asked = {name: known[name] for name in self.asks}
+        problem: Problem = self.build(model, **asked, **check(self.build, options))
+        return problem
 
 
-def _with_schedules(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a problem's options with the schedules that a file holds as tables."""
-    return {
-        k: schedule(v, f"{k} of the problem") if isinstance(v, dict) and "schedule" in v else v
-        for k, v in options.items()
-    }
-
-
-def _with_data(build: Callable[..., Quadratic]) -> ProblemKind:
+def _with_data(builder: Callable[..., Quadratic]) -> ProblemKind:
     def data(**options: Any) -> tuple[Problem, FederatedData]:
-        built = build(**options)
+        built: Quadratic = build(builder, options)
         return built.problem, built.data
 
-    return ProblemKind(build, data)
+    return ProblemKind(builder, data)
 
 
-PROBLEMS: dict[str, ProblemKind] = {
+_KINDS = {
     "erm": ProblemKind(erm),
     "robust": ProblemKind(robust),
     "maml": ProblemKind(maml),
@@ -91,6 +78,9 @@ PROBLEMS: dict[str, ProblemKind] = {
     "quadratic_saddle": _with_data(quadratic_saddle),
     "tower": _with_data(tower),
 }
+
+PROBLEMS: Registry[ProblemKind] = Registry("problem", _KINDS)
+"""Every problem by its name in a configuration file."""
 
 __all__ = [
     "PROBLEMS",

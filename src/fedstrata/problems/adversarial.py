@@ -10,30 +10,29 @@ import torch
 from torch import nn
 
 from fedstrata.core.errors import invalid
+from fedstrata.core.options import options, param
 from fedstrata.data.federated import FederatedData
 from fedstrata.models.flat import BatchNormRule
-from fedstrata.problems.checks import check_positive
-from fedstrata.problems.erm import Losses, erm
+from fedstrata.problems.erm import BATCHNORM, LOSS, Losses, erm
 from fedstrata.problems.problem import Arrays, Problem
 from fedstrata.problems.projections import ball
 
 
+@options("the adversarial problem")
 def adversarial(
     model: nn.Module,
-    shape: Sequence[int],
-    radius: float = 1.0,
-    loss: str | Losses = "cross_entropy",
-    batchnorm: BatchNormRule = "refuse",
+    shape: Sequence[int] = param(..., "shape of one input, e.g. (1, 28, 28)", least=1, in_file=False),
+    radius: float = param(1.0, "largest norm of the perturbation", above=0),
+    loss: str | Losses = LOSS,
+    batchnorm: BatchNormRule = BATCHNORM,
 ) -> Problem:
     """Build robust training: min_x max_{||y|| <= radius} M_k[ mean loss of the model on inputs + y ].
 
     ``shape`` is that of one input, e.g. (1, 28, 28); y has as many entries and starts at 0. A configuration file takes
     the shape from the data. Metrics measure the model clean, and under attack (:class:`fedstrata.Evaluation`).
     """
-    whole = isinstance(shape, tuple | list | torch.Size) and all(isinstance(n, int) and n > 0 for n in shape)
-    if not whole or not len(shape):
+    if not shape:
         raise invalid("shape of the adversarial problem", shape, "the shape of one input, e.g. (1, 28, 28)")
-    check_positive("radius of the adversarial problem", radius)
     base = erm(model, loss, batchnorm)
 
     def outer(x: torch.Tensor, y: torch.Tensor, batch: Arrays) -> torch.Tensor:

@@ -8,23 +8,26 @@ import torch
 from torch import nn
 
 from fedstrata.core.errors import invalid
+from fedstrata.core.options import options, param
 from fedstrata.data.federated import FederatedData
 from fedstrata.models.flat import BatchNormRule
-from fedstrata.problems.erm import Losses, erm
+from fedstrata.problems.erm import BATCHNORM, LOSS, Losses, erm
 from fedstrata.problems.problem import Arrays, Problem
 from fedstrata.problems.projections import simplex
 
 
+@options("the agnostic problem")
 def agnostic(
-    model: nn.Module, clients: int, loss: str | Losses = "cross_entropy", batchnorm: BatchNormRule = "refuse"
+    model: nn.Module,
+    clients: int = param(..., "number of clients", least=1, in_file=False),
+    loss: str | Losses = LOSS,
+    batchnorm: BatchNormRule = BATCHNORM,
 ) -> Problem:
     """Build agnostic learning: min_x max_y sum_k y_k loss_k(x), y on the simplex, an entry for each of ``clients``.
 
     As a mean over clients: f_k(x, y) = clients * y_k * loss_k(x). At y = (1/clients, ...), where y starts, f_k is the
     client's own loss.
     """
-    if isinstance(clients, bool) or not isinstance(clients, int) or clients < 1:
-        raise invalid("clients of the agnostic problem", clients, "a whole number of at least 1")
     base = erm(model, loss, batchnorm)
 
     def outer(x: torch.Tensor, y: torch.Tensor, batch: Arrays) -> torch.Tensor:

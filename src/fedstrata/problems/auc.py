@@ -10,12 +10,20 @@ from typing import Literal
 import torch
 from torch import nn
 
-from fedstrata.core.errors import InputError, invalid, is_number
+from fedstrata.core.errors import InputError, invalid
+from fedstrata.core.options import options, param
 from fedstrata.data.federated import FederatedData
 from fedstrata.data.intake import are_labels
 from fedstrata.models.flat import BatchNormRule, Flat
-from fedstrata.problems.checks import check_positive, check_switch
-from fedstrata.problems.erm import binary_cross_entropy, check_model, cross_entropy, scores, two_samples, weighted_mean
+from fedstrata.problems.erm import (
+    BATCHNORM,
+    binary_cross_entropy,
+    check_model,
+    cross_entropy,
+    scores,
+    two_samples,
+    weighted_mean,
+)
 from fedstrata.problems.problem import Arrays, Problem
 from fedstrata.problems.projections import box
 from fedstrata.problems.queries import Query, class_shares
@@ -24,15 +32,24 @@ Activation = Callable[[torch.Tensor], torch.Tensor]
 
 ACTIVATIONS: dict[str, Activation] = {"sigmoid": torch.sigmoid, "none": lambda logits: logits}
 
+Form = Literal["square", "margin"]
 
+FORM = param("square", "the pairwise square loss, or one that spares pairs that are far enough apart")
+MARGIN = param(1.0, "how far apart is enough", above=0, only={"form": ("margin",)})
+SCORE = param("sigmoid", "what the model's output goes through to become a score", choices=ACTIVATIONS)
+SCALE_DUAL = param(False, "take the factor p(1-p) out of the dual's steps")
+P = param(None, "share of positives, one for all clients; by default they are asked for it", above=0, below=1)
+
+
+@options("the auc problem")
 def auc(
     model: nn.Module,
-    form: Literal["square", "margin"] = "square",
-    margin: float = 1.0,
-    score: Literal["sigmoid", "none"] = "sigmoid",
-    scale_dual: bool = False,
-    p: float | None = None,
-    batchnorm: BatchNormRule = "refuse",
+    form: Form = FORM,
+    margin: float = MARGIN,
+    score: str = SCORE,
+    scale_dual: bool = SCALE_DUAL,
+    p: float | None = P,
+    batchnorm: BatchNormRule = BATCHNORM,
 ) -> Problem:
     """Build AUC maximisation: min over x = (weights, a, b), max over y = alpha, of M_k[ mean of F on client k's data ].
 
@@ -59,16 +76,6 @@ def auc(
     gradient in y moves alpha by 1 / (p(1-p)) times as much, which is what codes that divide this gradient by p(1-p) do;
     the problem stays the same.
     """
-    if form not in ("square", "margin"):
-        raise invalid("form of the auc problem", form, "'square' or 'margin'")
-    if score not in ACTIVATIONS:
-        raise invalid("score of the auc problem", score, " or ".join(map(repr, ACTIVATIONS)))
-    check_switch("scale_dual of the auc problem", scale_dual)
-    check_positive("margin of the auc problem", margin)
-    if form == "square" and margin != 1.0:
-        raise InputError("The margin of the auc problem belongs to form = 'margin'; the form 'square' has none.")
-    if p is not None and (not is_number(p) or not 0 < p < 1):
-        raise invalid("p of the auc problem", p, "the share of positives, between 0 and 1 exclusive, or left out")
     flat = Flat(model, batchnorm)
     options = {"form": form, "margin": margin, "score": score, "scale_dual": scale_dual, "p": p, "batchnorm": batchnorm}
 

@@ -3,32 +3,31 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Literal
 
 import torch
 from torch import nn
 
-from fedstrata.core.errors import invalid
+from fedstrata.core.options import options, param
 from fedstrata.core.schedules import Rate
 from fedstrata.models.flat import BatchNormRule, Flat
-from fedstrata.problems.auc import auc, either_cross_entropy
-from fedstrata.problems.checks import check_rate, check_switch
-from fedstrata.problems.erm import weighted_mean
-from fedstrata.problems.maml import with_gradient_steps
+from fedstrata.problems.auc import FORM, MARGIN, SCALE_DUAL, SCORE, Form, P, auc, either_cross_entropy
+from fedstrata.problems.erm import BATCHNORM, weighted_mean
+from fedstrata.problems.maml import FIRST_ORDER, with_gradient_steps
 from fedstrata.problems.problem import Arrays, Outer, Problem
 
 
+@options("the compositional_auc problem")
 def compositional_auc(
     model: nn.Module,
-    levels: int = 3,
-    inner_lr: Rate = 0.1,
-    first_order: bool = False,
-    form: Literal["square", "margin"] = "square",
-    margin: float = 1.0,
-    score: Literal["sigmoid", "none"] = "sigmoid",
-    scale_dual: bool = False,
-    p: float | None = None,
-    batchnorm: BatchNormRule = "refuse",
+    levels: int = param(3, "inner gradient steps, each a level", least=1),
+    inner_lr: Rate = param(0.1, "learning rate of the inner gradient steps", above=0),
+    first_order: bool = FIRST_ORDER,
+    form: Form = FORM,
+    margin: float = MARGIN,
+    score: str = SCORE,
+    scale_dual: bool = SCALE_DUAL,
+    p: float | None = P,
+    batchnorm: BatchNormRule = BATCHNORM,
 ) -> Problem:
     """Build compositional AUC maximisation: the AUC loss of a model after ``levels`` gradient steps on cross-entropy.
 
@@ -42,10 +41,6 @@ def compositional_auc(
     There are two models to look at. ``auc`` is measured at x, where the steps begin, and so is the model of a run;
     ``adapted_auc`` is measured at G(x), where they lead, which is what the objective is about.
     """
-    if isinstance(levels, bool) or not isinstance(levels, int) or levels < 1:
-        raise invalid("levels of the compositional_auc problem", levels, "a whole number of at least 1")
-    check_rate("inner_lr of the compositional_auc problem", inner_lr)
-    check_switch("first_order of the compositional_auc problem", first_order)
     base = auc(model, form, margin, score, scale_dual, p, batchnorm)
     assert base.flat is not None
     own = {"levels": levels, "inner_lr": inner_lr, "first_order": first_order}

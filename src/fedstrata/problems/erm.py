@@ -8,7 +8,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from fedstrata.core.errors import InputError, invalid, unknown
+from fedstrata.core.errors import InputError, invalid
+from fedstrata.core.options import options, param
 from fedstrata.data.federated import FederatedData
 from fedstrata.data.intake import are_labels
 from fedstrata.models.flat import BatchNormRule, Flat
@@ -53,17 +54,18 @@ LOSSES: dict[str, Losses] = {
     "squared": squared,
 }
 
+LOSS = param(
+    "cross_entropy", "loss of a sample; in Python also a function (outputs, targets) -> losses", choices=LOSSES
+)
+BATCHNORM = param("refuse", "BatchNorm layers: an error, GroupNorm in their place, or the batch's own statistics")
 
-def erm(model: nn.Module, loss: str | Losses = "cross_entropy", batchnorm: BatchNormRule = "refuse") -> Problem:
+
+@options("the erm problem")
+def erm(model: nn.Module, loss: str | Losses = LOSS, batchnorm: BatchNormRule = BATCHNORM) -> Problem:
     """Build ordinary federated learning: min_x M_k[ mean loss of the model with weights x on client k's data ].
 
-    ``loss`` is "cross_entropy", "binary_cross_entropy", "squared", or a function ``(outputs, targets) -> one loss per
-    sample``. ``batchnorm`` says what to do with BatchNorm layers: see :class:`fedstrata.models.flat.Flat`.
+    A ``loss`` of your own returns one number per sample. For ``batchnorm`` see :class:`fedstrata.models.flat.Flat`.
     """
-    if not isinstance(loss, str) and not callable(loss):
-        raise invalid("loss", loss, f"one of {', '.join(LOSSES)}, or a function of outputs and targets")
-    if isinstance(loss, str) and loss not in LOSSES:
-        raise unknown("loss", loss, LOSSES)
     losses = LOSSES[loss] if isinstance(loss, str) else loss
     flat = Flat(model, batchnorm)
 
@@ -75,7 +77,6 @@ def erm(model: nn.Module, loss: str | Losses = "cross_entropy", batchnorm: Batch
         check_model(flat, data, loss if isinstance(loss, str) else "")
         _check_losses(flat, data, losses)
 
-    options = {"loss": loss, "batchnorm": batchnorm}
     return Problem(
         outer,
         flat.initial,
@@ -84,7 +85,7 @@ def erm(model: nn.Module, loss: str | Losses = "cross_entropy", batchnorm: Batch
         flat=flat,
         predict=flat,
         losses=losses,
-        options=options,
+        options={"loss": loss, "batchnorm": batchnorm},
         check=check,
     )
 

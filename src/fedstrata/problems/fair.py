@@ -2,34 +2,32 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import torch
 from torch import nn
 
-from fedstrata.core.errors import InputError, invalid, is_number
+from fedstrata.core.errors import InputError, invalid
+from fedstrata.core.options import options, param
 from fedstrata.data.federated import FederatedData
 from fedstrata.models.flat import BatchNormRule
 from fedstrata.problems.agnostic import agnostic
-from fedstrata.problems.erm import Losses, erm, weighted_mean
+from fedstrata.problems.erm import BATCHNORM, LOSS, Losses, erm, weighted_mean
 from fedstrata.problems.problem import Arrays, Problem
 from fedstrata.problems.projections import simplex
 from fedstrata.problems.queries import Query, class_shares
 
-if TYPE_CHECKING:
-    pass
 
-
+@options("the fair problem")
 def fair(
     model: nn.Module,
-    over: Literal["classes", "clients"] = "classes",
-    classes: int | None = None,
-    clients: int | None = None,
-    regularise: float = 0.0,
-    loss: str | Losses = "cross_entropy",
-    batchnorm: BatchNormRule = "refuse",
+    over: Literal["classes", "clients"] = param("classes", "what the worst one is sought of"),
+    classes: int | None = param(None, "number of classes", least=1, in_file=False),
+    clients: int | None = param(None, "number of clients", least=1, in_file=False),
+    regularise: float = param(0.0, "weight of the penalty on y; above 0 the maximum is strongly concave", least=0),
+    loss: str | Losses = LOSS,
+    batchnorm: BatchNormRule = BATCHNORM,
 ) -> Problem:
     """Build fair learning: min_x max_y sum_c y_c loss_c(x) - regularise / 2 ||y||^2, y on the simplex.
 
@@ -37,15 +35,10 @@ def fair(
     there are ``classes`` entries of y. As a mean over clients, a sample of class c weighs y_c divided by the share of
     its class; the clients are asked for their class counts before the first round. ``over`` = "clients": loss_c is the
     mean loss of client c, and there are ``clients`` entries (without a regulariser this is :func:`agnostic`). y starts
-    uniform. A configuration file takes both numbers from the data. ``regularise`` above 0 makes the maximum strongly
-    concave.
+    uniform. A configuration file takes both numbers from the data.
     """
-    if over not in ("classes", "clients"):
-        raise invalid("over of the fair problem", over, "'classes' or 'clients'")
-    if not is_number(regularise) or not 0 <= regularise < math.inf:
-        raise invalid("regularise of the fair problem", regularise, "a number of at least 0")
     number = classes if over == "classes" else clients
-    if isinstance(number, bool) or not isinstance(number, int) or number < 1:
+    if number is None:
         raise invalid(f"{over} of the fair problem", number, "a whole number of at least 1")
     build = _over_classes if over == "classes" else _over_clients
     problem = build(model, number, regularise, loss, batchnorm)

@@ -4,28 +4,30 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass, replace
-from typing import Literal
 
 import torch
 from torch import nn
 
-from fedstrata.core.errors import invalid
+from fedstrata.core.options import options, param
 from fedstrata.core.schedules import Clock, Rate, Schedule, rate_at
 from fedstrata.models.flat import BatchNormRule
-from fedstrata.problems.checks import check_positive, check_rate, check_shift, check_switch
-from fedstrata.problems.erm import Losses, erm
-from fedstrata.problems.problem import Arrays, Outer, Problem
-from fedstrata.problems.robust import as_level, linked
+from fedstrata.problems.erm import BATCHNORM, LOSS, Losses, erm
+from fedstrata.problems.problem import INNER_MEAN, Arrays, InnerMean, Outer, Problem
+from fedstrata.problems.robust import GAMMA, SHIFT, as_level, linked
+
+INNER_LR = param(0.01, "learning rate of the inner gradient steps", above=0)
+FIRST_ORDER = param(False, "leave out the second derivatives")
 
 
+@options("the maml problem")
 def maml(
     model: nn.Module,
-    inner_lr: Rate = 0.01,
-    steps: int = 1,
-    first_order: bool = False,
-    loss: str | Losses = "cross_entropy",
-    inner_mean: Literal["local", "global"] = "local",
-    batchnorm: BatchNormRule = "refuse",
+    inner_lr: Rate = INNER_LR,
+    steps: int = param(1, "inner gradient steps", least=1),
+    first_order: bool = FIRST_ORDER,
+    loss: str | Losses = LOSS,
+    inner_mean: InnerMean = INNER_MEAN,
+    batchnorm: BatchNormRule = BATCHNORM,
 ) -> Problem:
     """Build model-agnostic meta-learning: min_x M_k[ loss_k( x after ``steps`` gradient steps on client k's data ) ].
 
@@ -34,34 +36,27 @@ def maml(
     support data (``support`` of a split) the steps draw from there, the outer function from the rest. ``inner_lr`` may
     follow a schedule, round by round.
     """
-    check_rate("inner_lr of the maml problem", inner_lr)
-    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
-        raise invalid("steps of the maml problem", steps, "a whole number of at least 1")
-    check_switch("first_order of the maml problem", first_order)
     base = erm(model, loss, batchnorm)
     own = {"inner_lr": inner_lr, "steps": steps, "first_order": first_order, "inner_mean": inner_mean}
     problem = replace(base, inner_mean=inner_mean, name="maml", options={**base.options, **own})
     return with_gradient_steps(problem, base.outer, steps, inner_lr, first_order)
 
 
+@options("the damaml problem")
 def damaml(
     model: nn.Module,
-    inner_lr: float = 0.01,
-    gamma: float = 0.5,
-    first_order: bool = False,
-    loss: str | Losses = "cross_entropy",
-    shift: float | None = None,
-    batchnorm: BatchNormRule = "refuse",
+    inner_lr: float = INNER_LR,
+    gamma: float = GAMMA,
+    first_order: bool = FIRST_ORDER,
+    loss: str | Losses = LOSS,
+    shift: float | None = SHIFT,
+    batchnorm: BatchNormRule = BATCHNORM,
 ) -> Problem:
     """Build distribution-agnostic meta-learning: clients that adapt badly weigh more.
 
     min_x M_k[ gamma * exp((loss_k(x - inner_lr * grad loss_k(x)) - shift) / gamma) ]: the levels are one gradient step
     and the loss after it. ``gamma`` and ``shift`` are those of :func:`robust`.
     """
-    check_positive("inner_lr of the damaml problem", inner_lr)
-    check_positive("gamma of the damaml problem", gamma)
-    check_shift("damaml", shift)
-    check_switch("first_order of the damaml problem", first_order)
     base = erm(model, loss, batchnorm)
 
     levels = (GradientStep(base.outer, inner_lr, first_order, many_convolutions(base)), as_level(base.outer))

@@ -4,27 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Literal
 
 import torch
 from torch import nn
 
 from fedstrata.core.errors import invalid
+from fedstrata.core.options import options, param
 from fedstrata.models.flat import BatchNormRule
-from fedstrata.problems.checks import check_positive
-from fedstrata.problems.erm import Losses, erm, weighted_mean
-from fedstrata.problems.problem import Arrays, Level, Outer, Problem
+from fedstrata.problems.erm import BATCHNORM, LOSS, Losses, erm, weighted_mean
+from fedstrata.problems.problem import Arrays, InnerMean, Level, Outer, Problem
 
 
+@options("the multilevel problem")
 def multilevel(
     levels: Sequence[Level],
     outer: Outer,
     x0: torch.Tensor,
     y0: torch.Tensor | None = None,
     project_y: Callable[[torch.Tensor], torch.Tensor] | None = None,
-    inner_mean: Literal["local", "global"] = "global",
-    outer_draws: bool = True,
-    name: str = "multilevel",
+    inner_mean: InnerMean = param(
+        "global", "whether f_k meets the client's own levels, or their mean over all clients"
+    ),
+    outer_draws: bool = param(True, "whether the outer function looks at data"),
+    name: str = param("multilevel", "what messages and tables call the problem"),
 ) -> Problem:
     """Build a problem of your own from K levels: min_x max_y M_k[ f_k( M_j[ g_j^(K) o ... o g_j^(1)(x) ], y ) ].
 
@@ -63,13 +65,14 @@ def multilevel(
     )
 
 
+@options("the risk_averse problem")
 def risk_averse(
     model: nn.Module,
-    weight: float = 0.5,
-    power: int = 2,
-    smoothing: float = 0.01,
-    loss: str | Losses = "cross_entropy",
-    batchnorm: BatchNormRule = "refuse",
+    weight: float = param(0.5, "weight of the upper semideviation", above=0),
+    power: int = param(2, "power of the semideviation", choices=(1, 2)),
+    smoothing: float = param(0.01, "what keeps the root of power 2 away from 0", above=0),
+    loss: str | Losses = LOSS,
+    batchnorm: BatchNormRule = BATCHNORM,
 ) -> Problem:
     """Build risk-averse learning: the mean loss plus ``weight`` times its upper semideviation.
 
@@ -79,10 +82,6 @@ def risk_averse(
     root of 0 has no slope, and an estimate of v may be below 0. A client's E is over its own data, and f meets the mean
     over clients of (m, v): what is averse to risk is the spread within clients.
     """
-    if power not in (1, 2) or isinstance(power, bool):
-        raise invalid("power of the risk_averse problem", power, "1 or 2")
-    check_positive("weight of the risk_averse problem", weight)
-    check_positive("smoothing of the risk_averse problem", smoothing)
     base = erm(model, loss, batchnorm)
     flat, losses = base.flat, base.losses
     assert flat is not None and losses is not None

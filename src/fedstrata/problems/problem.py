@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from fedstrata.core.errors import InputError, invalid
+from fedstrata.core.options import param
 from fedstrata.problems.queries import Query
 
 if TYPE_CHECKING:
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
 Arrays = tuple[torch.Tensor, ...]
 Level = Callable[[torch.Tensor, Arrays], torch.Tensor]
 Outer = Callable[..., torch.Tensor]
+InnerMean = Literal["local", "global"]
+
+INNER_MEAN = param("local", "whether f_k meets the client's own levels, or their mean over all clients")
 
 
 @dataclass(frozen=True)
@@ -72,7 +76,7 @@ class Problem:
     levels: tuple[Level, ...] = ()
     y0: torch.Tensor | None = None
     project_y: Callable[[torch.Tensor], torch.Tensor] | None = None
-    inner_mean: Literal["local", "global"] = "local"
+    inner_mean: InnerMean = "local"
     name: str = "custom"
     outer_draws: bool = True
     weighs: bool = False

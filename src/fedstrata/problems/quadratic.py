@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 
 from fedstrata.core.errors import invalid
+from fedstrata.core.options import options, param
 from fedstrata.data.federated import FederatedData
-from fedstrata.problems.checks import check_counts, check_numbers
-from fedstrata.problems.problem import Arrays, Problem
+from fedstrata.problems.problem import INNER_MEAN, Arrays, InnerMean, Problem
+
+DIMENSION = param(10, "number of entries of x", least=1)
+SEED = param(0, "seed of everything random", least=0)
 
 
 @dataclass(frozen=True)
@@ -23,23 +25,21 @@ class Quadratic:
     dual: torch.Tensor | None = None
 
 
+@options("the quadratic problem")
 def quadratic(
-    clients: int = 10,
-    dimension: int = 10,
-    samples: int = 20,
-    heterogeneity: float = 1.0,
-    noise: float = 0.1,
-    condition: float = 10.0,
-    seed: int = 0,
+    clients: int = param(10, "number of clients", least=1),
+    dimension: int = DIMENSION,
+    samples: int = param(20, "samples of each client", least=1),
+    heterogeneity: float = param(1.0, "spread of the clients' minimisers", least=0),
+    noise: float = param(0.1, "spread of a client's samples around its minimiser", least=0),
+    condition: float = param(10.0, "largest curvature; the smallest is 1", least=1),
+    seed: int = SEED,
     dtype: torch.dtype = torch.float64,
 ) -> Quadratic:
     """Build f_k(x) = mean over the client's samples of 1/2 sum_j h_j (x_j - b_j)^2, with different h, b everywhere.
 
-    ``heterogeneity`` is the spread of the clients' minimisers, ``noise`` the spread of samples around them,
-    ``condition`` the largest curvature h (the smallest is 1). The solution is that of the uniform mean over clients.
+    The curvatures h lie between 1 and ``condition``. The solution is that of the uniform mean over clients.
     """
-    check_counts("quadratic", {"clients": clients, "dimension": dimension, "samples": samples}, seed)
-    check_numbers("quadratic", heterogeneity=(heterogeneity, 0), noise=(noise, 0), condition=(condition, 1))
     generator = torch.Generator().manual_seed(seed)
     shape = (clients, samples, dimension)
     h = 1 + (condition - 1) * torch.rand(shape, generator=generator, dtype=dtype)
@@ -57,28 +57,27 @@ def quadratic(
     return Quadratic(Problem(outer, start, name="quadratic", known=(solution, None)), data, solution)
 
 
+@options("the composition problem")
 def composition(
-    clients: int = 10,
-    dimension: int = 10,
-    inner: int = 12,
-    samples: int = 50,
-    heterogeneity: float = 1.0,
-    noise: float = 0.5,
-    inner_mean: Literal["local", "global"] = "local",
-    seed: int = 0,
+    clients: int = param(10, "number of clients", least=1),
+    dimension: int = DIMENSION,
+    inner: int = param(12, "number of rows of A, at least the dimension", least=1),
+    samples: int = param(50, "samples of each client", least=1),
+    heterogeneity: float = param(1.0, "spread of the clients' A and b", least=0),
+    noise: float = param(0.5, "spread of a client's samples around its A and b", least=0),
+    inner_mean: InnerMean = INNER_MEAN,
+    seed: int = SEED,
     dtype: torch.dtype = torch.float64,
 ) -> Quadratic:
     """Build a composition whose minimiser is known: g_k(x) = A_k x and f_k(u) = 1/2 ||u - b_k||^2.
 
-    A_k and b_k are means over the client's samples; ``heterogeneity`` is the spread of the clients' A_k and b_k,
-    ``noise`` the spread of samples around them. ``inner`` is the number of rows of A. A method that takes value and
-    Jacobian of g on one small batch is biased here: the noise of the two is correlated.
+    A_k and b_k are means over the client's samples. A method that takes value and Jacobian of g on one small batch is
+    biased here: the noise of the two is correlated.
     """
-    counts = {"clients": clients, "dimension": dimension, "inner": inner, "samples": samples}
-    check_counts("composition", counts, seed)
-    check_numbers("composition", heterogeneity=(heterogeneity, 0), noise=(noise, 0))
     if inner < dimension:
-        raise invalid("inner of the composition", inner, f"at least the dimension, {dimension}, so that one x is best")
+        raise invalid(
+            "inner of the composition problem", inner, f"at least the dimension, {dimension}, so that one x is best"
+        )
     generator = torch.Generator().manual_seed(seed)
 
     def normal(*shape: int) -> torch.Tensor:
@@ -115,15 +114,16 @@ def composition(
     return Quadratic(problem, data, solution)
 
 
+@options("the quadratic_saddle problem")
 def quadratic_saddle(
-    clients: int = 50,
-    dimension: int = 10,
-    samples: int = 1,
-    spread: float = 1.0,
-    coupling: float = 0.1,
-    curvature: float = 10.0,
-    noise: float = 0.0,
-    seed: int = 0,
+    clients: int = param(50, "number of clients", least=1),
+    dimension: int = DIMENSION,
+    samples: int = param(1, "samples of each client", least=1),
+    spread: float = param(1.0, "standard deviation of the clients' b", least=0),
+    coupling: float = param(0.1, "largest t: how strongly x and y are coupled", least=0),
+    curvature: float = param(10.0, "curvature in x", least=0),
+    noise: float = param(0.0, "spread of a client's samples around its b", least=0),
+    seed: int = SEED,
     dtype: torch.dtype = torch.float64,
 ) -> Quadratic:
     """Build f_k(x, y) = curvature/2 ||x||^2 - (1/2 ||y||^2 - b_k^T y + t_k y^T x), whose saddle is x = y = 0.
@@ -133,12 +133,7 @@ def quadratic_saddle(
     have b's of their own around b_k, whose mean is b_k; without, every batch tells all. (Section 6.1 of the FGDA paper:
     curvature 10, coupling 0.1, spread 1 and 10.)
     """
-    counts = {"clients": clients, "dimension": dimension, "samples": samples}
-    check_counts("quadratic_saddle", counts, seed)
-    check_numbers("quadratic_saddle", spread=(spread, 0), coupling=(coupling, 0), noise=(noise, 0))
-    check_numbers("quadratic_saddle", curvature=(curvature, 0))
-    if noise and samples == 1:
-        raise invalid("samples of the quadratic_saddle", samples, "at least 2, so that there can be noise among them")
+    check_noise("quadratic_saddle", noise, samples)
     generator = torch.Generator().manual_seed(seed)
 
     def normal(*shape: int) -> torch.Tensor:
@@ -164,3 +159,9 @@ def quadratic_saddle(
         outer, x0, y0=y0, name="quadratic_saddle", best_y=best_y, known=(zero, zero), options={"curvature": curvature}
     )
     return Quadratic(problem, data, zero, zero)
+
+
+def check_noise(name: str, noise: float, samples: int) -> None:
+    """Refuse noise that averages to 0 over a single sample."""
+    if noise and samples == 1:
+        raise invalid(f"samples of the {name} problem", samples, "at least 2 where there is noise")

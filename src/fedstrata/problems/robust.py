@@ -6,16 +6,14 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Literal
 
 import torch
 from torch import nn
 
-from fedstrata.core.errors import invalid, unknown
+from fedstrata.core.options import options, param
 from fedstrata.models.flat import BatchNormRule
-from fedstrata.problems.checks import check_positive, check_shift
-from fedstrata.problems.erm import Losses, erm
-from fedstrata.problems.problem import Arrays, Level, Outer, Problem
+from fedstrata.problems.erm import BATCHNORM, LOSS, Losses, erm
+from fedstrata.problems.problem import INNER_MEAN, Arrays, InnerMean, Level, Outer, Problem
 from fedstrata.problems.queries import Query
 
 Link = Callable[[torch.Tensor], torch.Tensor]
@@ -35,15 +33,19 @@ def square(u: torch.Tensor) -> torch.Tensor:
 
 LINKS: dict[str, Link] = {"exp": exponential, "square": square}
 
+GAMMA = param(0.5, "the smaller, the more a client with a high loss weighs", above=0)
+SHIFT = param(None, "subtracted from the losses before exp; by default found from the clients' first losses")
 
+
+@options("the robust problem")
 def robust(
     model: nn.Module,
-    gamma: float = 0.5,
-    link: str | Link = "exp",
-    loss: str | Losses = "cross_entropy",
-    shift: float | None = None,
-    inner_mean: Literal["local", "global"] = "local",
-    batchnorm: BatchNormRule = "refuse",
+    gamma: float = GAMMA,
+    link: str | Link = param("exp", "outer function; in Python also an increasing function of tensors", choices=LINKS),
+    loss: str | Losses = LOSS,
+    shift: float | None = SHIFT,
+    inner_mean: InnerMean = INNER_MEAN,
+    batchnorm: BatchNormRule = BATCHNORM,
 ) -> Problem:
     """Build distributionally robust learning: min_x M_k[ gamma * link((loss_k(x) - shift) / gamma) ].
 
@@ -59,12 +61,6 @@ def robust(
     would pass the number of clients, which the weights of that mean cannot, exp goes on as its tangent. The other links
     have the shift 0.
     """
-    if isinstance(link, str) and link not in LINKS:
-        raise unknown("link", link, LINKS)
-    if not isinstance(link, str) and not callable(link):
-        raise invalid("link", link, f"one of {', '.join(LINKS)}, or an increasing function of tensors")
-    check_positive("gamma of the robust problem", gamma)
-    check_shift("robust", shift)
     base = erm(model, loss, batchnorm)
 
     options = {**base.options, "gamma": gamma, "link": link, "shift": shift, "inner_mean": inner_mean}

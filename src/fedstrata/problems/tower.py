@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import torch
 
-from fedstrata.core.errors import invalid
+from fedstrata.core.options import options, param
 from fedstrata.data.federated import FederatedData
-from fedstrata.problems.checks import check_counts, check_numbers, check_switch
 from fedstrata.problems.problem import Arrays, Level, Problem
-from fedstrata.problems.quadratic import Quadratic
+from fedstrata.problems.quadratic import DIMENSION, SEED, Quadratic, check_noise
 
 
+@options("the tower problem")
 def tower(
-    clients: int = 8,
-    dimension: int = 10,
-    levels: int = 3,
-    samples: int = 200,
-    bend: float = 0.3,
-    noise: float = 0.5,
-    dual: bool = True,
-    distance: float = 1.0,
-    seed: int = 0,
+    clients: int = param(8, "number of clients", least=1),
+    dimension: int = DIMENSION,
+    levels: int = param(3, "number of levels, K", least=1),
+    samples: int = param(200, "samples of each client", least=1),
+    bend: float = param(0.3, "how far a level is from a rotation", least=0, below=1),
+    noise: float = param(0.5, "standard deviation of the samples' noise", least=0),
+    dual: bool = param(True, "whether there is a maximum inside"),
+    distance: float = param(1.0, "distance of the start from the solution", least=0),
+    seed: int = SEED,
     dtype: torch.dtype = torch.float64,
 ) -> Quadratic:
     """Build K levels g^(j)(u) = Q_j (u + bend sin(u)), Q_j orthogonal, one upon the other, and a quadratic outside.
@@ -29,16 +29,9 @@ def tower(
     tower's value at the solution, x starts at ``distance`` from it, y at 0. Samples are noisy, clients are not
     different: a sample's level is Q_j (u + (bend + noise e) sin(u)) + noise e', its b is b + noise e'', with normal e
     that average to 0 over each client's samples (and independently for each level). With ``bend`` 0 the levels are
-    rotations.
+    rotations; below 1 a single x is best.
     """
-    counts = {"clients": clients, "dimension": dimension, "levels": levels, "samples": samples}
-    check_counts("tower", counts, seed)
-    check_numbers("tower", bend=(bend, 0), noise=(noise, 0), distance=(distance, 0))
-    check_switch("dual of the tower", dual)
-    if bend >= 1:
-        raise invalid("bend of the tower", bend, "below 1, so that one x is best")
-    if noise and samples == 1:
-        raise invalid("samples of the tower", samples, "at least 2, so that there can be noise among them")
+    check_noise("tower", noise, samples)
     generator = torch.Generator().manual_seed(seed)
 
     def normal(*shape: int) -> torch.Tensor:

@@ -10,13 +10,15 @@ import json
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
 
 from fedstrata.core.errors import InputError, invalid
 from fedstrata.core.files import Row, read_rows, write_atomically
+from fedstrata.core.kinds import Limits
+from fedstrata.core.options import options, param
 from fedstrata.core.schedules import Clock
 from fedstrata.training.callbacks import Callback, Reports
 
@@ -24,39 +26,31 @@ from fedstrata.training.callbacks import Callback, Reports
 class Diagnostics(Callback):
     """Writes down what local steps report: one row for a round, and one for every step of chosen clients.
 
-    norms:    names of reported vectors whose squared norms are wanted, e.g. ``["vhat"]``: a row for each local step
-              {round, client, step, vhat}.
-    clients:  whose: a list of their numbers, or how many of those that take part in a round, lowest numbers first.
-    rounds:   in which rounds, from 1; None for all. This goes for ``rates`` too.
-    rates:    whether to measure the effective learning rates too. A client's is the median over coordinates of what it
-              reports as ``rate``, in its last step of the round (a mean would tell of coordinates whose gradient is
-              always 0); a round's row tells their mean over clients (``rate``), their smallest and largest, and their
-              standard deviation over their mean (``rate_spread``; 0 says that nothing is specific to a client).
-    strict:   whether a name that the algorithm does not report is an error; otherwise it is left out.
-    folder:   where ``diagnostics.jsonl`` and ``diagnostics.png`` go, usually the run directory; None keeps the rows in
-              memory only.
-
-    Every round's row has ``local_steps``, those that the busiest client took in ``client.repeat``. The rows are in
-    ``rows``.
+    Every round's row has ``local_steps``, those of the busiest client. With ``norms`` every local step of the chosen
+    clients has a row of its own: {round, client, step, vhat}. With ``rates`` a round's row has the effective learning
+    rates of its clients: their mean (``rate``), smallest and largest, and standard deviation over mean
+    (``rate_spread``; 0 says that nothing is specific to a client). A client's is the median over coordinates of what it
+    reports as ``rate`` in its last step of the round, because coordinates whose gradient is always 0 would dominate a
+    mean. The rows are in ``rows``, and with a ``folder``, usually the run directory, also in ``diagnostics.jsonl`` and
+    ``diagnostics.png`` there.
     """
 
+    @options("the diagnostics")
     def __init__(
         self,
-        norms: Sequence[str] = (),
-        clients: int | Sequence[int] = 2,
-        rounds: Sequence[int] | None = None,
-        rates: bool = False,
-        strict: bool = True,
+        norms: Sequence[str] = param(
+            (), "vectors that the algorithm reports whose squared norms to record after every local step"
+        ),
+        clients: Annotated[int, Limits(least=1)] | Sequence[Annotated[int, Limits(least=0)]] = param(
+            2,
+            "clients whose norms to record: a list of numbers, or how many of a round's clients, lowest numbers first",
+        ),
+        rounds: Sequence[int] | None = param(None, "rounds to record, counted from 1; by default all", least=1),
+        rates: bool = param(False, "whether to record the clients' effective learning rates"),
+        strict: bool = param(True, "whether a vector that the algorithm does not report is an error", in_file=False),
         folder: str | Path | None = None,
     ) -> None:
-        if isinstance(norms, str) or any(not isinstance(name, str) for name in norms):
-            raise invalid("norms of the diagnostics", norms, "a list of names")
-        _check_numbers("rounds", [] if rounds is None else rounds, 1)
-        if isinstance(clients, int):
-            _check_numbers("clients", [clients], 1)
-        else:
-            _check_numbers("clients", clients, 0)
-        self.norms, self.clients, self.rates, self.strict = tuple(norms), clients, rates, strict
+        self.norms, self.clients, self.rates, self.strict = norms, clients, rates, strict
         self.rounds = None if rounds is None else frozenset(rounds)
         self.path = None if folder is None else Path(folder) / "diagnostics.jsonl"
         self.rows: list[Row] = []
@@ -135,12 +129,3 @@ def _rows(name: str, reports: Reports, ids: np.ndarray) -> torch.Tensor:
         got = tuple(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__
         raise invalid(f"{name!r} that a local step reports", got, f"a tensor [clients, numbers], {len(ids)} rows here")
     return value.double()
-
-
-def _check_numbers(what: str, numbers: object, least: int) -> None:
-    wants = f"whole numbers of at least {least}"
-    if not isinstance(numbers, list | tuple | set | frozenset | range | np.ndarray):
-        raise invalid(f"{what} of the diagnostics", numbers, f"a list of {wants}")
-    for number in numbers:
-        if isinstance(number, bool) or not isinstance(number, int | np.integer) or number < least:
-            raise invalid(f"{what} of the diagnostics", number, wants)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from hashlib import blake2b
 from pathlib import Path
@@ -12,41 +11,32 @@ from fedstrata.algorithms.algorithm import Algorithm
 from fedstrata.clients.channel import PLAIN
 from fedstrata.core.errors import InputError
 from fedstrata.core.files import flatten
+from fedstrata.core.options import Options, plain
 from fedstrata.data.federated import FederatedData
 from fedstrata.problems.problem import Problem
+from fedstrata.training.settings import Settings
 
 
-def settings_of(
-    problem: Problem, data: FederatedData, algorithm: Algorithm, settings: dict[str, Any]
-) -> dict[str, Any]:
+def settings_of(problem: Problem, data: FederatedData, algorithm: Algorithm, settings: Settings) -> dict[str, Any]:
     """Return what is known of a run as the tables of a configuration file."""
-    around = {k: settings[k] for k in ("channel", "faults") if settings.get(k) not in (None, PLAIN)}
+    around = {"channel": settings.channel, "faults": settings.faults}
     return {
-        **{k: _without_none(dataclasses.asdict(v)) for k, v in around.items()},
-        "train": {k: v for k, v in settings.items() if v is not None and k not in ("channel", "faults")},
-        "algorithm": describe(algorithm),
+        **{k: v.to_table() for k, v in around.items() if v is not None and v != PLAIN},
+        "train": settings.to_table(),
+        "algorithm": algorithm.to_table(),
         "problem": {"name": problem.name, "size": len(problem.x0), **_plain(problem.options)},
         "data": {"name": data.name, "clients": data.clients},
     }
 
 
-def _without_none(table: dict[str, Any]) -> dict[str, Any]:
-    return {k: _without_none(v) if isinstance(v, dict) else v for k, v in table.items() if v is not None}
-
-
 def _plain(options: Mapping[str, object]) -> dict[str, object]:
     """Return options as a file holds them: functions by their name, nothing for what was left out."""
-    tables = {k: _table(v) for k, v in options.items()}
-    named = {k: getattr(v, "__name__", repr(v)) if callable(v) else v for k, v in tables.items()}
-    return {k: v for k, v in named.items() if v is not None}
+    values = {k: v if isinstance(v, Options) or not callable(v) else _name(v) for k, v in options.items()}
+    return {k: plain(v) for k, v in values.items() if v is not None}
 
 
-def _table(value: object) -> object:
-    """Return a schedule, or a number of epochs, as the table that a file holds; anything else as it is."""
-    if not dataclasses.is_dataclass(value) or isinstance(value, type):
-        return value
-    named = {"schedule": value.name} if hasattr(value, "name") else {}
-    return {**named, **dataclasses.asdict(value)}
+def _name(function: object) -> str:
+    return str(getattr(function, "__name__", repr(function)))
 
 
 def digest_of(problem: Problem, data: FederatedData) -> dict[str, str]:
@@ -62,15 +52,6 @@ def digest_of(problem: Problem, data: FederatedData) -> dict[str, str]:
             digest.update(tensor.detach().cpu().contiguous().numpy().data)
         out[name] = digest.hexdigest()
     return out
-
-
-def describe(algorithm: Algorithm) -> dict[str, Any]:
-    """Return an algorithm as the table of a configuration file that builds it again."""
-    table: dict[str, Any] = {"name": algorithm.name}
-    for option in dataclasses.fields(algorithm):  # type: ignore[arg-type]
-        if option.init:
-            table[option.name] = _table(getattr(algorithm, option.name))
-    return table
 
 
 FREE_TO_CHANGE = {

@@ -16,11 +16,10 @@ import torch
 from torch import nn
 
 from fedstrata.algorithms.algorithm import Algorithm
-from fedstrata.clients.channel import PLAIN, Channel
+from fedstrata.clients.channel import Channel
 from fedstrata.clients.chunk import choose_chunk
 from fedstrata.clients.client import Listener, Setting
 from fedstrata.clients.clients import Clients
-from fedstrata.clients.cohort import Weighting
 from fedstrata.clients.distributed import Distributed
 from fedstrata.clients.engine import Engine, Usage
 from fedstrata.clients.faults import Faults, QuorumError
@@ -35,7 +34,6 @@ from fedstrata.core.machine import prepared
 from fedstrata.core.schedules import Clock
 from fedstrata.data.federated import FederatedData
 from fedstrata.data.sampling import SAMPLINGS, check_balanced
-from fedstrata.data.sampling import sampling as sampling_named
 from fedstrata.problems.oracles import Oracles
 from fedstrata.problems.problem import Problem
 from fedstrata.training.callbacks import Callback
@@ -44,6 +42,7 @@ from fedstrata.training.fingerprint import digest_of, settings_of
 from fedstrata.training.metrics.evaluation import Evaluation, measured_on
 from fedstrata.training.metrics.measures import Measures
 from fedstrata.training.rundir import RunDirectory
+from fedstrata.training.settings import Settings, takes_settings
 from fedstrata.training.states import shapes_of, state_of, tensors_of
 
 Evaluate = Callable[[Problem, FederatedData, torch.Tensor, torch.Tensor | None], Measures]
@@ -78,57 +77,31 @@ class Run:
         return self.problem.model(self.x)
 
 
+@takes_settings
 def train(
     problem: Problem,
     data: FederatedData,
     algorithm: Algorithm,
     *,
-    rounds: int,
-    batch_size: int | None = None,
-    participation: int | float = 1.0,
-    weighting: Weighting = "uniform",
-    sampling: str = "uniform",
-    seed: int = 0,
-    chunk: int | str = "auto",
-    threads: int | None = None,
-    device: str = "cpu",
+    settings: Settings,
     evaluate: Evaluate | None = None,
-    eval_every: int | None = None,
     out: str | Path | None = None,
     resume: bool = False,
-    checkpoint_every: int = 1,
-    state_memory: int = 4 << 30,
-    channel: Channel = PLAIN,
-    faults: Faults | None = None,
     callbacks: Sequence[Callback] = (),
     config: dict[str, Any] | None = None,
     pretrain: Run | None = None,
     engine: MakeEngine | None = None,
 ) -> Run:
-    """Train ``problem`` on ``data`` with ``algorithm`` for ``rounds`` rounds.
+    """Train ``problem`` on ``data`` with ``algorithm``: ``fs.train(problem, data, algorithm, rounds=100)``.
 
-    batch_size:        samples per client and step; None is the client's whole data in each step.
-    participation:     the share (float) or number (int) of clients that take part in a round.
-    weighting:         "uniform" or "samples": how the mean over clients weighs them.
-    sampling:          how batches are drawn: "uniform", "epochs" (shuffled passes), "stratified" (classes in each
-                       client's own proportions) or "balanced" (its classes in equal numbers, with weights that keep
-                       means unbiased; for problems with ``takes_weights``).
-    chunk:             how many clients advance together; "auto" follows the rule in ``fedstrata.clients.chunk``.
-    threads:           torch threads during the run; None leaves them alone.
-    evaluate:          ``(problem, data, x, y) -> {name: number}``; an :class:`Evaluation` by default.
-    eval_every:        rounds between evaluations, twenty over the run by default; the first and the last always count.
-    out:               the run directory; it must be new, unless ``resume`` goes on with the run that is there.
-    resume:            go on from the last checkpoint; ``rounds`` may grow (a schedule in shares of training follows).
-    checkpoint_every:  rounds between checkpoints.
-    state_memory:      bytes of client state (per kept name) above which it lives in a memory-mapped file.
-    channel:           what answers go through: clipping, noise, compression, medians.
-    faults:            how to deal with clients that fail, and faults made on purpose; None looks for none.
-    callbacks:         listeners: progress, loggers, diagnostics.
-    config:            what to write to config.toml; by default what this function knows.
-    pretrain:          the run that the problem's model comes from, if any: what it used is counted in every row.
-    engine:            makes the engine, where clients are elsewhere; None for clients in this process, or its ranks.
+    evaluate:  ``(problem, data, x, y) -> {name: number}``; an :class:`Evaluation` by default.
+    out:       the run directory; it must be new, unless ``resume`` continues the run in it.
+    resume:    continue from the last checkpoint; ``rounds`` may grow (a schedule in shares of training follows).
+    callbacks: listeners: progress, loggers, diagnostics.
+    config:    what to write to config.toml; by default what this function knows.
+    pretrain:  the run that the problem's model comes from, if any: what it used is counted in every row.
+    engine:    makes the engine, where clients are elsewhere; None for clients in this process, or its ranks.
     """
-    settings = {k: v for k, v in locals().items() if k in _SETTINGS}
     _check_settings(problem, data, algorithm, settings)
     _check_evaluation(problem, data, evaluate)
     if pretrain is not None and not isinstance(pretrain, Run):
@@ -139,7 +112,7 @@ def train(
     ranks = ranks_here()
     if ranks.size > 1 and listeners:
         raise InputError("Diagnostics of local steps see one process only: run without torchrun, or without them.")
-    check_pretraining(channel, pretrain is not None)
+    check_pretraining(settings.channel, pretrain is not None)
     clients = _clients(problem, data, settings, out, listeners, ranks, engine)
     training = _Training(
         problem=clients.problem,
@@ -158,7 +131,7 @@ def train(
         if out is not None:
             config = settings_of(problem, data, algorithm, settings) if config is None else config
             training.open({**config, "digest": digest_of(problem, data)}, resume)
-        with torch.no_grad(), prepared(threads):
+        with torch.no_grad(), prepared(settings.threads):
             return training.run()
     finally:
         if training.directory is not None:
@@ -172,18 +145,12 @@ def check_pretraining(channel: Channel, pretrains: bool) -> None:
 
 
 def check_run(
-    problem: Problem, data: FederatedData, algorithm: Algorithm, evaluate: Evaluate | None, settings: dict[str, Any]
+    problem: Problem, data: FederatedData, algorithm: Algorithm, evaluate: Evaluate | None, settings: Settings
 ) -> None:
-    """Refuse what :func:`train` would refuse with these ``settings``, its keyword arguments; nothing is written."""
+    """Refuse what :func:`train` would refuse with these ``settings``; nothing is written."""
     _check_settings(problem, data, algorithm, settings)
     _check_evaluation(problem, data, evaluate)
     _clients(problem, data, settings, None)
-
-
-_SETTINGS = (
-    *("rounds", "batch_size", "participation", "weighting", "sampling", "seed", "chunk", "threads", "device"),
-    *("eval_every", "checkpoint_every", "state_memory", "channel", "faults"),
-)
 
 
 @dataclass
@@ -193,7 +160,7 @@ class _Training:
     problem: Problem
     data: FederatedData
     algorithm: Algorithm
-    settings: dict[str, Any]
+    settings: Settings
     clients: Clients
     evaluation: Evaluate
     directory: RunDirectory | None
@@ -238,7 +205,7 @@ class _Training:
             directory.truncate([])
             directory.truncate_faults(-1)
             return None
-        rounds = self.settings["rounds"]
+        rounds = self.settings.rounds
         if saved.round > rounds:
             raise invalid(
                 "rounds", rounds, f"at least {saved.round}, which the run in {directory.path} has done already"
@@ -256,7 +223,7 @@ class _Training:
 
     def run(self) -> Run:
         """Do the rounds that are left."""
-        rounds, every = self.settings["rounds"], self.settings["eval_every"] or max(1, self.settings["rounds"] // 20)
+        rounds, every = self.settings.rounds, self.settings.eval_every or max(1, self.settings.rounds // 20)
         result: Run | None = None
         try:
             self.prepare()
@@ -268,7 +235,7 @@ class _Training:
                 self.round()
                 if self.done % every == 0 or self.done == rounds:
                     self.measure()
-                if self.done % self.settings["checkpoint_every"] == 0 or self.done == rounds:
+                if self.done % self.settings.checkpoint_every == 0 or self.done == rounds:
                     self.save()
             result = Run(*self.solution(), self.history, self.summary(), self.problem)
             if self.directory is not None:
@@ -308,7 +275,7 @@ class _Training:
     def move_on(self, number: int) -> None:
         """Go on with the problem as it is in a round: rates inside it may follow a schedule, its t is the round."""
         if self.problem.at is not None:
-            now = self.problem.at(self.problem, Clock(number, self.settings["rounds"], 0, number))
+            now = self.problem.at(self.problem, Clock(number, self.settings.rounds, 0, number))
             if now is not self.problem:
                 self.adopt(now)
 
@@ -396,11 +363,11 @@ class _Training:
         if self.pretrain is not None:
             used = {k: v + self.pretrain.history[-1][k] for k, v in used.items()}
         used["seconds"] = round(used["seconds"], 3)
-        if self.settings["faults"] is not None:
+        if self.settings.faults is not None:
             used["failed"] = failed
-        channel: Channel = self.settings["channel"]
-        if channel.noise:
-            used["epsilon"] = epsilon(channel, self.clients.engine.ledger.releases, self.data.clients)
+        if self.settings.channel.noise:
+            releases = self.clients.engine.ledger.releases
+            used["epsilon"] = epsilon(self.settings.channel, releases, self.data.clients)
         return used
 
     def seconds(self) -> float:
@@ -410,16 +377,16 @@ class _Training:
     def summary(self) -> Row:
         """Return the last row, and what a reader needs to understand it."""
         summary: Row = {"status": "finished", "algorithm": self.algorithm.name, "problem": self.problem.name}
-        summary |= {"data": self.data.name, "clients": self.data.clients, "seed": self.settings["seed"]}
+        summary |= {"data": self.data.name, "clients": self.data.clients, "seed": self.settings.seed}
         summary |= {"chunk": min(self.clients.engine.chunk, self.clients.sampled), **self.history[-1]}
         if self.pretrain is not None:
             last = dict(self.pretrain.history[-1])
             summary["pretrain"] = {"algorithm": self.pretrain.summary["algorithm"], "rounds": last.pop("round"), **last}
         if self.data.client_names:
             summary["client_names"] = list(self.data.client_names)
-        if self.settings["channel"].noise:
-            summary["delta"] = self.settings["channel"].delta
-        if self.settings["faults"] is not None:
+        if self.settings.channel.noise:
+            summary["delta"] = self.settings.channel.delta
+        if self.settings.faults is not None:
             names = self.data.client_names or [f"client {k}" for k in range(self.data.clients)]
             summary["left_out"] = {names[k]: n for k, n in sorted(self.left_out.items())}
         if isinstance(self.evaluation, Evaluation):
@@ -434,61 +401,48 @@ class _Training:
 
     def _note(self) -> str:
         who = f"{self.clients.sampled} of {self.data.clients} clients a round"
-        return f"{who}, {self.clients.engine.describe(self.settings['chunk'], self.clients.sampled)}"
+        return f"{who}, {self.clients.engine.describe(self.settings.chunk, self.clients.sampled)}"
 
 
-def _check_settings(problem: Problem, data: FederatedData, algorithm: Algorithm, settings: dict[str, Any]) -> None:
+def _check_settings(problem: Problem, data: FederatedData, algorithm: Algorithm, settings: Settings) -> None:
     if not isinstance(problem, Problem):
         raise invalid("problem", type(problem).__name__, "a fedstrata Problem, e.g. fs.erm(model)")
     if not isinstance(data, FederatedData):
         raise invalid("data", type(data).__name__, "FederatedData: call .split(...) on a data set first")
     if not isinstance(algorithm, Algorithm):
         raise invalid("algorithm", repr(algorithm), "an Algorithm, e.g. fs.FedAvg(lr=0.1)")
-    for name in ("rounds", "batch_size", "threads", "eval_every", "checkpoint_every", "state_memory"):
-        value = settings[name]
-        if value is None and name in ("batch_size", "threads", "eval_every"):
-            continue
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise invalid(name, value, "a whole number of at least 1")
-    seed = settings["seed"]
-    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
-        raise invalid("seed", seed, "a whole number of at least 0")
     if problem.check is not None:
         problem.check(data)
-    sampling = settings["sampling"]
+    sampling = settings.sampling
     if sampling == "balanced" and not problem.takes_weights:
         fit = ", ".join(name for name, kind in SAMPLINGS.items() if not kind.weighted)
         raise invalid("sampling", sampling, f"one of {fit}: the problem {problem.name} takes no weights of samples")
     if sampling in ("stratified", "balanced") and not data.classes:
         raise InputError(f"The sampling {sampling!r} needs classes, which the data {data.name!r} do not have.")
-    if sampling == "balanced" and settings["batch_size"] is not None:
+    if sampling == "balanced" and settings.batch_size is not None:
         for level in range(0 if problem.outer_draws else 1, 1 + len(problem.levels)):
-            check_balanced(settings["batch_size"], data.part(level).class_counts, np.arange(data.clients))
+            check_balanced(settings.batch_size, data.part(level).class_counts, np.arange(data.clients))
     if problem.mixture and problem.y0 is not None and len(problem.y0) != data.clients:
         raise invalid(f"length of y0 of the problem {problem.name}", len(problem.y0), f"{data.clients}, one per client")
     per_client = problem.numbered and problem.y0 is not None and len(problem.y0) == data.clients
-    if per_client and settings["weighting"] == "samples" and not algorithm.mixture:
+    if per_client and settings.weighting == "samples" and not algorithm.mixture:
         why = f"the dual of the problem {problem.name} has an entry for each client, and means would weigh them twice"
         raise invalid("weighting", "samples", f"'uniform': {why}")
-    algorithm.check(problem, settings["participation"], data.clients)
-    check_passage(settings.get("channel", PLAIN), settings.get("faults"), algorithm, data.clients)
+    algorithm.check(problem, settings.participation, data.clients)
+    check_passage(settings, data.clients)
     if algorithm.auxiliary:
         _check_auxiliary(algorithm, data)
     if problem.flat is None and problem.query is None:
         _try_out(problem, data)
 
 
-def check_passage(channel: Channel, faults: Faults | None, algorithm: Algorithm, clients: int) -> None:
-    """Refuse a channel that the algorithm's answers cannot go through, and faults of clients that there are not."""
-    if not isinstance(channel, Channel):
-        raise invalid("channel", repr(channel), "a Channel, e.g. fs.Channel(clip=1.0)")
-    if faults is not None and not isinstance(faults, Faults):
-        raise invalid("faults", repr(faults), "Faults, e.g. fs.Faults(quorum=0.5), or left out")
-    check_privacy(channel)
-    if faults is not None and faults.inject is not None:
-        for client in faults.inject.clients:
-            if client >= clients:
-                raise invalid("clients of the injected faults", client, f"from 0 to {clients - 1}")
+def check_passage(settings: Settings, clients: int) -> None:
+    """Refuse noise without an accountant, and injected faults of clients that do not exist."""
+    check_privacy(settings.channel)
+    inject = None if settings.faults is None else settings.faults.inject
+    for client in () if inject is None else inject.clients:
+        if client >= clients:
+            raise invalid("clients of the injected faults", client, f"from 0 to {clients - 1}")
 
 
 def _check_auxiliary(algorithm: Algorithm, data: FederatedData) -> None:
@@ -559,39 +513,39 @@ def _check_evaluation(problem: Problem, data: FederatedData, evaluate: Evaluate 
 def _clients(
     problem: Problem,
     data: FederatedData,
-    settings: dict[str, Any],
+    settings: Settings,
     out: str | Path | None,
     listeners: tuple[Listener, ...] = (),
     ranks: Ranks = ALONE,
     make_engine: MakeEngine | None = None,
 ) -> Clients:
     try:
-        device = torch.device(settings["device"])
+        device = torch.device(settings.device)
         if device.type == "meta":
             raise RuntimeError("it holds no numbers")
         problem = problem.to(device)
     except (RuntimeError, AssertionError, TypeError) as error:
-        raise InputError(f"The device {settings['device']!r} cannot be used: {error}") from None
+        raise InputError(f"The device {settings.device!r} cannot be used: {error}") from None
     data = data.to(device, problem.x0.dtype)
     setting = Setting(
         oracles=Oracles(problem),
         data=data,
-        sampling=sampling_named(settings["sampling"]),
-        batch_size=settings["batch_size"],
-        seed=settings["seed"],
-        state=ClientState(data.clients, settings["state_memory"], None if out is None else Path(out)),
+        sampling=SAMPLINGS[settings.sampling],
+        batch_size=settings.batch_size,
+        seed=settings.seed,
+        state=ClientState(data.clients, settings.state_memory, None if out is None else Path(out)),
         listeners=listeners,
     )
-    channel, faults = settings["channel"], settings["faults"]
+    channel, faults = settings.channel, settings.faults
     if make_engine is not None:
         engine = make_engine(setting, channel, faults)
     else:
-        chunk = choose_chunk(settings["chunk"], problem, data, setting.batch_size, device)
+        chunk = choose_chunk(settings.chunk, problem, data, setting.batch_size, device)
         if ranks.size > 1:
             engine = Distributed(setting, chunk, channel, faults, ranks=ranks)
         else:
             engine = Simulated(setting, chunk, channel, faults)
-    return Clients(engine, settings["rounds"], settings["participation"], settings["weighting"])
+    return Clients(engine, settings.rounds, settings.participation, settings.weighting)
 
 
 def _check_finite(state: Any, algorithm: Algorithm, round: int, directory: RunDirectory | None) -> None:

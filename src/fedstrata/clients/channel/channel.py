@@ -16,62 +16,41 @@ A norm is taken over all tensors of an answer together. The last two stages are 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from fedstrata.clients.channel.parcels import PARCELS, Parcel
-from fedstrata.core.errors import InputError, invalid, is_number
+from fedstrata.core.errors import InputError, invalid
+from fedstrata.core.options import Options, param
 
 if TYPE_CHECKING:
     from fedstrata.clients.client import Client
 
-REDUCTIONS = ("mean", "median", "trimmed_mean")
 
+class Channel(Options, owner="the channel"):
+    """What answers go through on their way to the server."""
 
-@dataclass(frozen=True)
-class Channel:
-    """What answers go through on their way to the server.
-
-    compress: "none", "top_k" (the share ``top`` of entries, the largest ones) or "quantise" (8 bits an entry).
-    top:      the share of entries that "top_k" sends.
-    clip:     the largest norm of a client's change; None for any.
-    bound:    the same, seen to by the server.
-    reduce:   "mean", "median" or "trimmed_mean" (without the share ``trim`` at either end of every coordinate).
-    trim:     the share that "trimmed_mean" leaves out at either end; at least one client.
-    noise:    the standard deviation of the noise on the sum of changes, in units of ``clip``.
-    delta:    the delta of (epsilon, delta) privacy.
-    """
-
-    compress: str = "none"
-    top: float = 0.01
-    clip: float | None = None
-    bound: float | None = None
-    reduce: str = "mean"
-    trim: float = 0.1
-    noise: float = 0.0
-    delta: float = 1e-5
+    words: ClassVar[str] = "a Channel, e.g. fs.Channel(clip=1.0)"
+    compress: Literal["none", "top_k", "quantise"] = param(
+        "none",
+        "what is sent of an update: all, the largest entries, or 8 bits per entry; the rest is added to the next one",
+    )
+    top: float = param(0.01, "share of the entries that top_k sends", above=0, most=1)
+    clip: float | None = param(None, "largest norm of a client's update, all its tensors together", above=0)
+    bound: float | None = param(None, "the same, enforced by the server, against clients that do not clip", above=0)
+    reduce: Literal["mean", "median", "trimmed_mean"] = param(
+        "mean",
+        "how the server combines updates, coordinate by coordinate; medians and trimmed means resist bad clients",
+    )
+    trim: float = param(
+        0.1, "share of the clients that trimmed_mean drops at each end, at least one", above=0, below=0.5
+    )
+    noise: float = param(0.0, "standard deviation of Gaussian noise on the sum of updates, in units of clip", least=0)
+    delta: float = param(1e-5, "delta of (epsilon, delta) differential privacy of clients", above=0, below=1)
 
     def __post_init__(self) -> None:
-        for name, known in (("compress", tuple(PARCELS)), ("reduce", REDUCTIONS)):
-            if getattr(self, name) not in known:
-                raise invalid(f"{name} of the channel", getattr(self, name), " or ".join(map(repr, known)))
-        for name in ("clip", "bound"):
-            value = getattr(self, name)
-            if value is not None and not (is_number(value) and 0 < value < math.inf):
-                raise invalid(f"{name} of the channel", value, "a number above 0")
-        numbers = {name: getattr(self, name) for name in ("top", "trim", "delta", "noise")}
-        sound = {name: value if is_number(value) else math.nan for name, value in numbers.items()}
-        for name, good, wants in (
-            ("top", 0 < sound["top"] <= 1, "a share above 0 and at most 1"),
-            ("trim", 0 < sound["trim"] < 0.5, "a share above 0 and below 0.5"),
-            ("delta", 0 < sound["delta"] < 1, "a number above 0 and below 1"),
-            ("noise", 0 <= sound["noise"] < math.inf, "a number of at least 0"),
-        ):
-            if not good:
-                raise invalid(f"{name} of the channel", numbers[name], wants)
         if self.noise and self.clip is None:
             raise InputError("The noise of the channel is in units of its clip: set clip too.")
         if self.noise and self.reduce != "mean":

@@ -14,7 +14,8 @@ from collections.abc import Callable
 from inspect import signature
 from typing import Any
 
-from fedstrata.core.errors import unknown
+from fedstrata.core.options import check
+from fedstrata.core.registry import Registry
 from fedstrata.data.dataset import Dataset
 from fedstrata.data.download import Directory, Progress
 from fedstrata.data.sets.images import cifar10, cifar100, digits, fashion_mnist, mnist, omniglot
@@ -23,29 +24,13 @@ from fedstrata.data.sets.synthetic import sinusoid
 from fedstrata.data.sets.tabular import a9a, adult, bank, breast_cancer, mammography, w8a
 from fedstrata.data.sets.text import shakespeare
 
-SETS: dict[str, Callable[..., Dataset]] = {
-    function.__name__: function
-    for function in (
-        digits,
-        breast_cancer,
-        mnist,
-        fashion_mnist,
-        cifar10,
-        cifar100,
-        shakespeare,
-        omniglot,
-        pneumoniamnist,
-        breastmnist,
-        ham10000,
-        a9a,
-        w8a,
-        adult,
-        bank,
-        mammography,
-        sinusoid,
-    )
-}
-"""Every data set by name."""
+_LOADERS: tuple[Callable[..., Dataset], ...] = (
+    *(digits, breast_cancer, mnist, fashion_mnist, cifar10, cifar100, shakespeare, omniglot, pneumoniamnist),
+    *(breastmnist, ham10000, a9a, w8a, adult, bank, mammography, sinusoid),
+)
+
+SETS: Registry[Callable[..., Dataset]] = Registry("data set", {load.__name__: load for load in _LOADERS})
+"""Every data set by its name in a configuration file."""
 
 
 def load(name: str, data_dir: Directory = None, progress: Progress | None = None, **options: Any) -> Dataset:
@@ -58,13 +43,8 @@ def load(name: str, data_dir: Directory = None, progress: Progress | None = None
     progress: called with a line of text from time to time during a download.
     options:  the options of the set's own function.
     """
-    if name not in SETS:
-        raise unknown("data set", name, SETS)
-    parameters = signature(SETS[name]).parameters
-    known = [parameter for parameter in parameters if parameter not in ("data_dir", "progress")]
-    for option in options:
-        if option not in known:
-            raise unknown("option", option, known, f"data set {name!r}")
-    if "data_dir" in parameters:
-        options |= {"data_dir": data_dir, "progress": progress}
-    return SETS[name](**options)
+    build = SETS.find(name)
+    values = check(build, options)
+    if "data_dir" in signature(build).parameters:
+        values |= {"data_dir": data_dir, "progress": progress}
+    return build(**values)

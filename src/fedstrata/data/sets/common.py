@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from fedstrata.core.errors import invalid
 from fedstrata.data import tables
 from fedstrata.data.dataset import Dataset
 
@@ -58,10 +57,3 @@ def scale(images: np.ndarray, mean: float | Sequence[float], std: float | Sequen
     floats *= 1 / (255 * spread)
     floats -= centre / spread
     return floats
-
-
-def check_whole(option: str, value: object, low: int, high: int | None, name: str) -> None:
-    """Refuse an option that is not a whole number in its range."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < low or (high is not None and value > high):
-        wants = f"a whole number of at least {low}" if high is None else f"a whole number from {low} to {high}"
-        raise invalid(f"option {option}", value, wants, f"data set {name!r}")

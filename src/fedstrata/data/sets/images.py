@@ -9,12 +9,14 @@ from pathlib import Path
 import numpy as np
 
 from fedstrata.core.errors import MissingData
+from fedstrata.core.options import options, param
 from fedstrata.data import formats
 from fedstrata.data.dataset import Dataset
 from fedstrata.data.download import Directory, Progress, locate
-from fedstrata.data.sets.common import build, check_whole, scale, split
+from fedstrata.data.sets.common import build, scale, split
 
 
+@options("the digits data set")
 def digits() -> Dataset:
     """Load handwritten digits, 8 x 8 grey pixels in [0, 1]: 1,438 training and 359 test rows, 10 classes.
 
@@ -30,6 +32,7 @@ def digits() -> Dataset:
     return build("digits", images[train], bunch.target[train], images[test], bunch.target[test], 10)
 
 
+@options("the mnist data set")
 def mnist(data_dir: Directory = None, progress: Progress | None = None) -> Dataset:
     """Load MNIST, handwritten digits, 28 x 28 grey pixels: 60,000 training and 10,000 test rows, 10 classes.
 
@@ -43,6 +46,7 @@ def mnist(data_dir: Directory = None, progress: Progress | None = None) -> Datas
     return _idx_set("mnist", "mnist", 0.1307, 0.3081, data_dir, progress)
 
 
+@options("the fashion_mnist data set")
 def fashion_mnist(data_dir: Directory = None, progress: Progress | None = None) -> Dataset:
     """Load Fashion-MNIST, clothes, 28 x 28 grey pixels: 60,000 training and 10,000 test rows, 10 classes.
 
@@ -55,6 +59,7 @@ def fashion_mnist(data_dir: Directory = None, progress: Progress | None = None) 
     return _idx_set("fashion_mnist", "fashion-mnist", 0.2860, 0.3530, data_dir, progress)
 
 
+@options("the cifar10 data set")
 def cifar10(data_dir: Directory = None, progress: Progress | None = None) -> Dataset:
     """Load CIFAR-10, photographs of objects, 3 x 32 x 32 pixels: 50,000 training and 10,000 test rows, 10 classes.
 
@@ -73,6 +78,7 @@ def cifar10(data_dir: Directory = None, progress: Progress | None = None) -> Dat
     return _cifar_set("cifar10", folder, train, "test_batch.bin", 1, 10, mean, std)
 
 
+@options("the cifar100 data set")
 def cifar100(data_dir: Directory = None, progress: Progress | None = None) -> Dataset:
     """Load CIFAR-100, photographs of objects, 3 x 32 x 32 pixels: 50,000 training and 10,000 test rows, 100 classes.
 
@@ -87,7 +93,12 @@ def cifar100(data_dir: Directory = None, progress: Progress | None = None) -> Da
     return _cifar_set("cifar100", folder, ["train.bin"], "test.bin", 2, 100, mean, std)
 
 
-def omniglot(data_dir: Directory = None, progress: Progress | None = None, size: int = 28) -> Dataset:
+@options("the omniglot data set")
+def omniglot(
+    data_dir: Directory = None,
+    progress: Progress | None = None,
+    size: int = param(28, "side of an image in pixels", least=1, most=105),
+) -> Dataset:
     """Load Omniglot, handwritten characters of 30 alphabets: 15,424 training and 3,856 test rows, 964 classes.
 
     The drawings of the background set, 105 x 105 pixels with 1 for ink and 0 for paper, are reduced to [1, size, size]
@@ -100,7 +111,6 @@ def omniglot(data_dir: Directory = None, progress: Progress | None = None, size:
 
     Lake et al., "Human-level concept learning through probabilistic program induction", Science 2015; MIT.
     """
-    check_whole("size", size, 1, 105, "omniglot")
     drawings = formats.omniglot(locate("omniglot.npz", data_dir, progress))
     background = np.flatnonzero(~drawings.evaluation.astype(bool))
     # Row i of the matrix weighs each old pixel by how much of it lies in new pixel i.

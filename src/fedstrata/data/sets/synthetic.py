@@ -5,30 +5,27 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from fedstrata.core.errors import invalid, is_number
+from fedstrata.core.options import options, param
 from fedstrata.data.dataset import Dataset
-from fedstrata.data.sets.common import check_whole
 
 
-def sinusoid(tasks: int = 25, samples: int = 100, noise: float = 0.0, seed: int = 0) -> Dataset:
+@options("the sinusoid data set")
+def sinusoid(
+    tasks: int = param(25, "number of tasks; task i is the same however many there are", least=1),
+    samples: int = param(100, "training rows of each task, and as many test rows", least=1),
+    noise: float = param(0.0, "standard deviation of the noise of training and test targets", least=0),
+    seed: int = param(0, "seed of tasks, inputs and noise", least=0),
+) -> Dataset:
     """Generate sinusoids, the regression tasks of MAML: 2,500 training and 2,500 test rows by default, one input.
 
     Task i is y = A_i sin(x - phi_i), with A_i uniform in [0.1, 5], phi_i in [0, pi] and x in [-5, 5]. ``keys`` are task
     numbers: the partition ``by_key`` with as many clients as tasks gives each client one task, in random order. With
     fewer clients it drops tasks, whose test rows stay in the pooled test set.
-
-    tasks:   number of tasks. Task i is the same however many there are.
-    samples: training rows per task, and as many test rows.
-    noise:   standard deviation of the noise on training and test targets.
-    seed:    seed of tasks, inputs and noise. Noise is drawn last, so it changes neither tasks nor inputs.
+    Noise is drawn last, so it changes neither tasks nor inputs.
 
     Finn, Abbeel and Levine, "Model-Agnostic Meta-Learning for Fast Adaptation of Deep Networks", ICML 2017, section
     5.1.
     """
-    for option, value, low in (("tasks", tasks, 1), ("samples", samples, 1), ("seed", seed, 0)):
-        check_whole(option, value, low, None, "sinusoid")
-    if not is_number(noise) or not 0 <= noise < np.inf:
-        raise invalid("option noise", noise, "a finite number of at least 0", "data set 'sinusoid'")
     inputs = np.empty((tasks, 2 * samples), np.float32)
     targets = np.empty_like(inputs)
     for task in range(tasks):

@@ -6,12 +6,14 @@ from pathlib import Path
 
 import numpy as np
 
+from fedstrata.core.options import options
 from fedstrata.data import formats, tables
 from fedstrata.data.dataset import Dataset
 from fedstrata.data.download import SOURCES, Directory, Progress, data_directory, find, locate
 from fedstrata.data.sets.common import build, split, split_and_standardise
 
 
+@options("the breast_cancer data set")
 def breast_cancer() -> Dataset:
     """Load Breast Cancer Wisconsin, 30 standardised measures of cell nuclei: 456 training and 113 test rows.
 
@@ -26,6 +28,7 @@ def breast_cancer() -> Dataset:
     return split_and_standardise("breast_cancer", bunch.data, 1 - bunch.target)
 
 
+@options("the a9a data set")
 def a9a(data_dir: Directory = None, progress: Progress | None = None) -> Dataset:
     """Load a9a, UCI Adult as 123 binary features: 32,561 training and 16,281 test rows.
 
@@ -40,6 +43,7 @@ def a9a(data_dir: Directory = None, progress: Progress | None = None) -> Dataset
     return build("a9a", *train, *test, 2)
 
 
+@options("the w8a data set")
 def w8a(data_dir: Directory = None, progress: Progress | None = None) -> Dataset:
     """Load w8a, web pages as 300 binary key words: 49,749 training and 14,951 test rows.
 
@@ -63,6 +67,7 @@ def w8a(data_dir: Directory = None, progress: Progress | None = None) -> Dataset
     return build("w8a", inputs[train], targets[train], inputs[test], targets[test], 2)
 
 
+@options("the adult data set")
 def adult(data_dir: Directory = None, progress: Progress | None = None) -> Dataset:
     """Load UCI Adult, people's incomes from 108 features: 32,561 training and 16,281 test rows.
 
@@ -77,6 +82,7 @@ def adult(data_dir: Directory = None, progress: Progress | None = None) -> Datas
     return _encoded("adult", train, test)
 
 
+@options("the bank data set")
 def bank(data_dir: Directory = None, progress: Progress | None = None) -> Dataset:
     """Load UCI Bank Marketing (``bank-additional-full``), 63 features: 32,950 training and 8,238 test rows.
 
@@ -94,6 +100,7 @@ def bank(data_dir: Directory = None, progress: Progress | None = None) -> Datase
     return _encoded("bank", train, test)
 
 
+@options("the mammography data set")
 def mammography(data_dir: Directory = None, progress: Progress | None = None) -> Dataset:
     """Load Mammography, microcalcifications from 6 standardised features: 8,946 training and 2,237 test rows.
 

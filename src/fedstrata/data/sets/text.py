@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from fedstrata.core.errors import InputError, invalid
+from fedstrata.core.options import options, param
 from fedstrata.data import formats
 from fedstrata.data.dataset import Dataset
 from fedstrata.data.download import Directory, Progress, locate
-from fedstrata.data.sets.common import TEST_SHARE, build, check_whole
+from fedstrata.data.sets.common import TEST_SHARE, build
 
 CHARACTERS = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
 """LEAF's vocabulary of 80 characters: the token, and class, of a character is its position."""
@@ -17,13 +18,14 @@ Windows = tuple[np.ndarray, np.ndarray, int]
 """Training rows, test rows and number of a role."""
 
 
+@options("the shakespeare data set")
 def shakespeare(
     data_dir: Directory = None,
     progress: Progress | None = None,
-    length: int = 80,
-    stride: int = 10,
-    min_characters: int = 1000,
-    roles: int | None = None,
+    length: int = param(80, "characters of a row", least=1),
+    stride: int = param(10, "characters between the starts of two rows", least=1),
+    min_characters: int = param(1000, "characters that a role must have", least=1),
+    roles: int | None = param(None, "how many of the roles are kept, a fixed random choice; by default all", least=1),
 ) -> Dataset:
     """Load Shakespeare's 37 plays for next-character prediction, keyed by speaking role (641 of 1,344 by default).
 
@@ -32,20 +34,11 @@ def shakespeare(
     the partition ``by_key`` gives each client one role, ``iid`` mixes them. The last 20 % of the rows of each role are
     test rows; training rows that overlap them are dropped.
 
-    length:         characters per input.
-    stride:         distance between the first characters of two rows. 1 uses every position, with ten times the memory
-                    of the default.
-    min_characters: drop roles with fewer characters. Roles too short for a training and a test row are always dropped.
-    roles:          keep only this many roles, a fixed random choice; all by default.
-
-    ``data_dir`` and ``progress`` are those of :func:`fedstrata.data.load`.
+    A stride of 1 uses every position, with ten times the memory of the default. Roles too short for a training and a
+    test row are always dropped. ``data_dir`` and ``progress`` are those of :func:`fedstrata.data.load`.
 
     After LEAF (Caldas et al., "LEAF: A Benchmark for Federated Settings", 2018); the text is in the public domain.
     """
-    for option, value in (("length", length), ("stride", stride), ("min_characters", min_characters)):
-        check_whole(option, value, 1, None, "shakespeare")
-    if roles is not None:
-        check_whole("roles", roles, 1, None, "shakespeare")
     texts = formats.shakespeare(locate("shakespeare/shakespeare_roles.jsonl.gz", data_dir, progress))
     windows = _windows(texts, length, stride, min_characters)
     if not windows:
@@ -55,9 +48,7 @@ def shakespeare(
         )
     if roles is not None:
         if roles > len(windows):
-            raise invalid(
-                "option roles", roles, f"at most {len(windows)}, the number of roles", "data set 'shakespeare'"
-            )
+            raise invalid("roles of the shakespeare data set", roles, f"at most {len(windows)}, the number of roles")
         windows = [windows[i] for i in np.sort(np.random.default_rng(0).choice(len(windows), roles, replace=False))]
     train, test = (np.concatenate([window[part] for window in windows]) for part in (0, 1))
     keys = np.concatenate([np.full(len(rows), number) for rows, _, number in windows])

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
 
-from fedstrata.core.errors import InputError, invalid, is_number
+from fedstrata.core.errors import InputError
+from fedstrata.core.options import Options, param
 from fedstrata.data.federated import FederatedData, Part
 from fedstrata.problems.adversarial import perturbed
 from fedstrata.problems.erm import scores
@@ -49,21 +49,8 @@ PER_CLIENT = ("loss", "accuracy", "auc")
 """What is measured of every client by itself, with the model as it is."""
 
 
-@dataclass(frozen=True)
-class Evaluation:
+class Evaluation(Options, owner="the evaluation"):
     """How to measure a model.
-
-    clients:      on which data the per-client measures are taken: "test" (each client's held-out part), "train",
-                  "none", or "auto": the held-out part if there is one, the training data otherwise.
-    adapt_steps:  gradient steps that make the model each client's own before it is measured there; 0 for none. By
-                  default what the problem says.
-    adapt_lr:     their learning rate; by default the problem's.
-    adapt_rows:   how many of its training rows, at most, a client adapts on; by default all of them.
-    stationarity: whether to measure ``objective`` and ``gradient_norm`` on all the training data, the mean over clients
-                  uniform whatever the run's weighting.
-    attack_radius: the norm of a perturbation, the same for all inputs, under which the model is measured as well; by
-                  default that of an ``adversarial`` problem, and none for the others.
-    attack_steps: gradient steps to find the perturbation that hurts most (see ``fedstrata.training.metrics.attack``).
 
     Gives ``loss``, ``accuracy`` and ``accuracy_worst_class`` (with classes) and ``auc`` (with two) on the pooled test
     set, else on the clients' held-out parts, else on the training data; and over the clients ``loss_mean``,
@@ -83,28 +70,27 @@ class Evaluation:
     together, and ``distance_dual``, of y alone.
     """
 
-    clients: Literal["auto", "test", "train", "none"] = "auto"
-    adapt_steps: int | None = None
-    adapt_lr: float | None = None
-    adapt_rows: int | None = None
-    stationarity: bool = False
-    attack_radius: float | None = None
-    attack_steps: int = 10
-
-    def __post_init__(self) -> None:
-        if self.clients not in ("auto", "test", "train", "none"):
-            raise invalid("clients of the evaluation", self.clients, "'auto', 'test', 'train' or 'none'")
-        for name, least in (("adapt_steps", 0), ("adapt_rows", 1), ("attack_steps", 0)):
-            value = getattr(self, name)
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
-                raise invalid(f"{name} of the evaluation", value, f"a whole number of at least {least}")
-        for name in ("adapt_lr", "attack_radius"):
-            value = getattr(self, name)
-            number = is_number(value) and 0 < value < math.inf
-            if value is not None and not number:
-                raise invalid(f"{name} of the evaluation", value, "a positive number")
-        if not isinstance(self.stationarity, bool):
-            raise invalid("stationarity of the evaluation", self.stationarity, "true or false")
+    words: ClassVar[str] = "an Evaluation, e.g. fs.Evaluation(clients='none')"
+    clients: Literal["auto", "test", "train", "none"] = param(
+        "auto",
+        "data to measure each client on; auto is its held-out part if it has one, else its training data",
+    )
+    adapt_steps: int | None = param(
+        None,
+        "gradient steps that adapt the model to each client before it is measured again; by default the problem's",
+        least=0,
+    )
+    adapt_lr: float | None = param(None, "their learning rate; by default the problem's", above=0)
+    adapt_rows: int | None = param(
+        None, "largest number of rows that a client adapts on; by default all of them", least=1
+    )
+    stationarity: bool = param(False, "also measure objective and gradient_norm on all the training data")
+    attack_radius: float | None = param(
+        None,
+        "also measure under the worst perturbation of this norm, one for all inputs; by default the problem's",
+        above=0,
+    )
+    attack_steps: int = param(10, "gradient steps to find that perturbation", least=0)
 
     def __call__(self, problem: Problem, data: FederatedData, x: torch.Tensor, y: torch.Tensor | None) -> Measures:
         """Return the measures at ``x`` (and ``y``)."""

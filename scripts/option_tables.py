@@ -1,0 +1,9 @@
+#!/usr/bin/env python3
+"""Write the tables of options in docs/configuration.md anew, from the declarations in the source."""
+
+from pathlib import Path
+
+from fedstrata.experiments.describe import with_option_tables
+
+page = Path(__file__).parents[1] / "docs" / "configuration.md"
+page.write_text(with_option_tables(page.read_text()))

@@ -1,0 +1,277 @@
+"""Options, declared once: a default, one line on what it is, and its range. Everything else follows from that.
+
+A class of options derives from :class:`Options`, a function with options is decorated by :func:`options`, and both
+declare them with :func:`param`:
+
+    class Channel(Options, owner="the channel"):
+        clip: float | None = param(None, "largest norm of a client's update", above=0)
+
+    @options("the auc problem")
+    def auc(model: nn.Module, margin: float = param(1.0, "margin of a pair", above=0)) -> Problem: ...
+
+Calling one checks every value; :func:`build` does so with a table of a configuration file. What ``fedstrata show`` and
+docs/configuration.md say of the options is made from :func:`options_of`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Self, TypeVar, dataclass_transform, get_type_hints
+
+from fedstrata.core.errors import InputError, unknown, within
+from fedstrata.core.kinds import Kind, Limits, Place, kind_of
+from fedstrata.core.registry import Registry
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_EMPTY: Any = inspect.Parameter.empty
+
+
+@dataclass(frozen=True)
+class Option:
+    """What :func:`param` declares, and the name and annotation that it is declared with."""
+
+    default: Any = ...
+    doc: str = ""
+    limits: Limits = field(default_factory=Limits)
+    search: tuple[float, float] | None = None
+    only: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    in_file: bool = True
+    name: str = ""
+    annotation: Any = None
+
+    @property
+    def required(self) -> bool:
+        """Whether there is no default."""
+        return self.default is ...
+
+    @functools.cached_property
+    def kind(self) -> Kind:
+        """What it accepts; a TypeError where the annotation cannot be checked."""
+        return kind_of(self.annotation, self.limits)
+
+    @property
+    def wants(self) -> str:
+        """What it accepts, in words: ``a number above 0, or left out``."""
+        return self.kind.words
+
+    def field(self) -> Any:
+        """Return the option as a field of a dataclass."""
+        if self.required:
+            return field(metadata={"option": self})
+        if isinstance(self.default, dict):  # a dataclass wants no mutable default
+            return field(default_factory=dict, metadata={"option": self})
+        return field(default=self.default, metadata={"option": self})
+
+
+def param(
+    default: Any,
+    doc: str,
+    *,
+    above: float | None = None,
+    least: float | None = None,
+    below: float | None = None,
+    most: float | None = None,
+    choices: Iterable[Any] = (),
+    search: tuple[float, float] | None = None,
+    only: Mapping[str, tuple[Any, ...]] | None = None,
+    in_file: bool = True,
+) -> Any:
+    """Declare an option: its default (``...`` for none), one line of explanation, and its range.
+
+    ``above`` and ``below`` are exclusive bounds, ``least`` and ``most`` inclusive ones; ``choices`` are the values that
+    a text may have. ``search`` is the range that ``fedstrata tune`` searches, on a logarithmic scale.
+    ``only={"form": ("margin",)}`` says that the option has a meaning only with these values of another one.
+    ``in_file=False`` declares an option of Python that is not a key of a configuration file.
+    """
+    return Option(default, doc, Limits(above, least, below, most, tuple(choices)), search, only or {}, in_file)
+
+
+def options(owner: str) -> Callable[[F], F]:
+    """Check the options that a function declares with :func:`param`; ``owner`` is what messages call the function."""
+
+    def declare(function: F) -> F:
+        defaults = {name: p.default for name, p in inspect.signature(function).parameters.items()}
+        declared = {name: default for name, default in defaults.items() if isinstance(default, Option)}
+        return _checked(function, owner, declared, get_type_hints(function, include_extras=True))
+
+    return declare
+
+
+@dataclass_transform(frozen_default=True)
+class Options:
+    """The base of a frozen dataclass of options: ``class Channel(Options, owner="the channel")``.
+
+    Every field is an option, also one without :func:`param`. A class without ``owner`` is only a base of others.
+
+    words:  what messages call an instance; by default a Channel.
+    family: of a base, the key by which a table names one of its subclasses, and their registry, by ``name``.
+    """
+
+    words: ClassVar[str]
+    family: ClassVar[tuple[str, Registry[Any]]]
+
+    def __init_subclass__(cls, owner: str | None = None, **more: Any) -> None:
+        super().__init_subclass__(**more)
+        if owner is not None:
+            cls.declare(owner)
+
+    @classmethod
+    def declare(cls, owner: str) -> None:
+        """Make the class a frozen dataclass whose arguments are checked; ``owner`` is what messages call it."""
+        for name, value in list(vars(cls).items()):
+            if isinstance(value, Option):
+                setattr(cls, name, value.field())
+        dataclass(frozen=True)(cls)
+        declared = {}
+        for f in [f for f in dataclasses.fields(cls) if f.init]:  # type: ignore[arg-type]
+            option: Option = f.metadata.get("option", Option())
+            default = option.default if f.default is dataclasses.MISSING else f.default
+            declared[f.name] = dataclasses.replace(option, default=default)
+        hints = get_type_hints(cls, include_extras=True)
+        cls.__init__ = _checked(cls.__init__, owner, declared, hints)  # type: ignore[method-assign]
+        cls.__doc__ = explained(cls.__doc__, cls)
+
+    @classmethod
+    def fits(cls, table: Mapping[str, Any]) -> bool:
+        """Whether a table can be meant for this class: it names a subclass, or one of the options."""
+        return "family" in vars(cls) or any(name in table for name in options_of(cls))
+
+    @classmethod
+    def from_table(cls, table: Mapping[str, Any], where: str = "", key: str | None = None) -> Self:
+        """Build an instance from a table of a configuration file, as :func:`build` does."""
+        chosen: Any = cls
+        if "family" in vars(cls):
+            name, members = cls.family
+            chosen = members.find(table.get(name), where)
+            table = {k: v for k, v in table.items() if k != name}
+        built: Self = build(chosen, table, where, key)
+        return built
+
+    def to_table(self) -> dict[str, Any]:
+        """Return the table of a configuration file that builds this again; what is None is left out."""
+        named = {self.family[0]: self.name} if hasattr(self, "family") else {}  # type: ignore[attr-defined]
+        values = {name: getattr(self, name) for name, option in options_of(self).items() if option.in_file}
+        return named | {name: plain(value) for name, value in values.items() if value is not None}
+
+    def replace(self, **changes: Any) -> Self:
+        """Return the same options with these changes."""
+        return dataclasses.replace(self, **changes)  # type: ignore[type-var]
+
+
+def _checked(function: F, owner: str, specs: Mapping[str, Option], hints: Mapping[str, Any]) -> F:
+    """Return the function with its options checked, and with a signature that has their defaults."""
+    declared = {name: _declared(spec, owner, name, hints[name]) for name, spec in specs.items()}
+    for option in declared.values():
+        if not option.only.keys() <= declared.keys():
+            raise TypeError(f"The {option.name} of {owner} depends on {', '.join(option.only)}, which is no option.")
+    defaults = {name: _EMPTY if option.required else option.default for name, option in declared.items()}
+    signature = inspect.signature(function)
+    parameters = [p.replace(default=defaults.get(n, p.default)) for n, p in signature.parameters.items()]
+    signature = signature.replace(parameters=parameters)
+    known = {p.name: p.default for p in parameters if p.name != "self"}
+
+    @functools.wraps(function)
+    def call(*args: Any, **given: Any) -> Any:
+        for name in given:
+            if name not in known:
+                raise unknown(f"option of {owner}", name, known)
+        try:
+            values = signature.bind_partial(*args, **given).arguments
+        except TypeError as error:
+            raise TypeError(f"{function.__qualname__}: {error}") from None
+        missing = [name for name, default in known.items() if default is _EMPTY and name not in values]
+        if missing:
+            raise InputError(f"{owner[0].upper()}{owner[1:]} needs {' and '.join(missing)}.")
+        for name, option in declared.items():
+            place = Place(f"{name} of {owner}")
+            values[name] = option.kind.take(values[name], place) if name in values else option.default
+        for option in declared.values():
+            _check_meaning(option, owner, values)
+        return function(**values)
+
+    call.__dict__ |= {"__signature__": signature, "__options__": declared, "__owner__": owner}
+    call.__doc__ = explained(function.__doc__, call)
+    return call  # type: ignore[return-value]
+
+
+def _declared(option: Option, owner: str, name: str, annotation: Any) -> Option:
+    """Return an option under its name; an annotation that cannot be checked, or a wrong default, is an error."""
+    option = dataclasses.replace(option, name=name, annotation=annotation)
+    try:
+        kind = option.kind
+    except TypeError as error:
+        raise TypeError(f"The {name} of {owner} cannot be declared. {error}") from None
+    if option.required:
+        return option
+    return dataclasses.replace(option, default=kind.take(option.default, Place(f"default {name} of {owner}")))
+
+
+def _check_meaning(option: Option, owner: str, values: Mapping[str, Any]) -> None:
+    """Refuse a value that has no meaning beside those of the other options."""
+    value = values[option.name]
+    for other, fitting in option.only.items():
+        if value != option.default and values[other] not in fitting:
+            needs = " or ".join(map(repr, fitting))
+            raise InputError(
+                f"The {option.name} of {owner} has a meaning only with {other} = {needs}. "
+                f"Got {value!r} with {other} = {values[other]!r}."
+            )
+
+
+def options_of(thing: Any) -> dict[str, Option]:
+    """Return the options of a class, an instance or a function, by name."""
+    return dict(getattr(_called(thing), "__options__", {}))
+
+
+def _called(thing: Any) -> Any:
+    """Return the function whose options these are: that of a class is its ``__init__``."""
+    if hasattr(thing, "__options__"):
+        return thing
+    kind: Any = thing if isinstance(thing, type) else type(thing)
+    return kind.__init__
+
+
+def explained(doc: str | None, thing: Any) -> str:
+    """Return a docstring with the options of ``thing`` at its end, as ``help`` shows it."""
+    lines = [f"    {name}: {option.doc} ({option.wants})" for name, option in options_of(thing).items()]
+    return "\n".join([inspect.cleandoc(doc or ""), *(["", "Options:", *lines] if lines else [])])
+
+
+def check(thing: Any, table: Mapping[str, Any], where: str = "", key: str | None = None) -> dict[str, Any]:
+    """Return the values of a table as ``thing`` takes them; refuse unknown options and wrong values.
+
+    ``where`` is the file that the table comes from. With the table's ``key`` in that file messages name keys, such as
+    ``train.rounds``; without it they name the options of ``thing``.
+    """
+    declared = {name: option for name, option in options_of(thing).items() if option.in_file}
+    owner, prefix = _called(thing).__owner__, f"{key}." if key else ""
+    values = {}
+    for name, value in table.items():
+        if name not in declared and key is None:
+            raise unknown(f"option of {owner}", name, declared, where)
+        if name not in declared:
+            raise unknown("key", prefix + name, (prefix + known for known in declared), where)
+        what, place = (f"{name} of {owner}", None) if key is None else (f"key {prefix}{name}", prefix + name)
+        values[name] = declared[name].kind.take(value, Place(what, in_table=True, key=place, where=where))
+    return values
+
+
+def build(thing: Callable[..., Any], table: Mapping[str, Any], where: str = "", key: str | None = None) -> Any:
+    """Call ``thing`` with the options of a table, checked by :func:`check`; nested tables become what they describe."""
+    values = check(thing, table, where, key)
+    with within(where):
+        return thing(**values)
+
+
+def plain(value: Any) -> Any:
+    """Return a value as a configuration file holds it: options as tables, tuples as lists."""
+    if isinstance(value, Options):
+        return value.to_table()
+    if isinstance(value, Mapping):
+        return {k: plain(v) for k, v in value.items()}
+    return [plain(v) for v in value] if isinstance(value, tuple | list) else value

@@ -1,0 +1,143 @@
+"""What a configuration describes: data, model, problem and algorithm, built."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+import torch
+
+from fedstrata.algorithms import Algorithm, algorithm
+from fedstrata.algorithms.algorithm import ALGORITHMS
+from fedstrata.core.errors import InputError, unknown, within
+from fedstrata.core.options import check, options_of
+from fedstrata.data import SETS, Dataset, FederatedData, load
+from fedstrata.data.partitions import partition_named
+from fedstrata.experiments.config import Config
+from fedstrata.experiments.schema import DataTable, ModelTable
+from fedstrata.models import zoo
+from fedstrata.problems import PROBLEMS, ProblemKind
+from fedstrata.problems.problem import Problem
+
+if TYPE_CHECKING:
+    from fedstrata.training.train import Run
+
+
+class Experiment:
+    """What a configuration stands for: ``data``, ``problem``, ``algorithm``, ``evaluation``.
+
+    model:      what the problem is built from; None when it brings its own data.
+    pretrainer: the algorithm of ``[pretrain]``.
+    pretrained: the run whose model the problem starts from, once there is one: :meth:`start_from`.
+    """
+
+    def __init__(self, config: Config, data: FederatedData | None = None) -> None:
+        self.config = config
+        self.algorithm: Algorithm = build_algorithm(config)
+        self.pretrainer = build_pretrainer(config)
+        self.pretrained: Run | None = None
+        self.model: torch.nn.Module | None = None
+        self.evaluation = config.evaluate
+        kind = config.problem.name
+        builder = named_problem(config)
+        if builder.data is None:
+            self.data = build_data(config) if data is None else data
+            self.model = build_model(config, self.data)
+            self.problem: Problem = builder.on(self.model, self.data, **config.problem.options)
+        else:
+            if config.data != DataTable() or config.model != ModelTable():
+                raise InputError(f"The problem {kind} brings its own data: leave out [data] and [model].")
+            if config.pretrain.rounds:
+                raise InputError(f"The problem {kind} has no model to pre-train: leave out [pretrain], or rounds = 0.")
+            self.problem, self.data = builder.data(**{"seed": config.train.seed, **config.problem.options})
+
+    def start_from(self, run: Run) -> None:
+        """Build the problem again, from the model of a run that came before it."""
+        builder = PROBLEMS[self.config.problem.name]
+        self.problem = builder.on(run.model(), self.data, **self.config.problem.options)
+        self.pretrained = run
+
+
+def named_problem(config: Config) -> ProblemKind:
+    """Return what builds the problem that ``[problem]`` names, with options that it has."""
+    kind = PROBLEMS.find(config.problem.name)
+    check(kind.build, config.problem.options)
+    return kind
+
+
+def build_algorithm(config: Config) -> Algorithm:
+    """Build the algorithm that ``[algorithm]`` names."""
+    for name in config.algorithms:
+        ALGORITHMS.find(name, "[algorithms]")
+    return algorithm(config.algorithm.name, config.options_of(config.algorithm.name))
+
+
+def build_pretrainer(config: Config) -> Algorithm:
+    """Build the algorithm that ``[pretrain]`` names, also with 0 rounds, so that a wrong key is refused."""
+    name, options = config.pretrain.algorithm, config.pretrain.options
+    known = [f"pretrain.{k}" for k in ("rounds", "algorithm", *options_of(ALGORITHMS.find(name, "[pretrain]")))]
+    for option in options:
+        if f"pretrain.{option}" not in known:
+            raise unknown("key", f"pretrain.{option}", known)
+    with within("[pretrain]"):
+        return algorithm(name, options)
+
+
+_loaded: dict[tuple[str, str | None, str], Dataset] = {}
+
+
+def _load(table: DataTable) -> Dataset:
+    """Load a data set, or take the one loaded last: comparisons ask for the same one again and again."""
+    key = (table.name, table.directory, repr(sorted(table.options.items())))
+    if key not in _loaded:
+        check(SETS.find(table.name), table.options)
+        _loaded.clear()
+        _loaded[key] = load(table.name, table.directory, lambda line: print(line, file=sys.stderr), **table.options)
+    return _loaded[key]
+
+
+def build_data(config: Config) -> FederatedData:
+    """Load the data that ``[data]`` names and spread them over the clients."""
+    table = config.data
+    seed = config.train.seed if table.seed is None else table.seed
+    if table.folder is not None:
+        return _from_folder(table, table.folder, seed)
+    dataset = _load(table)
+    if table.subset is not None:
+        dataset = dataset.subset(table.subset, seed)
+    if table.imbalance is not None:
+        dataset = dataset.imbalance(table.imbalance, seed)
+    named = {"name": table.partition} if isinstance(table.partition, str) else dict(table.partition)
+    if not isinstance(named.get("name"), str):
+        raise InputError("The table data.partition must have a name, e.g. {name = 'dirichlet', alpha = 0.3}.")
+    return dataset.split(
+        partition_named(**named),
+        clients=table.clients,
+        seed=seed,
+        holdout=table.holdout,
+        support=table.support,
+        auxiliary=table.auxiliary,
+    )
+
+
+def _from_folder(table: DataTable, folder: str, seed: int) -> FederatedData:
+    usual = DataTable()
+    kept = ("folder", "directory", "seed", "holdout", "support")
+    unused = [k for k in options_of(DataTable) if k not in kept and getattr(table, k) != getattr(usual, k)]
+    if unused:
+        raise InputError(f"data.folder holds clients as they are: leave out data.{', data.'.join(unused)}.")
+    data = FederatedData.from_folder(folder)
+    data = data.with_holdout(table.holdout, seed) if table.holdout else data
+    return data.with_support(table.support, seed) if table.support else data
+
+
+def build_model(config: Config, data: FederatedData) -> torch.nn.Module:
+    """Build the model that ``[model]`` names, for the shape of the data."""
+    inputs, targets = data.train.arrays
+    width = 1 if targets.dim() == 1 else targets.shape[1]
+    one_per_target = config.problem.options.get("loss") in ("binary_cross_entropy", "squared")
+    outputs = width if one_per_target else data.classes or width
+    outputs = PROBLEMS[config.problem.name].outputs or outputs
+    name, options = config.model.name, config.model.options
+    check(zoo.MODELS.find(name), options)
+    return zoo.model(name, tuple(inputs.shape[1:]), outputs, seed=config.train.seed, **options)

@@ -1,0 +1,156 @@
+"""The options of everything that has a name, for ``fedstrata show`` and for the tables of docs/configuration.md."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, get_args
+
+from fedstrata.algorithms.algorithm import ALGORITHMS
+from fedstrata.algorithms.sent import sent
+from fedstrata.clients.channel import Channel
+from fedstrata.clients.faults import Faults, Inject
+from fedstrata.core.errors import unknown
+from fedstrata.core.options import Option, options_of, plain
+from fedstrata.core.schedules import SCHEDULES
+from fedstrata.data.partitions import PARTITIONS
+from fedstrata.data.sets import SETS
+from fedstrata.experiments.schema import CompareTable, DataTable, PlotTable, PretrainTable, TuneTable
+from fedstrata.models.zoo import MODELS
+from fedstrata.problems import PROBLEMS
+from fedstrata.training.diagnostics import Diagnostics
+from fedstrata.training.metrics.evaluation import Evaluation
+from fedstrata.training.settings import Settings
+
+TABLES: dict[str, Any] = {
+    "data": DataTable,
+    "pretrain": PretrainTable,
+    "train": Settings,
+    "evaluate": Evaluation,
+    "channel": Channel,
+    "faults": Faults,
+    "faults.inject": Inject,
+    "diagnostics": Diagnostics,
+    "tune": TuneTable,
+    "compare": CompareTable,
+    "plot": PlotTable,
+}
+"""The tables of a configuration file whose keys do not depend on what else is in it."""
+
+KINDS: dict[str, Mapping[str, Any]] = {
+    "algorithms": ALGORITHMS,
+    "problems": {name: kind.build for name, kind in PROBLEMS.items()},
+    "datasets": SETS,
+    "models": MODELS,
+    "partitions": PARTITIONS,
+    "schedules": SCHEDULES,
+}
+"""Everything that a configuration file calls by name, by kind."""
+
+
+@dataclass(frozen=True)
+class Description:
+    """What something is: a text, and its options that are keys of a file."""
+
+    name: str
+    text: str
+    options: dict[str, Option]
+
+    def as_json(self) -> dict[str, Any]:
+        """Return it for a script."""
+        if self.name not in ALGORITHMS:
+            defaults = {name: _default(option) for name, option in self.options.items()}
+            return {"name": self.name, "text": self.text, "options": defaults}
+        usual = sent(ALGORITHMS[self.name])[0]
+        about = {n: {"default": _default(o), "type": o.wants, "doc": o.doc} for n, o in self.options.items()}
+        return {"name": self.name, "text": self.text, "hyperparameters": about, "up": usual.up, "down": usual.down}
+
+    @property
+    def rows(self) -> list[tuple[str, str, str, str]]:
+        """The options as a table for a person: name, default, what it takes, description."""
+        return [(name, _shown(option), option.wants, option.doc) for name, option in self.options.items()]
+
+
+def describe(name: str) -> Description:
+    """Return what a name stands for: an algorithm, problem, data set, model, partition, schedule or table of a file."""
+    if name in TABLES:
+        return Description(
+            name, f"The table [{name}] of a configuration file. {text_of(TABLES[name])}", keys_of(TABLES[name])
+        )
+    for things in KINDS.values():
+        if name in things:
+            return Description(name, text_of(things[name]), keys_of(things[name]))
+    raise unknown("name", name, [*TABLES, *(known for things in KINDS.values() for known in things)])
+
+
+def text_of(thing: Any) -> str:
+    """Return the docstring of a thing without its options; of an algorithm, that of its module."""
+    if thing in ALGORITHMS.values():
+        return inspect.getdoc(inspect.getmodule(thing)) or ""
+    return (inspect.getdoc(thing) or "").partition("\n\nOptions:\n")[0]
+
+
+def keys_of(thing: Any) -> dict[str, Option]:
+    """Return the options of a thing that a file sets in its table; nested tables are described by themselves."""
+    nested = [
+        n for n, o in options_of(thing).items() if any(table in get_args(o.annotation) for table in TABLES.values())
+    ]
+    hidden = {*nested, "options"} if thing is PretrainTable else {*nested}
+    return {name: option for name, option in options_of(thing).items() if option.in_file and name not in hidden}
+
+
+def _default(option: Option) -> Any:
+    return None if option.required else plain(option.default)
+
+
+def _shown(option: Option) -> str:
+    value = _default(option)
+    if value is None:
+        return "required" if option.required else ""
+    return json.dumps(value)
+
+
+# --- docs/configuration.md --------------------------------------------------------------------------------------------
+
+_BLOCK = re.compile(r"(<!-- options: ([\w.]+) -->\n).*?(<!-- end -->)", re.S)
+
+
+def with_option_tables(page: str) -> str:
+    """Return a page of Markdown with everything between ``<!-- options: NAME -->`` and ``<!-- end -->`` written anew.
+
+    NAME is a table of a configuration file, or a kind of things that a file names.
+    """
+
+    def written(block: re.Match[str]) -> str:
+        name = block[2]
+        if name in TABLES:
+            return f"{block[1]}\n{_keys_as_markdown(keys_of(TABLES[name]))}\n{block[3]}"
+        if name in KINDS:
+            return f"{block[1]}\n{_things_as_markdown(KINDS[name])}\n{block[3]}"
+        raise unknown("table of options", name, [*TABLES, *KINDS])
+
+    return _BLOCK.sub(written, page)
+
+
+def _keys_as_markdown(options: Mapping[str, Option]) -> str:
+    rows = [("key", "default", "takes", "meaning"), ("---",) * 4]
+    for name, option in options.items():
+        wants = re.sub(r"'([^']*)'", r'`"\1"`', option.wants.removesuffix(", or left out"))
+        rows.append((f"`{name}`", f"`{_shown(option)}`" if _shown(option) else "", wants, option.doc))
+    return _rows(rows)
+
+
+def _things_as_markdown(things: Mapping[str, Callable[..., Any]]) -> str:
+    rows = [("name", "options and defaults", "what it is"), ("---",) * 3]
+    for name, thing in things.items():
+        shown = {n: "" if _default(o) is None else f" = {_shown(o)}" for n, o in keys_of(thing).items()}
+        line = text_of(thing).split("\n")[0].removeprefix("Build ").replace("``", "`")
+        rows.append((f"`{name}`", ", ".join(f"`{n}{default}`" for n, default in shown.items()), line))
+    return _rows(rows)
+
+
+def _rows(rows: Sequence[tuple[str, ...]]) -> str:
+    return "".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |\n" for row in rows)

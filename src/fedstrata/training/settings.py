@@ -1,0 +1,79 @@
+"""The settings of a run: what ``fs.train`` takes as keywords, and the tables [train], [channel] and [faults] hold."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any, Literal, TypeVar
+
+import torch
+
+from fedstrata.clients.channel import PLAIN, Channel
+from fedstrata.clients.cohort import Weighting
+from fedstrata.clients.faults import Faults
+from fedstrata.core.errors import InputError, unknown
+from fedstrata.core.options import Options, explained, options_of, param
+from fedstrata.data.sampling import SAMPLINGS
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class Settings(Options, owner="the run"):
+    """How to train; one frozen value that everything inside a run reads."""
+
+    rounds: int = param(100, "rounds of training", least=1)
+    batch_size: int | None = param(
+        None, "samples per client and step; by default the client's whole data in every step", least=1
+    )
+    participation: int | float = param(1.0, "share or number of the clients that take part in a round")
+    weighting: Weighting = param("uniform", "how the mean over clients weighs them: equally, or by their samples")
+    sampling: str = param(
+        "uniform",
+        "how batches are drawn: with replacement, in shuffled passes, in each client's own class proportions, or with "
+        "its classes in equal numbers and weights that keep means unbiased",
+        choices=SAMPLINGS,
+    )
+    seed: int = param(0, "seed of everything random in the run", least=0)
+    chunk: int | Literal["auto"] = param(
+        "auto", "clients that advance together; auto follows a rule measured by bench/chunk.py", least=1
+    )
+    threads: int | None = param(None, "torch threads during the run; by default as many as torch uses", least=1)
+    device: str = param("cpu", "torch device")
+    eval_every: int | None = param(None, "rounds between evaluations; by default a twentieth of all rounds", least=1)
+    checkpoint_every: int = param(1, "rounds between checkpoints", least=1)
+    state_memory: int = param(
+        4 << 30,
+        "bytes of client state, per name, above which it lives in a memory-mapped file; by default 4 GiB",
+        least=1,
+    )
+    channel: Channel = param(PLAIN, "clipping, noise, compression and medians of what clients send", in_file=False)
+    faults: Faults | None = param(
+        None, "how to deal with clients that fail; by default failures are not looked for", in_file=False
+    )
+
+
+def takes_settings(function: F) -> F:
+    """Let a function with a keyword ``settings`` take the fields of :class:`Settings` as keywords instead."""
+    own = inspect.signature(function)
+    fields = list(inspect.signature(Settings).parameters.values())
+    known = [*own.parameters, *options_of(Settings)]
+
+    @functools.wraps(function)
+    def call(*args: Any, **given: Any) -> Any:
+        for name in given:
+            if name not in known:
+                raise unknown(f"argument of {function.__name__}", name, known)
+        chosen = {name: given.pop(name) for name in options_of(Settings) if name in given}
+        if isinstance(chosen.get("device"), torch.device):
+            chosen["device"] = str(chosen["device"])
+        if chosen and "settings" in given:
+            raise InputError(f"Pass either settings or {', '.join(chosen)}, not both.")
+        given.setdefault("settings", Settings(**chosen))
+        return function(*args, **given)
+
+    parameters = [p for p in own.parameters.values() if p.name != "settings"]
+    parameters += [field.replace(kind=inspect.Parameter.KEYWORD_ONLY) for field in fields]
+    call.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
+    call.__doc__ = explained(function.__doc__, Settings)
+    return call  # type: ignore[return-value]
