@@ -107,6 +107,10 @@ class Inject:
             out.append(KINDS[index] if hit else None)
         return out
 
+    def factor_of(self, kind: str | None) -> float:
+        """Return what a kind of fault multiplies an answer by."""
+        return {"scale": self.factor, "nan": math.nan}.get(kind or "", 1.0)
+
 
 @dataclass(frozen=True)
 class Faults:
