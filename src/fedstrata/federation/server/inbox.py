@@ -156,15 +156,12 @@ def _unpacked(channel: Channel, names: Any, value: Any, like: FlatAnswer) -> Any
 
 
 def usual_layout(layouts: Sequence[str], shapes: Sequence[list[int]]) -> str:
-    """Return the layout that most clients answered with.
+    """Return the layout of most answers; of two that are equally frequent, one with only the message's ``shapes``."""
 
-    Of two that are equally frequent, the one whose tensors more often have one of the ``shapes`` of the message.
-    """
+    def fits(layout: str) -> bool:
+        return all(leaf["shape"] in shapes for leaf in _leaves(json.loads(layout)))
 
-    def known(layout: str) -> int:
-        return sum(leaf["shape"] in shapes for leaf in _leaves(json.loads(layout)))
-
-    return max(sorted(set(layouts)), key=lambda layout: (layouts.count(layout), known(layout)), default="")
+    return max(sorted(set(layouts)), key=lambda layout: (layouts.count(layout), fits(layout)), default="")
 
 
 def _leaves(layout: Any) -> list[dict[str, Any]]:
