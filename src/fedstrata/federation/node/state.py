@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save
 
 from fedstrata.clients.state import ClientState
 from fedstrata.core.errors import FedstrataError, InputError, invalid
-from fedstrata.core.files import write_atomically
+from fedstrata.core.files import remove_leftovers, write_atomically
 from fedstrata.federation.messages import Version
 
 RUNS_KEPT, OLD = 3, 30 * 24 * 3600.0
@@ -43,8 +43,7 @@ class StateFolder:
     def load(self, version: Version | None, client: int, clients: int) -> ClientState:
         """Return a version of the state, empty for None, and remove later ones, which the server does not know of."""
         state = ClientState(clients, 4 << 30)
-        for file in self.path.glob(".*.tmp"):  # left by a kill
-            file.unlink(missing_ok=True)
+        remove_leftovers(self.path)
         versions = self._versions()
         if version is not None and version not in versions:
             raise LostState(
