@@ -11,6 +11,7 @@ import torch
 
 import fedstrata as fs
 from federation.stand_in import AUC, CANCER, DIGITS, Change, Sent, Site, Tables, made, site
+from fedstrata.clients.privacy import epsilon
 from fedstrata.federation.messages import Reply
 from fedstrata.federation.node import state
 from fedstrata.federation.server import engine
@@ -176,6 +177,29 @@ def test_a_new_run_in_a_used_directory_is_refused_and_does_no_harm(tmp_path: Pat
     with pytest.raises(fs.InputError, match="not empty"):
         nodes.again().serve(tmp_path / "run", False)
     assert_same_bits(nodes.again().serve(tmp_path / "run", True), straight)
+
+
+def test_a_run_without_its_notes_cannot_be_resumed(tmp_path: Path) -> None:
+    nodes = site(tmp_path, keeping("scaffold"))
+    with pytest.raises(Stopped):
+        nodes.serve(tmp_path / "run", callbacks=[StopAfter(3)])
+    (tmp_path / "run.federation.json").unlink()
+    with pytest.raises(fs.InputError, match=r"run\.federation\.json.* is missing"):
+        nodes.again().serve(tmp_path / "run", resume=True)
+    assert not (tmp_path / "run.federation.json").exists()
+
+
+def test_noise_covers_rounds_that_are_repeated_and_cannot_be_foretold(tmp_path: Path) -> None:
+    noisy = {"algorithm": {"name": "fedavg", "steps": 2}, "channel": {"clip": 0.1, "noise": 2.0}}
+    nodes = site(tmp_path, made(DIGITS, noisy, {"train": {"rounds": 4}}))
+    straight = nodes.serve(tmp_path / "straight")
+    with pytest.raises(Stopped):
+        nodes.again().serve(tmp_path / "run", callbacks=[StopAfter(3)])
+    run = nodes.again().serve(tmp_path / "run", resume=True)
+    channel = fs.Channel(clip=0.1, noise=2.0)
+    assert straight.history[-1]["epsilon"] == pytest.approx(epsilon(channel, {"1 of 3": 4}, 3))
+    assert run.history[-1]["epsilon"] == pytest.approx(epsilon(channel, {"1 of 3": 5}, 3))
+    assert not torch.equal(run.x, straight.x)
 
 
 # --- lost state -------------------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fedstrata.clients.privacy import Ledger
+from fedstrata.core.errors import InputError
 from fedstrata.core.files import write_atomically
 
 
@@ -31,11 +32,17 @@ class Notes:
     unmeasured: dict[str, int] = dataclasses.field(default_factory=dict)
 
     @staticmethod
-    def of(out: Path) -> Notes:
+    def of(out: Path, resume: bool) -> Notes:
         """Return the notes of the run in ``out``; new ones if there is none."""
         path = out.with_name(out.name + ".federation.json")
         if path.exists() and out.is_dir() and any(out.iterdir()):
-            return Notes(path, **json.loads(path.read_text()))
+            names = {field.name for field in dataclasses.fields(Notes)}
+            return Notes(path, **{name: value for name, value in json.loads(path.read_text()).items() if name in names})
+        if resume and (out / "config.toml").exists():
+            raise InputError(
+                f"The run in {out} cannot be resumed: {path}, which says where nodes keep its state, is missing. "
+                "Restore it, or choose another directory for a new run."
+            )
         notes = Notes(path, secrets.token_hex(16))
         path.parent.mkdir(parents=True, exist_ok=True)
         notes.write()

@@ -34,7 +34,7 @@ def serve(
     check_config(config, len(roster))
     settings = config.settings()
     policy = settings["faults"] or Faults()
-    notes = Notes.of(out)
+    notes = Notes.of(out, resume)
     desk = Desk(post, roster, notes.run, policy)
     experiment = Experiment(config, meet(desk, notes, server_data, say))
     tables = config.to_toml("compare", "data", "plot", "pretrain", "tune", "variants")
