@@ -17,7 +17,8 @@ from fedstrata.federation.server.desk import Desk
 from fedstrata.federation.server.inbox import read_measures
 from fedstrata.federation.server.notes import Notes
 from fedstrata.problems.problem import Problem
-from fedstrata.training.metrics.evaluation import PER_CLIENT, Measures, over_clients
+from fedstrata.training.metrics.evaluation import PER_CLIENT
+from fedstrata.training.metrics.measures import Measures, over_clients
 
 
 class FederatedEvaluation:
