@@ -3,8 +3,8 @@
 It was written with version 0.1.0. Since then these were written anew, because a defect was mended:
 
     examples/digits, examples/agnostic, examples/damaml   the hold-out is stratified: other rows are held out
-    fgda with faults                                      a client that missed a synchronisation is counted by its update
-                                                          from its own last point, not by where it is
+    fgda with faults       a client that missed a synchronisation is counted by its update from its own last point, not
+                           by where it is
 
 To write some of it anew, which is right only where the numbers are meant to change:
 

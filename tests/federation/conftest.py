@@ -1,12 +1,16 @@
-"""Nothing is drawn or traced, nobody waits for the disk: for rounds as few as these that takes longer than them."""
+"""No plots, no traced graphs, no waiting for the disk: in runs as short as these they take longer than the rounds."""
 
 from __future__ import annotations
 
+import json
 import os
+from collections.abc import Callable
 
 import pytest
 
 import fedstrata.training.plots
+from federation.stand_in import DIGITS, Site, Tables, made, site
+from fedstrata.federation.server import desk
 from fedstrata.problems import oracles
 
 
@@ -15,3 +19,18 @@ def plain(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fedstrata.training.plots, "plot", lambda *_, **__: None)
     monkeypatch.setattr(oracles, "trace", lambda *_: None)
     monkeypatch.setattr(os, "fsync", lambda _: None)
+    monkeypatch.setattr(desk, "POLL", 0.01)
+
+
+@pytest.fixture(scope="module")
+def sites(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Tables], Site]:
+    """Nodes for an experiment with the digits; the tests of a file share their data and keys."""
+    known: dict[str, Site] = {}
+
+    def of(tables: Tables) -> Site:
+        name = json.dumps(tables, sort_keys=True)
+        if name not in known:
+            known[name] = site(tmp_path_factory.mktemp("site"), made(DIGITS, tables))
+        return known[name].again()
+
+    return of

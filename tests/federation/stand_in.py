@@ -1,6 +1,6 @@
-"""A federation without a network: messages become records of Flower and go to nodes in this process.
+"""A federation without a network: messages become Flower's records and go to nodes in this process.
 
-Everything that ``fedstrata.federation.app`` does with a message is done: only the way between the machines is missing.
+Everything that ``fedstrata.federation.app`` does with a message is done here too; only the network is missing.
 """
 
 from __future__ import annotations
@@ -24,8 +24,11 @@ from fedstrata.experiments.build import Experiment
 from fedstrata.experiments.config import Config, parse
 from fedstrata.experiments.overlay import merge
 from fedstrata.federation import app, keys, wire
-from fedstrata.federation.deploy import write_app, write_nodes_data
-from fedstrata.federation.server import SERVER, Nodes, Reply, serve
+from fedstrata.federation.deploy import write_app, write_node_data
+from fedstrata.federation.messages import Reply
+from fedstrata.federation.post import FLOWER, from_records, to_records
+from fedstrata.federation.server.roster import Roster
+from fedstrata.federation.server.serve import serve
 from fedstrata.training.callbacks import Callback
 
 Tables = dict[str, Any]
@@ -41,10 +44,14 @@ DIGITS: Tables = {
     "train": {"rounds": 3, "batch_size": 8, "threads": 1},
 }
 CANCER: Tables = {**DIGITS, "data": {**DIGITS["data"], "name": "breast_cancer"}}
+AUC: Tables = {"problem": {"name": "auc", "score": "none"}}
+FEDAVG: Tables = {"algorithm": {"name": "fedavg", "steps": 2}, "train": {"rounds": 2}, "faults": {"timeout": 0.3}}
+SCAFFOLD: Tables = {**FEDAVG, "algorithm": {"name": "scaffold", "steps": 2}}
+HELD_OUT: Tables = {"algorithm": {"name": "fedavg", "lr": 0.1}, "data": {"holdout": 0.3}, "train": {"rounds": 2}}
 
 
 def made(base: Tables, *overrides: Tables) -> Config:
-    """Build a configuration from tables laid over each other."""
+    """Build a configuration from tables merged into each other."""
     for tables in overrides:
         base = merge(base, tables)
     return parse(base, "a test")
@@ -61,7 +68,7 @@ def simulated(config: Config, callbacks: Sequence[Callback] = (), faults: fs.Fau
 
 @dataclass
 class Sent:
-    """A message under way: to which node, its header's text and its arrays."""
+    """A message to a node: the text of its header, and its arrays."""
 
     node: int
     text: str
@@ -72,17 +79,21 @@ class Sent:
         table: dict[str, Any] = json.loads(self.text)
         return table
 
+    def is_work(self, round: int) -> bool:
+        """Whether it asks for work in a round, counted from 0."""
+        return self.header["kind"] == "work" and self.header["round"] == round
+
 
 Change = Callable[["Site", Sent, Reply], Reply | None]
 
 
 @dataclass
 class Site:
-    """Nodes of a federation, each with a folder of its own; it is the server's post too.
+    """The nodes of a federation, each with its own folder, and the server's post to them.
 
-    change:    makes another reply of a node's true one, or none.
+    change:    replaces the reply of a node by another, or by none.
     offline:   the nodes that are not connected.
-    scrambled: whether the last one asked answers first.
+    scrambled: whether the node that was asked last answers first.
     """
 
     folder: Path
@@ -103,7 +114,7 @@ class Site:
         return {"data": str(own / "data"), "key": str(own / "node.key"), "state": str(own / "state")}
 
     def again(self, **changes: Any) -> Site:
-        """The same nodes after a restart: nothing is left but what is on their disks."""
+        """The same nodes after a restart, with nothing but what is on their disks."""
         return dataclasses.replace(self, sent=[], replies=[], waiting={}, **changes)
 
     # --- the server's post ---
@@ -114,13 +125,10 @@ class Site:
     def send(self, node: int, text: str, arrays: Sequence[np.ndarray]) -> str:
         sent = Sent(node - 100, text, list(arrays))
         self.sent.append(sent)
-        reply: Reply | None = self.answered(sent)
-        assert reply is not None
+        reply = self.answered(sent)
         self.replies.append(reply)
-        if self.change is not None:
-            reply = self.change(self, sent, reply)
         ticket = f"ticket {len(self.sent)}"
-        self.waiting[ticket] = reply
+        self.waiting[ticket] = reply if self.change is None else self.change(self, sent, reply)
         return ticket
 
     def fetch(self, ticket: str, node: int) -> Reply | None:
@@ -130,18 +138,18 @@ class Site:
 
     # --- a node ---
 
-    def answered(self, sent: Sent, **here: str) -> Reply:
+    def answered(self, sent: Sent) -> Reply:
         """What the node answers, as Flower would bring it."""
-        about = Metadata(1, "a message", SERVER, 100 + sent.node, "", "0", now().timestamp(), 100.0, "query")
-        message = make_message(metadata=about, content=app._records(sent.text, b"", sent.arrays))
-        context = SimpleNamespace(node_config=self.here(sent.node) | here, run_config={"experiment": self.experiment})
+        about = Metadata(1, "a message", FLOWER, 100 + sent.node, "", "0", now().timestamp(), 100.0, "query")
+        message = make_message(metadata=about, content=to_records(Reply(sent.text, b"", tuple(sent.arrays))))
+        context = SimpleNamespace(node_config=self.here(sent.node), run_config={"experiment": self.experiment})
         try:
-            return app._reply(app.query(message, context).content)
+            return from_records(app.query(message, context).content)
         except Exception as error:
             return Reply(error=f"failed ({type(error)}:<'{error}'>)")
 
     def signed(self, node: int, header: Any, arrays: Sequence[np.ndarray] = ()) -> Reply:
-        """A reply with any header, text or table, that the node's true key signs."""
+        """A reply with any header, text or table, signed with the node's true key."""
         text = header if isinstance(header, str) else json.dumps(header)
         content = wire.digest(text, arrays)
         return Reply(text, keys.sign(Path(self.here(node)["key"]), content), tuple(arrays))
@@ -160,7 +168,7 @@ class Site:
         table = dict(zip(self.names, self.public, strict=True))
         return serve(
             parse(tomllib.loads(self.experiment), "the experiment"),
-            Nodes.read(json.dumps(table)),
+            Roster.read(json.dumps(table)),
             self,
             self.folder / "run" if out is None else out,
             resume,
@@ -170,16 +178,22 @@ class Site:
         )
 
     def faults(self, out: Path | None = None) -> list[dict[str, Any]]:
-        """Who was left out, as the run directory says it."""
+        """Who was left out, according to the run directory."""
         file = (self.folder / "run" if out is None else out) / "faults.jsonl"
         return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
 
+def headed(reply: Reply, **changes: Any) -> dict[str, Any]:
+    """The header of a reply with some entries changed; None removes one."""
+    table = json.loads(reply.text) | changes
+    return {k: v for k, v in table.items() if v is not None}
+
+
 def site(folder: Path, config: Config, data: fs.FederatedData | None = None) -> Site:
-    """Write what nodes have of an experiment's data, and their keys."""
+    """Write the data and keys of the nodes of an experiment."""
     data = Experiment(config).data if data is None else data
     names = [f"node{k}" for k in range(data.clients)]
-    write_nodes_data(data, folder, names)
+    write_node_data(data, folder, names)
     public = [keys.make_key(folder / "nodes" / name / "node.key") for name in names]
     plain = config.data.replace(holdout=0.0, support=0.0)
     ready = config.replace(data=plain)

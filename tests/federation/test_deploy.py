@@ -1,4 +1,4 @@
-"""Writing a federation down: folders, keys, certificates, an app that holds the experiment, and the commands for it."""
+"""The files of a federation: folders, keys, certificates, the app with the experiment; and the commands for them."""
 
 from __future__ import annotations
 
@@ -22,9 +22,11 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 import fedstrata as fs
 from federation.stand_in import CANCER, DIGITS, Tables, made, site
 from fedstrata.experiments.config import parse
-from fedstrata.federation import keys, local
+from fedstrata.federation import keys
 from fedstrata.federation.deploy import write_app, write_federation
-from fedstrata.federation.server import Nodes
+from fedstrata.federation.processes import Processes, commands
+from fedstrata.federation.server.roster import Roster
+from fedstrata.federation.superlink import Federation
 
 FILE = """
 [data]
@@ -77,10 +79,10 @@ def test_a_key_signs_and_its_public_half_verifies(tmp_path: Path) -> None:
     key = serialization.load_ssh_private_key((tmp_path / "node.key").read_bytes(), None)
     assert isinstance(key, ec.EllipticCurvePrivateKey) and isinstance(key.curve, ec.SECP384R1)
     signature = keys.sign(tmp_path / "node.key", b"content")
-    assert keys.signed(public, signature, b"content")
-    assert not keys.signed(public, signature, b"contents")
-    assert not keys.signed(public, signature[:-1], b"content")
-    assert not keys.signed(keys.make_key(tmp_path / "other.key"), signature, b"content")
+    assert keys.is_signed(public, signature, b"content")
+    assert not keys.is_signed(public, signature, b"contents")
+    assert not keys.is_signed(public, signature[:-1], b"content")
+    assert not keys.is_signed(keys.make_key(tmp_path / "other.key"), signature, b"content")
 
 
 def test_a_key_that_is_there_is_never_overwritten(tmp_path: Path) -> None:
@@ -96,9 +98,9 @@ def test_public_keys_are_compared_in_one_form(tmp_path: Path) -> None:
     key = serialization.load_ssh_public_key(public.encode())
     pem = key.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
     assert (
-        keys.same_form(f"  {public}  somebody@somewhere\n")
-        == keys.same_form(pem)
-        == keys.same_form(pem.decode())
+        keys.canonical(f"  {public}  somebody@somewhere\n")
+        == keys.canonical(pem)
+        == keys.canonical(pem.decode())
         == public
     )
 
@@ -108,14 +110,14 @@ def test_public_keys_are_compared_in_one_form(tmp_path: Path) -> None:
 )
 def test_a_public_key_that_is_none_is_refused(text: str) -> None:
     with pytest.raises(fs.InputError, match="public key"):
-        keys.same_form(text)
+        keys.canonical(text)
 
 
 def test_keys_of_another_kind_are_refused(tmp_path: Path) -> None:
     key = ed25519.Ed25519PrivateKey.generate()
     form = serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
-    with pytest.raises(fs.InputError, match="elliptic curve"):
-        keys.same_form(key.public_key().public_bytes(*form))
+    with pytest.raises(fs.InputError, match="elliptic-curve"):
+        keys.canonical(key.public_key().public_bytes(*form))
     kinds = serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
     (tmp_path / "key").write_bytes(key.private_bytes(*kinds))
     with pytest.raises(fs.InputError, match="elliptic-curve"):
@@ -168,7 +170,7 @@ def test_the_app_holds_the_experiment_unchanged(name: str, tmp_path: Path) -> No
     for table in ("algorithm", "problem", "model", "train", "evaluate", "channel", "faults", "label"):
         assert getattr(held, table) == getattr(config, table)
     assert (told["out"], told["server-data"], told["resume"]) == ("/srv/a folder/run", "/srv/data", True)
-    nodes = Nodes.read(told["nodes"])
+    nodes = Roster.read(told["nodes"])
     assert dict(zip(nodes.names, nodes.public, strict=True)) == public
     for part in app_of(tmp_path)["components"].values():
         module, _, name = part.partition(":")
@@ -241,8 +243,8 @@ def test_a_federation_has_a_folder_for_everybody(tmp_path: Path) -> None:
     for name in ("north", "south"):
         assert set(tomllib.loads((folder / "nodes" / name / "node.toml").read_text())) == {"data", "key", "state"}
         assert (folder / "nodes" / name / "ca.crt").read_bytes() == (folder / "server" / "ca.crt").read_bytes()
-    assert keys.same_form((folder / "server" / "keys" / "south.pub").read_text()) == public
-    names = Nodes.read(app_of(folder)["config"]["nodes"])
+    assert keys.canonical((folder / "server" / "keys" / "south.pub").read_text()) == public
+    names = Roster.read(app_of(folder)["config"]["nodes"])
     assert names.names == ("north", "south") and names.public[1] == public
     assert names.public[0] == (folder / "nodes" / "north" / "node.key.pub").read_text().strip()
     assert (
@@ -318,7 +320,6 @@ def test_init_writes_a_federation_and_says_what_next(fedstrata, experiment: Path
         (["--node", "a", "--set", "problem={name='tower'}"], "brings its own data"),
         (["--set", "train.round=9"], "train.rounds"),
         (["--node", "a", "--set", "algorithm.gamma=-1"], "The gamma of fgda must be a number above 0. Got -1"),
-        (["--node", "a", "--set", "algorithm.synchronisation=two_phase"], "cannot go through"),
         (["--node", "a", "--set", "faults.inject.clients=[1]"], "injected faults must be from 0 to 0. Got 1"),
         (["--node", "a", "--set", "problem.q=1"], "Unknown option of the auc problem 'q'"),
         (["--port", "0"], "port"),
@@ -356,7 +357,7 @@ def test_a_certificate_is_renewed_for_the_same_names(fedstrata, experiment: Path
     assert before == {name: (server / name).read_bytes() for name in before}
     keys.make_certificates(tmp_path / "other", ["x"])
     code, _, said = fedstrata("federate", "renew", folder, "--ca-key", tmp_path / "other" / "ca.key")
-    assert code == 2 and "is not that of the authority" in " ".join(said.split())
+    assert code == 2 and "does not belong to the authority" in " ".join(said.split())
     code, _, said = fedstrata("federate", "renew", folder, "--ca-key", safe)
     assert code == 0 and "Restart the server" in said
     old, new = (x509.load_pem_x509_certificate(c) for c in (before["server.pem"], (server / "server.pem").read_bytes()))
@@ -388,7 +389,7 @@ def test_node_starts_a_supernode_that_listens_on_loopback(
     code, _, said = fedstrata("federate", "node", node_file, *words)
     assert code == 0, said
     (command,) = started
-    assert command[0] == str(local.commands() / "flower-supernode")
+    assert command[0] == str(commands() / "flower-supernode")
     told = dict(zip(command[1::2], command[2::2], strict=True))
     assert told["--superlink"] == "fl.example.org:9443" and told["--root-certificates"] == str(tmp_path / "ca.crt")
     assert told["--host"] == "127.0.0.1" and told["--auth-supernode-private-key"] == str(tmp_path / "node.key")
@@ -426,13 +427,13 @@ def test_node_refuses_settings_that_would_fail_later(text: str, said: str, fedst
 def test_local_refuses_before_anything_is_started(
     words: list[str], said: str, fedstrata, experiment: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(local.Federation, "start", lambda *_: pytest.fail("something was started"))
+    monkeypatch.setattr(Processes, "start", lambda *_: pytest.fail("something was started"))
     code, _, printed = fedstrata("federate", "local", experiment, *words)
     assert code == 2 and said in " ".join(printed.split())
 
 
 def test_local_does_not_overwrite_a_run(fedstrata, experiment: Path, tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(local.Federation, "start", lambda *_: pytest.fail("something was started"))
+    monkeypatch.setattr(Processes, "start", lambda *_: pytest.fail("something was started"))
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "mine").write_text("x")
     code, _, printed = fedstrata("federate", "local", experiment, "--out", tmp_path / "run")
@@ -447,7 +448,7 @@ def test_local_goes_on_only_with_the_same_settings(fedstrata, experiment: Path, 
     def start(*_: Any) -> None:
         raise Started
 
-    monkeypatch.setattr(local.Federation, "start_server", start)
+    monkeypatch.setattr(Federation, "start_server", start)
     words = ["federate", "local", experiment, "--nodes", "3", "--set", "data.name=breast_cancer"]
     words += ["--out", tmp_path / "run"]
     with pytest.raises(Started):
@@ -477,7 +478,7 @@ def test_local_goes_on_only_with_the_same_settings(fedstrata, experiment: Path, 
     (tmp_path / "run" / "config.toml").write_text("")
     (tmp_path / "run.federation" / "config.toml").unlink()
     code, _, printed = fedstrata(*words, "--resume")
-    assert code == 2 and "config.toml, so the run in" in " ".join(printed.split())
+    assert code == 2 and "cannot be resumed: " in " ".join(printed.split())
 
 
 def test_another_app_for_a_federation_that_is_there(fedstrata, experiment: Path, tmp_path: Path) -> None:

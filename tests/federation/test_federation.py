@@ -1,6 +1,6 @@
-"""Federations on loopback: Flower's own processes, TLS, node keys. One is run always, the others with ``-m flower``.
+"""Federations on loopback: Flower's own processes, TLS, node keys. One always runs, the others with ``-m flower``.
 
-Every process that a federation starts has its folder in its environment or command: so it is found, and none is left.
+Every process that a federation starts has its folder in its environment or command, so that one that is left is found.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ from fedstrata.core.errors import FedstrataError
 from fedstrata.core.files import Row
 from fedstrata.experiments.config import Config
 from fedstrata.federation import keys
-from fedstrata.federation.local import Federation, free_ports, node_command, run_locally
+from fedstrata.federation.local import run_locally
+from fedstrata.federation.processes import free_ports
+from fedstrata.federation.superlink import Federation, node_command
 from support import without_seconds
 
 USED = ("steps", "samples", "bytes_up", "bytes_down")
@@ -37,7 +39,7 @@ SCAFFOLD: Tables = {"algorithm": {"name": "scaffold", "steps": 2, "lr": 0.1}}
 
 
 def processes(folder: Path) -> dict[int, str]:
-    """The living processes that belong to what is in a folder, by number, with their commands."""
+    """The commands of the processes that belong to a folder, by number."""
     found = {}
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit() or int(entry.name) == os.getpid():
@@ -54,7 +56,7 @@ def processes(folder: Path) -> dict[int, str]:
 
 
 def left(folder: Path, seconds: float = 15.0) -> dict[int, str]:
-    """The processes that are still there after a while: some need a second to see that their parent is gone."""
+    """The processes that are still there after a while: some take a second to notice that their parent is gone."""
     end = time.monotonic() + seconds
     while processes(folder) and time.monotonic() < end:
         time.sleep(0.2)
@@ -83,7 +85,7 @@ LOOPBACK = "0100007F"
 
 
 class Watch:
-    """Looks, while a block runs, at which processes of a folder there are and where they listen."""
+    """Records, while a block runs, the processes of a folder and the addresses on which they listen."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -109,7 +111,7 @@ class Watch:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[Path]:
-    """A folder that no process belongs to in the end, whatever became of the test."""
+    """A folder whose processes are ended after the test, whatever became of it."""
     yield tmp_path
     for number in processes(tmp_path):
         os.kill(number, signal.SIGKILL)
@@ -201,7 +203,7 @@ def test_a_federation_does_what_simulated_clients_do(name: str, folder: Path) ->
 
 @pytest.mark.slow
 @pytest.mark.flower
-def test_a_run_goes_on_without_a_node_that_is_killed_and_with_it_when_it_is_back(folder: Path) -> None:
+def test_a_run_continues_without_a_node_that_is_killed_and_with_it_once_it_is_back(folder: Path) -> None:
     rounds = 12
     out = folder / "run"
     killed: list[float] = []
@@ -209,11 +211,11 @@ def test_a_run_goes_on_without_a_node_that_is_killed_and_with_it_when_it_is_back
     def hook(federation: Federation) -> None:
         done = len(lines(out / "metrics.jsonl")) - 1
         if not killed and done >= 1:
-            os.killpg(federation.processes["node1"].pid, signal.SIGKILL)
-            federation.processes["node1"].wait()
+            os.killpg(federation.running["node1"].pid, signal.SIGKILL)
+            federation.running["node1"].wait()
             killed.append(time.monotonic())
-        elif killed and lines(out / "faults.jsonl") and federation.processes["node1"].poll() is not None:
-            federation.start_node("node1")  # again and again, until the SuperLink has seen that it was gone
+        elif killed and lines(out / "faults.jsonl") and federation.running["node1"].poll() is not None:
+            federation.start_node("node1")  # repeatedly, until the SuperLink has noticed that it was gone
 
     config = made(DIGITS, TWO, SCAFFOLD, {"train": {"rounds": rounds, "eval_every": 1}, "faults": {"quorum": 0.5}})
     summary = federate(config, folder, hook)
@@ -277,7 +279,7 @@ def test_a_signal_ends_every_process(sign: signal.Signals, until: str, folder: P
 
 @pytest.mark.slow
 @pytest.mark.flower
-def test_who_does_not_belong_is_refused_and_the_run_unharmed(folder: Path) -> None:
+def test_strangers_are_refused_and_the_run_is_unharmed(folder: Path) -> None:
     config = made(DIGITS, TWO, SCAFFOLD)
     began: list[str] = []
     strangers = folder / "strangers"
@@ -320,7 +322,7 @@ def test_who_does_not_belong_is_refused_and_the_run_unharmed(folder: Path) -> No
 
 @pytest.mark.slow
 @pytest.mark.flower
-def test_a_node_that_signs_with_another_key_than_it_is_known_by_is_refused_by_name(folder: Path) -> None:
+def test_a_node_that_signs_with_another_key_than_its_own_is_refused_by_name(folder: Path) -> None:
     config = made(DIGITS, TWO, SCAFFOLD)
     keys.make_key(folder / "another.key")
     began: list[str] = []
@@ -329,7 +331,7 @@ def test_a_node_that_signs_with_another_key_than_it_is_known_by_is_refused_by_na
         if began:
             return
         began.append("node1")
-        node = federation.processes["node1"]
+        node = federation.running["node1"]
         os.killpg(node.pid, signal.SIGTERM)
         node.wait(30)
         own = federation.folder / "nodes" / "node1"

@@ -12,24 +12,27 @@ from typing import Any
 import pytest
 
 from federation.stand_in import DIGITS, made
-from fedstrata.federation import local
-from fedstrata.federation.deploy import gate_file
+from fedstrata.federation import superlink
+from fedstrata.federation.local import run_locally
+from fedstrata.federation.processes import free_ports
+from fedstrata.federation.superlink import Federation
+from fedstrata.federation.templates import gate_file
 
 
 @pytest.mark.flower
 @pytest.mark.skipif(shutil.which("nginx") is None, reason="the gate is nginx")
 def test_nodes_come_through_the_gate_and_nobody_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    gate = local.free_ports(1)[0]
+    gate = free_ports(1)[0]
     refused: list[int] = []
-    start_server, node_command = local.Federation.start_server, local.node_command
+    start_server, node_command = Federation.start_server, superlink.node_command
 
-    def started(self: local.Federation, *options: str) -> None:
+    def started(self: Federation, *options: str) -> None:
         start_server(self, *options)
         server = self.folder / "server"
         (server / "nginx.conf").write_text(gate_file(f"127.0.0.1:{gate}", self.ports[0]))
         self.start("gate", ["nginx", "-p", str(server), "-c", "nginx.conf", "-e", "gate.log", "-g", "daemon off;"])
 
-    def asked(federation: local.Federation) -> None:
+    def asked(federation: Federation) -> None:
         if refused:
             return
         context = ssl.create_default_context(cafile=str(federation.folder / "server" / "ca.crt"))
@@ -40,12 +43,12 @@ def test_nodes_come_through_the_gate_and_nobody_else(tmp_path: Path, monkeypatch
             refused.append(error.value.code)
             error.value.close()
 
-    monkeypatch.setattr(local.Federation, "start_server", started)
+    monkeypatch.setattr(Federation, "start_server", started)
     through: Any = lambda address, *rest: node_command(f"127.0.0.1:{gate}", *rest)  # noqa: E731
-    monkeypatch.setattr(local, "node_command", through)
+    monkeypatch.setattr(superlink, "node_command", through)
     config = made(DIGITS, {"algorithm": {"name": "fedavg", "steps": 2}, "train": {"rounds": 1}})
     folder = tmp_path / "federation"
-    summary = local.run_locally(config, 2, folder, tmp_path / "run", False, [], lambda _: None, hook=asked)
+    summary = run_locally(config, 2, folder, tmp_path / "run", False, [], lambda _: None, hook=asked)
     assert summary["status"] == "finished" and summary["failed"] == 0
     assert refused == [403] * 4
     paths = {line.split()[6] for line in (folder / "server" / "access.log").read_text().splitlines()}

@@ -1,4 +1,4 @@
-"""Clients on nodes do what simulated clients do: every algorithm, cohorts, weights, channels, faults on purpose."""
+"""Clients on nodes do what simulated clients do: every algorithm, cohorts, weights, channels, injected faults."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ import fedstrata as fs
 from federation.stand_in import CANCER, DIGITS, Sent, Site, Tables, made, simulated, site
 from fedstrata.algorithms import ALGORITHMS
 from fedstrata.clients.faults import Fault
-from fedstrata.federation import node
-from fedstrata.federation.server import Reply
+from fedstrata.federation.messages import Reply
+from fedstrata.federation.node import faults
 
 USED = ("steps", "samples", "bytes_up", "bytes_down")
 SMALL: Tables = {"model": {"name": "mlp", "hidden": [5]}}
@@ -37,7 +37,7 @@ BY_SAMPLES: Tables = {"train": {"weighting": "samples"}}
 
 @dataclass(frozen=True)
 class Case:
-    """An experiment: an algorithm with options on some data, with more tables laid over them."""
+    """An experiment: an algorithm with options on some data, with more tables merged into it."""
 
     name: str
     base: Tables
@@ -112,6 +112,10 @@ CHANNELS = [
     Case("drfa", DIGITS, ({"problem": {"name": "agnostic"}, "channel": {"clip": 0.02}},)),
     Case("fedavg", DIGITS, ({"channel": {"reduce": "median"}},)),
     Case("fgda", CANCER, (AUC, {"channel": {"reduce": "median"}})),
+    Case("fgda", CANCER, (AUC, {"channel": {"clip": 0.05}})),
+    Case("fgda", CANCER, (AUC, {"channel": {"compress": "top_k", "top": 0.3, "clip": 0.1}})),
+    Case("adafgda", CANCER, (AUC, BY_SAMPLES, {"channel": {"compress": "quantise"}})),
+    Case("codasca", CANCER, (AUC, {"channel": {"compress": "quantise"}}), {"stage_rounds": 2}),
     Case("comfedl", DIGITS, (ROBUST, {"channel": {"reduce": "trimmed_mean", "trim": 0.4}})),
 ]
 
@@ -146,17 +150,17 @@ def test_nodes_do_what_simulated_clients_do(case: Case, tmp_path: Path) -> None:
 
 
 def test_the_order_in_which_nodes_answer_changes_no_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedstrata.federation.server.POLL", 0.0)
+    monkeypatch.setattr("fedstrata.federation.server.desk.POLL", 0.0)
     nodes = site(tmp_path, made(DIGITS, {"algorithm": {"name": "scaffold", "steps": 2}}))
     run = nodes.serve(tmp_path / "a")
     other = nodes.again(scrambled=True).serve(tmp_path / "b")
     assert torch.equal(run.x, other.x)
 
 
-# --- faults made on purpose ------------------------------------------------------------------------------------------
+# --- injected faults ------------------------------------------------------------------------------------------------
 
 
-class Heard(fs.Callback):
+class Listener(fs.Callback):
     """Notes who was left out, and when."""
 
     def __init__(self) -> None:
@@ -186,16 +190,15 @@ QUANTISED: Tables = {"channel": {"compress": "quantise"}}
     ],
     ids=lambda v: v if isinstance(v, str) else " ".join(v.get("channel", {"plain": 0})),
 )
-def test_faults_made_on_purpose_hit_the_same_clients_as_simulated_ones(
+def test_injected_faults_hit_the_same_clients_as_in_a_simulation(
     kind: str, name: str, over: Tables, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bad = kind in ("nan", "garbage")  # who answers so is not asked again
+    bad = kind in ("nan", "garbage")  # such clients are not asked again
     how = {"quorum": 1 if bad else 2, "retries": 6, "timeout": 0.2}
     inject = {kind: 0.35, "seed": 5 if bad else 10, "factor": 3.0}
     late: list[float] = []
-    monkeypatch.setattr("fedstrata.federation.server.POLL", 0.01)
-    monkeypatch.setattr(node, "time", SimpleNamespace(sleep=late.append))
-    monkeypatch.setattr(node.os, "_exit", lambda code: (_ for _ in ()).throw(RuntimeError("it is dead")))
+    monkeypatch.setattr(faults, "time", SimpleNamespace(sleep=late.append))
+    monkeypatch.setattr(faults.os, "_exit", lambda code: (_ for _ in ()).throw(RuntimeError("the process died")))
 
     def in_time(_: Site, __: Sent, reply: Reply) -> Reply | None:
         return None if late and late.pop() > 0.2 else reply
@@ -203,7 +206,7 @@ def test_faults_made_on_purpose_hit_the_same_clients_as_simulated_ones(
     config = made(DIGITS, {"algorithm": {"name": name, "steps": 2}, "faults": {**how, "inject": inject}}, over)
     nodes = site(tmp_path, config)
     nodes.change = in_time
-    ours, theirs = Heard(), Heard()
+    ours, theirs = Listener(), Listener()
     run = nodes.serve(callbacks=[ours])
     expected = simulated(config, [theirs])
     assert sorted(ours.faults) == sorted(theirs.faults)

@@ -193,7 +193,8 @@ def start_node(
     SETTINGS is the node's TOML file, which names its data, key and state. The data stay where they are.
     """
     _needs_flower()
-    from fedstrata.federation.local import commands, node_command
+    from fedstrata.federation.processes import commands
+    from fedstrata.federation.superlink import node_command
 
     words = node_command(server, ca, _node_settings(settings), port)
     os.execv(commands() / words[0], words)

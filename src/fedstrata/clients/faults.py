@@ -86,6 +86,10 @@ class Inject(Options, owner="the injected faults"):
             out.append(KINDS[index] if hit else None)
         return out
 
+    def factor_of(self, kind: str | None) -> float:
+        """Return what a kind of fault multiplies an answer by."""
+        return {"scale": self.factor, "nan": math.nan}.get(kind or "", 1.0)
+
 
 class Faults(Options, owner="the faults"):
     """How a run deals with clients that fail."""

@@ -108,8 +108,8 @@ def _spoil(request: Request, answer: Answer, kinds: dict[int, str], policy: Faul
     here = [kinds.get(place) for place in answer.places.tolist()]
     if not any(leaf.is_floating_point() for leaf in tree_leaves(answer.value)):  # whole numbers have no NaN
         here = ["garbage" if kind == "nan" else kind for kind in here]
-    factors = torch.tensor([{"scale": policy.inject.factor, "nan": math.nan}.get(kind or "", 1.0) for kind in here])
-    value = tree_map(lambda leaf: _scaled(leaf, factors), answer.value)
+    factors = torch.tensor([policy.inject.factor_of(kind) for kind in here])
+    value = tree_map(lambda leaf: scaled(leaf, factors), answer.value)
     good = torch.tensor([kind != "garbage" for kind in here])
     for place in answer.places[~good.numpy()].tolist():
         yield request.fault(int(request.cohort[place]), "shape", "answered with the wrong shape")
@@ -119,7 +119,7 @@ def _spoil(request: Request, answer: Answer, kinds: dict[int, str], policy: Faul
     yield Answer(answer.places[good.numpy()], value, answer.samples, answer.steps, sent)
 
 
-def _scaled(leaf: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:
+def scaled(leaf: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:
     """Return a tensor [C, ...] with each row times its factor; whole numbers stay as they are."""
     if not leaf.is_floating_point():
         return leaf

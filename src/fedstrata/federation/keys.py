@@ -1,4 +1,4 @@
-"""Keys and certificates: a node's key says who it is, the server's certificate says whom nodes talk to."""
+"""Keys and certificates: a node proves itself by its key, the server by its certificate."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from fedstrata.core.errors import InputError
 
 SERVER_DAYS, AUTHORITY_DAYS = 397, 3650
-"""How long certificates are valid. The authority's is on every node, and should not have to be renewed."""
+"""For how many days certificates are valid. Every node has the authority's, so it should not need renewal."""
 
 
 _PEM = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
 
 
 def make_key(path: Path) -> str:
-    """Write a node's private key to ``path`` and its public key beside it (``.pub``); return the public one."""
+    """Write a node's private key to ``path`` and its public key to ``path.pub``; return the public key."""
     key = ec.generate_private_key(ec.SECP384R1())
     kinds = serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
     _write(path, key.private_bytes(*kinds), private=True)
@@ -34,9 +34,9 @@ def make_key(path: Path) -> str:
 
 
 def make_certificates(folder: Path, hosts: Sequence[str]) -> None:
-    """Write a certificate authority (ca.crt, ca.key) and the server's certificate for these names or addresses.
+    """Write a certificate authority (ca.crt, ca.key) and a certificate of the server for these names and addresses.
 
-    ca.crt goes to every node. server.pem and server.key stay on the server, and ca.key somewhere safe.
+    ca.crt goes to every node, server.pem and server.key stay on the server, and ca.key is kept in a safe place.
     """
     folder.mkdir(parents=True, exist_ok=True)
     authority = ec.generate_private_key(ec.SECP256R1())
@@ -47,7 +47,7 @@ def make_certificates(folder: Path, hosts: Sequence[str]) -> None:
 
 
 def renew_certificate(folder: Path, ca_key: Path) -> datetime.datetime:
-    """Write a new certificate of the server, for the names of the old one, which stays as ``.old``; return its end."""
+    """Replace the server's certificate by one for the same names, and keep the old one; return when it expires."""
     try:
         authority = serialization.load_pem_private_key(ca_key.read_bytes(), None)
         root = x509.load_pem_x509_certificate((folder / "ca.crt").read_bytes())
@@ -56,7 +56,7 @@ def renew_certificate(folder: Path, ca_key: Path) -> datetime.datetime:
     except (OSError, ValueError, UnsupportedAlgorithm, x509.ExtensionNotFound) as error:
         raise InputError(f"The certificate in {folder} cannot be renewed with the key {ca_key}: {error}") from None
     if not isinstance(authority, ec.EllipticCurvePrivateKey) or authority.public_key() != root.public_key():
-        raise InputError(f"The key {ca_key} is not that of the authority of {folder / 'ca.crt'}.")
+        raise InputError(f"The key {ca_key} does not belong to the authority {folder / 'ca.crt'}.")
     for name in ("server.key", "server.pem"):
         (folder / name).replace(folder / f"{name}.old")
     return _write_server(folder, authority, [str(name.value) for name in names])
@@ -71,18 +71,20 @@ def _write_server(folder: Path, authority: ec.EllipticCurvePrivateKey, hosts: Se
 
 
 def sign(path: Path, content: bytes) -> bytes:
-    """Return a node's signature of ``content``."""
+    """Sign ``content`` with the private key in a file."""
     try:
         key = serialization.load_ssh_private_key(path.read_bytes(), None)
     except (OSError, ValueError, UnsupportedAlgorithm) as error:
         raise InputError(f"The node's key {path} cannot be read: {error}") from None
     if not isinstance(key, ec.EllipticCurvePrivateKey):
-        raise InputError(f"The node's key {path} must be an elliptic-curve key, as 'fedstrata federate key' makes it.")
+        raise InputError(
+            f"The node's key {path} must be an elliptic-curve key. Make one with 'fedstrata federate key'."
+        )
     return key.sign(content, ec.ECDSA(hashes.SHA256()))
 
 
-def signed(public: str, signature: bytes, content: bytes) -> bool:
-    """Whether the node with this public key signed the content."""
+def is_signed(public: str, signature: bytes, content: bytes) -> bool:
+    """Whether the signature of ``content`` is by the owner of this public key."""
     try:
         _read_public(public).verify(signature, content, ec.ECDSA(hashes.SHA256()))
     except InvalidSignature:
@@ -90,8 +92,8 @@ def signed(public: str, signature: bytes, content: bytes) -> bool:
     return True
 
 
-def same_form(public: str | bytes) -> str:
-    """Return a public key, in OpenSSH's form or in PEM, in the one form that can be compared."""
+def canonical(public: str | bytes) -> str:
+    """Return a public key, OpenSSH or PEM, in the one form in which keys are compared."""
     form = serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
     return _read_public(public).public_bytes(*form).decode()
 
@@ -105,9 +107,11 @@ def _read_public(public: str | bytes) -> ec.EllipticCurvePublicKey:
             words = content.split()
             key = serialization.load_ssh_public_key(b" ".join(words[:2]))  # without the comment
     except (ValueError, UnsupportedAlgorithm) as error:
-        raise InputError(f"A node's public key cannot be read: {error}. It is the one line of its .pub file.") from None
+        raise InputError(
+            f"A node's public key cannot be read: {error}. It is the line in the node's .pub file."
+        ) from None
     if not isinstance(key, ec.EllipticCurvePublicKey):
-        raise InputError("A node's public key must be of an elliptic curve, as 'fedstrata federate key' makes it.")
+        raise InputError("A node's public key must be an elliptic-curve key. Make one with 'fedstrata federate key'.")
     return key
 
 

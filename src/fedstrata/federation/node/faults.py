@@ -1,0 +1,69 @@
+"""Faults made on purpose, on a node: the same ones that a simulation makes."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils._pytree import tree_leaves, tree_map
+
+from fedstrata.clients.channel.parcels import Parcel
+from fedstrata.clients.faults import Inject
+from fedstrata.clients.simulated import scaled
+from fedstrata.federation.messages import Call
+
+
+class NoAnswer(Exception):
+    """A fault made on purpose: the client does not answer."""
+
+
+@dataclass(frozen=True)
+class InjectedFault:
+    """What goes wrong with a client in an attempt: a kind of fault, None for nothing."""
+
+    inject: Inject
+    kind: str | None
+
+    @staticmethod
+    def of(inject: Inject | None, call: Call) -> InjectedFault:
+        """Return the fault of this client in this attempt."""
+        if inject is None:
+            return InjectedFault(Inject(), None)
+        kind = inject.kinds(np.array([call.client]), call.round, call.exchange, call.attempt)[0]
+        return InjectedFault(inject, kind)
+
+    def before_work(self) -> None:
+        """Give up if there is to be no answer."""
+        if self.kind == "drop":
+            raise NoAnswer
+
+    def after_work(self) -> None:
+        """Answer late, or let the process die."""
+        if self.kind == "delay":
+            time.sleep(self.inject.seconds)
+        if self.kind == "crash":
+            os._exit(1)
+
+    def spoil(self, value: Any) -> Any:
+        """Return an answer as the fault leaves it."""
+        if self.kind is None:
+            return value
+        whole = not any(leaf.is_floating_point() for leaf in tree_leaves(value))
+        if self.kind == "garbage" or (self.kind == "nan" and whole):  # whole numbers have no NaN
+            return _garbage(value)
+        factors = torch.tensor([self.inject.factor_of(self.kind)])
+        return tree_map(lambda leaf: scaled(leaf, factors), value)
+
+    def spoil_parcel(self, parcel: Parcel) -> tuple[torch.Tensor, ...]:
+        """Return the tensors of a parcel as the fault leaves them: it spoils the update that arrives."""
+        tensors = tuple(parcel.scaled(self.inject.factor_of(self.kind)).tensors.values())
+        return tuple(_garbage(tensors)) if self.kind == "garbage" else tensors
+
+
+def _garbage(value: Any) -> Any:
+    """Return something of the wrong shape."""
+    return tree_map(lambda leaf: torch.zeros(1, 3, dtype=leaf.dtype), value)

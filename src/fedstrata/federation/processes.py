@@ -1,0 +1,179 @@
+"""Processes on this machine: started with a log each, and ended for certain."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, Self
+
+from fedstrata.core.errors import FedstrataError, InputError
+
+LOOPBACK = "127.0.0.1"
+
+
+def commands() -> Path:
+    """Return the folder with Flower's commands that belong to this Python."""
+    folder = Path(sys.executable).parent
+    if not (folder / "flower-superlink").exists():
+        raise InputError("Flower is not installed: pip install 'fedstrata[flower]'.")
+    return folder
+
+
+def environment(home: Path) -> dict[str, str]:
+    """Return an environment in which Flower neither connects to the internet nor writes to the user's home."""
+    return {
+        **os.environ,
+        "PATH": f"{commands()}{os.pathsep}{os.environ.get('PATH', '')}",
+        "FLWR_HOME": str(home),
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "FLWR_DISABLE_UPDATE_CHECK": "1",
+        "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+        "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1",
+        "NO_PROXY": LOOPBACK,
+        "no_proxy": LOOPBACK,
+        "PYTHONUNBUFFERED": "1",
+    }
+
+
+class Processes:
+    """Processes by name. What NAME prints goes to ``folder/NAME.log``.
+
+    Use it as a context: every process that it started is ended, however the block is left.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.running: dict[str, subprocess.Popen[bytes]] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
+
+    def start(self, name: str, command: Sequence[str]) -> None:
+        """Start a process in a session of its own."""
+        home = self.folder / "homes" / name
+        home.mkdir(parents=True, exist_ok=True)
+        with (self.folder / f"{name}.log").open("ab") as log:
+            self.running[name] = subprocess.Popen(
+                command,
+                stdout=log,
+                stderr=log,
+                stdin=subprocess.DEVNULL,
+                env=environment(home),
+                start_new_session=True,
+            )
+
+    def wait_until(self, ready: Callable[[], bool], name: str, seconds: float) -> None:
+        """Wait until a process that was started is ready."""
+        deadline = time.monotonic() + seconds
+        while not ready():
+            if self.running[name].poll() is not None or time.monotonic() > deadline:
+                raise FedstrataError(
+                    f"The process {name} of the federation did not start: see {self.folder / name}.log"
+                )
+            time.sleep(0.1)
+
+    def end(self) -> None:
+        """End every process that was started, the last one first, and those that they started."""
+        with _signals(signal.SIG_IGN, signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # a second Ctrl-C must not stop it
+            groups = [process.pid for process in reversed(self.running.values())]
+            others = _descendants(groups)  # Flower starts some in sessions of their own
+            for sign, patience in ((signal.SIGTERM, 10.0), (signal.SIGKILL, 5.0)):
+                for group in groups:
+                    with suppress(ProcessLookupError, PermissionError):
+                        os.killpg(group, sign)
+                for process in others if sign is signal.SIGKILL else ():
+                    with suppress(ProcessLookupError, PermissionError):
+                        os.kill(process, sign)
+                deadline = time.monotonic() + patience
+                while time.monotonic() < deadline and self._any_left(others):
+                    time.sleep(0.05)
+            self.running.clear()
+
+    def _any_left(self, others: Sequence[int]) -> bool:
+        return any(map(_group_exists, self.running.values())) or any(map(_exists, others))
+
+
+@contextmanager
+def interrupted_by_signals() -> Iterator[None]:
+    """Raise KeyboardInterrupt on SIGTERM and SIGHUP too, so that whatever was started is ended."""
+
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with _signals(stop, signal.SIGTERM, signal.SIGHUP):
+        yield
+
+
+@contextmanager
+def _signals(handler: Any, *signs: signal.Signals) -> Iterator[None]:
+    try:
+        before = {sign: signal.signal(sign, handler) for sign in signs}
+    except ValueError:  # not in the main thread
+        yield
+        return
+    try:
+        yield
+    finally:
+        for sign, was in before.items():
+            signal.signal(sign, was)
+
+
+def free_ports(number: int) -> list[int]:
+    """Return loopback ports that nobody listens on."""
+    sockets = [socket.socket() for _ in range(number)]
+    try:
+        for s in sockets:
+            s.bind((LOOPBACK, 0))
+        return [int(s.getsockname()[1]) for s in sockets]
+    finally:
+        for s in sockets:
+            s.close()
+
+
+def is_listening(port: int) -> bool:
+    """Whether a process listens on a loopback port."""
+    with socket.socket() as s:
+        s.settimeout(0.5)
+        return s.connect_ex((LOOPBACK, port)) == 0
+
+
+def _descendants(roots: Sequence[int]) -> list[int]:
+    """Return the children of these processes, their children, and so on, where /proc lists them."""
+    children: dict[int, list[int]] = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError, ValueError, IndexError):
+            children.setdefault(int(path.read_text().rpartition(")")[2].split()[1]), []).append(int(path.parent.name))
+    found: list[int] = []
+    pending = list(roots)
+    while pending:
+        born = children.get(pending.pop(), [])
+        found += born
+        pending += born
+    return found
+
+
+def _exists(process: int) -> bool:
+    """Whether a process is alive; a zombie is not."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (OSError, IndexError):
+        return False
+
+
+def _group_exists(process: subprocess.Popen[bytes]) -> bool:
+    process.poll()
+    try:
+        os.killpg(process.pid, 0)
+    except (ProcessLookupError, PermissionError):
+        return False
+    return True

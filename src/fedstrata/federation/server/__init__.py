@@ -1,0 +1,1 @@
+"""The server of a federation: the same training loop as everywhere, with clients on nodes."""

@@ -1,0 +1,109 @@
+"""A SuperLink and SuperNodes on this machine, on loopback, with TLS and keys."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fedstrata.core.errors import FedstrataError
+from fedstrata.federation import keys
+from fedstrata.federation.processes import LOOPBACK, Processes, commands, environment, free_ports, is_listening
+from fedstrata.federation.templates import connection_file
+
+
+class Federation(Processes):
+    """The processes of a federation: ``server``, and one for each of ``names``. Their files are in ``folder``."""
+
+    def __init__(self, folder: Path, names: list[str]) -> None:
+        super().__init__(folder)
+        self.names = names
+        self.ports = free_ports(1 + len(names))
+
+    @property
+    def address(self) -> str:
+        """The address on which the SuperLink listens."""
+        return f"{LOOPBACK}:{self.ports[0]}"
+
+    def make_keys(self) -> dict[str, str]:
+        """Make certificates and the nodes' keys, unless they exist; return the public keys by name."""
+        if not (self.folder / "server" / "server.pem").exists():
+            keys.make_certificates(self.folder / "server", [LOOPBACK, "localhost"])
+        public = {}
+        for name in self.names:
+            path = self.folder / "nodes" / name / "node.key"
+            known = path.with_name("node.key.pub")
+            public[name] = known.read_text().strip() if known.exists() else keys.make_key(path)
+        return public
+
+    def start_server(self, *options: str) -> None:
+        """Start the SuperLink, and wait until it listens."""
+        server = self.folder / "server"
+        command = [
+            *("flower-superlink", "--host", LOOPBACK, "--port", str(self.ports[0])),
+            *("--ssl-ca-certfile", str(server / "ca.crt"), "--ssl-certfile", str(server / "server.pem")),
+            *("--ssl-keyfile", str(server / "server.key"), "--enable-supernode-auth"),
+            *("--isolation", "subprocess", "--disable-runtime-dependency-installation", *options),
+        ]
+        self.start("server", command)
+        self.wait_until(lambda: is_listening(self.ports[0]), "server", 90)
+        home = self.folder / "cli"
+        home.mkdir(exist_ok=True)
+        (home / "config.toml").write_text(connection_file(self.address, server / "ca.crt", "local"))
+
+    def start_node(self, name: str, **settings: str) -> None:
+        """Start a SuperNode with the data and the key in its folder."""
+        own = (self.folder / "nodes" / name).resolve()
+        config = {"data": own / "data", "key": own / "node.key", "state": own / "state", **settings}
+        table = {key: str(value) for key, value in config.items()}
+        port = self.ports[1 + self.names.index(name)]
+        self.start(name, node_command(self.address, self.folder / "server" / "ca.crt", table, port))
+
+    # --- Flower's command line ---
+
+    def register(self, public: Path) -> str:
+        """Register a node's public key with the SuperLink; return the node's number."""
+        return str(self.flwr("supernode", "register", str(public), "local")["node-id"])
+
+    def online(self) -> int:
+        """Return how many nodes are connected."""
+        return sum(node["status"] == "online" for node in self.flwr("supernode", "list", "local")["nodes"])
+
+    def submit(self, app: Path) -> str:
+        """Start a run of an app; return its number."""
+        return str(self.flwr("run", str(app), "local")["run-id"])
+
+    def status(self, run: str) -> str:
+        """Return the status of a run: "running", "finished:completed", "finished:failed", ..."""
+        return str(self.flwr("list", "--run-id", run, "local")["runs"][0]["status"])
+
+    def log(self, run: str) -> str:
+        """Return what the ServerApp of a run printed."""
+        return self._flwr("log", run, "local", "--show").stdout
+
+    def flwr(self, *words: str) -> dict[str, Any]:
+        """Run a command of flwr; return its output, which is JSON."""
+        done = self._flwr(*words, "--format", "json")
+        try:
+            answer: dict[str, Any] = json.loads(done.stdout)
+        except json.JSONDecodeError:
+            raise FedstrataError(f"flwr {words[0]} failed: {(done.stderr or done.stdout).strip()}") from None
+        if not answer.get("success"):
+            raise FedstrataError(f"flwr {words[0]} failed: {answer.get('error-message', done.stderr)}")
+        return answer
+
+    def _flwr(self, *words: str) -> subprocess.CompletedProcess[str]:
+        command = [str(commands() / "flwr"), *words]
+        return subprocess.run(command, capture_output=True, text=True, env=environment(self.folder / "cli"))
+
+
+def node_command(address: str, ca: Path, config: Mapping[str, str], port: int) -> list[str]:
+    """Return the command that starts a SuperNode; for its own processes it listens on a loopback port."""
+    settings = " ".join(f"{key}={json.dumps(value)}" for key, value in config.items())
+    return [
+        *("flower-supernode", "--superlink", address, "--root-certificates", str(ca)),
+        *("--auth-supernode-private-key", config["key"], "--host", LOOPBACK, "--port", str(port)),
+        *("--isolation", "subprocess", "--node-config", settings),
+    ]

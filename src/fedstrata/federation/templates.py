@@ -1,0 +1,143 @@
+"""The texts of the files of a federation."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+_APP = '''\
+# A Flower app that runs one experiment of fedstrata: flwr run {folder} CONNECTION
+[build-system]
+requires = ["hatchling"]
+build-backend = "hatchling.build"
+
+[project]
+name = "fedstrata-federation"
+version = "1.0.0"
+description = "One experiment of fedstrata, for Flower"
+license = "Apache-2.0"
+dependencies = []  # fedstrata[flower] must be installed on the server and on every node
+
+[tool.flwr.app]
+publisher = "fedstrata"
+
+[tool.flwr.app.components]
+serverapp = "fedstrata.federation.app:server_app"
+clientapp = "fedstrata.federation.app:client_app"
+
+[tool.flwr.app.config]
+# On the server: the run directory, whether to resume the run in it, and a folder with test.npz (optional).
+out = {out}
+resume = true
+server-data = {server_data}
+# Python files on the server with your own algorithms, separated by ':'; nodes name theirs in node.toml.
+import = {modules}
+# Who may take part, in the order of the clients: public keys by name.
+nodes = '{nodes}'
+experiment = """
+{experiment}"""
+'''
+
+_FLOWER_SETTINGS = """\
+export FLWR_HOME="$PWD/flwr" FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1
+export FLWR_SUPEREXEC_TASK_POLL_INTERVAL=0.1"""
+
+
+def app_file(
+    folder: Path, out: Path, server_data: Path | None, modules: str, nodes: Mapping[str, str], experiment: str
+) -> str:
+    """Return the pyproject.toml of an app."""
+    return _APP.format(
+        folder=folder,
+        out=json.dumps(str(out), ensure_ascii=False),
+        server_data=json.dumps("" if server_data is None else str(server_data), ensure_ascii=False),
+        modules=json.dumps(modules),
+        nodes=json.dumps(dict(nodes)),
+        experiment=experiment,
+    )
+
+
+def node_file(name: str, key_made_here: bool) -> str:
+    """Return the configuration of a node."""
+    key = "node.key of this folder: hand it over safely" if key_made_here else "the key whose public half you sent"
+    return f"""\
+# Configuration of the node {name}. Paths are on the node: change them to where its files are.
+data = "/path/to/data.npz"            # inputs and targets; or a folder with train.npz and test.npz
+key = "/path/to/node.key"             # {key}
+state = "/var/lib/fedstrata/{name}"   # what the client keeps between messages
+"""
+
+
+def node_start_file(host: str, port: int) -> str:
+    """Return the script that starts a node."""
+    host = f"[{host}]" if ":" in host else host
+    return f"""\
+#!/bin/sh
+# Start this node. It connects to the server, and listens on loopback only. Run it again after a reboot.
+cd "$(dirname "$0")" || exit 1
+{_FLOWER_SETTINGS}
+exec fedstrata federate node node.toml --server {host}:{port} --ca ca.crt "$@"
+"""
+
+
+def server_start_file(port: int) -> str:
+    """Return the script that starts the SuperLink."""
+    return f"""\
+#!/bin/sh
+# Start the SuperLink on loopback. Nodes come in through the gate (nginx.conf); runs are submitted on this machine.
+cd "$(dirname "$0")" || exit 1
+{_FLOWER_SETTINGS}
+mkdir -p "$FLWR_HOME"
+exec flower-superlink --host 127.0.0.1 --port {port} \\
+  --ssl-ca-certfile ca.crt --ssl-certfile server.pem --ssl-keyfile server.key --enable-supernode-auth \\
+  --database "$FLWR_HOME/state.db" --isolation subprocess --disable-runtime-dependency-installation
+"""
+
+
+def gate_file(listen: str, superlink: int) -> str:
+    """Return an nginx configuration that lets nodes through to the SuperLink, and nothing else: nobody submits runs."""
+    return f"""\
+# The gate for nodes: nginx -p $PWD -c nginx.conf
+worker_processes 1;
+pid nginx.pid;
+error_log gate.log;
+events {{ worker_connections 1024; }}
+http {{
+  access_log access.log;
+  client_body_temp_path temp-body;
+  proxy_temp_path temp-proxy;
+  fastcgi_temp_path temp-fastcgi;
+  uwsgi_temp_path temp-uwsgi;
+  scgi_temp_path temp-scgi;
+  server {{
+    listen {listen} ssl;
+    ssl_certificate server.pem;
+    ssl_certificate_key server.key;
+    client_max_body_size 2g;
+    location /v1/fleet/ {{
+      proxy_pass https://127.0.0.1:{superlink};
+      proxy_ssl_trusted_certificate ca.crt;
+      proxy_ssl_verify on;
+      proxy_ssl_name localhost;
+      proxy_http_version 1.1;
+      proxy_request_buffering off;
+      proxy_read_timeout 300s;
+    }}
+    location / {{ return 403; }}
+  }}
+}}
+"""
+
+
+def connection_file(address: str, ca: Path, name: str) -> str:
+    """Return the configuration of the command flwr in which the SuperLink at ``address`` is called ``name``."""
+    return f"""\
+# For the command flwr, with FLWR_HOME set to this folder.
+[superlink]
+default = "{name}"
+
+[superlink.{name}]
+address = "{address}"
+root-certificates = "{ca.resolve()}"
+"""
