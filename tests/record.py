@@ -451,7 +451,7 @@ def write_record() -> None:
 
 
 if __name__ == "__main__":
-    from distributed_worker import untraced  # the tests compute without graphs too
+    from clients.distributed_worker import untraced  # the tests compute without graphs too
 
     torch.set_num_threads(1)
     with untraced():

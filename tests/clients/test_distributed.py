@@ -1,6 +1,6 @@
 """Distributed clients: several ranks do what a process alone does, hold the same bits, write once, and survive kills.
 
-The ranks are forked once, and go through everything in tests/distributed_worker.py; torchrun itself starts the command.
+The ranks are forked once, and go through everything in distributed_worker.py; torchrun itself starts the command.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
-import distributed_worker as worker
+import clients.distributed_worker as worker
 import fedstrata as fs
-from distributed_worker import BIG, CASES, CHAINS, PROBES, ROUNDS, STOP, WIDE, Outcome
+from clients.distributed_worker import BIG, CASES, CHAINS, PROBES, ROUNDS, STOP, WIDE, Outcome
 from fedstrata.algorithms import ALGORITHMS
 from fedstrata.clients.distributed import shared_out
 from fedstrata.clients.ranks import ALONE, joined
@@ -184,6 +184,7 @@ def test_what_is_gathered_stands_in_the_order_of_the_cohort(ranks: int, launch: 
         "samples": 0,
         "bytes_up": 7 * (4 + 6 * 8 + 1 + 8 + 2),
         "bytes_down": 0,
+        "iteration": 0,
         **NO_FAULTS,
     }
 
@@ -237,7 +238,8 @@ def test_counts_that_float32_cannot_hold_are_exact(ranks: int, launch: Launch) -
     for number in (BIG + 4, 3 * BIG + 6, 3 * 4 * WIDE):
         assert int(torch.tensor(number, dtype=torch.float32)) != number
     up = 3 * 4 * (1 + WIDE)
-    assert found.counts == {"steps": BIG + 4, "samples": 3 * BIG + 6, "bytes_up": up, "bytes_down": 0, **NO_FAULTS}
+    used = {"steps": BIG + 4, "iteration": BIG + 4, "samples": 3 * BIG + 6, "bytes_up": up, "bytes_down": 0}
+    assert found.counts == {**used, **NO_FAULTS}
     assert found.counts == alone.counts and found.server["wide"].tolist() == pytest.approx([1, 1])
 
 

@@ -1,4 +1,4 @@
-"""What the ranks of tests/clients/test_distributed.py do, and what a process alone does for comparison.
+"""What the ranks of test_distributed.py do, and what a process alone does for comparison.
 
 ``work`` is the whole life of a rank: it goes through all tasks. Tasks of one block share a process group, so what goes
 wrong in one block leaves the others alone.
@@ -29,16 +29,16 @@ from safetensors.torch import save_file
 
 import fedstrata as fs
 from fedstrata.algorithms import ALGORITHMS
-from fedstrata.clients import Client, Clients, Terms
+from fedstrata.clients import Client, Clients, Simulated
 from fedstrata.clients.channel import PLAIN
-from fedstrata.clients.distributed import DistributedClients
+from fedstrata.clients.distributed import Distributed
 from fedstrata.clients.ranks import ALONE, Ranks, ranks_here
-from fedstrata.clients.simulated import SimulatedClients
 from fedstrata.core.schedules import Clock, CubeRoot, Epochs, Interval, RoundDecay
 from fedstrata.experiments.config import read
 from fedstrata.experiments.runs import run_config
 from fedstrata.problems import oracles
 from fedstrata.problems.oracles import Oracles
+from fedstrata.training.states import tensors_of
 from saddle_worlds import SADDLES
 from support import example_for, make_setting, mixture_of, sized_data, smooth_example, started
 
@@ -244,13 +244,16 @@ def clients_of(
     chunk: int = 7,
     channel: fs.Channel = PLAIN,
     faults: fs.Faults | None = None,
-) -> SimulatedClients:
-    """Build the engine that these ranks want."""
+) -> Clients:
+    """Build the clients that these ranks work for."""
     setting = make_setting(problem, data, batch_size=4, oracles=_ORACLES.setdefault(id(problem), Oracles(problem)))
-    terms = Terms(rounds, participation, weighting, channel, faults)
-    if ranks.size == 1:
-        return SimulatedClients(setting, terms, chunk)
-    return DistributedClients(setting, terms, chunk, ranks)
+    alone = ranks.size == 1
+    engine = (
+        Simulated(setting, chunk, channel, faults)
+        if alone
+        else Distributed(setting, chunk, channel, faults, ranks=ranks)
+    )
+    return Clients(engine, rounds, participation, weighting)
 
 
 def play_case(case: Case, ranks: Ranks) -> Outcome:
@@ -261,16 +264,22 @@ def play_case(case: Case, ranks: Ranks) -> Outcome:
     clients = clients_of(problem, data, ranks, *how)
     with torch.no_grad(), untraced():
         state = started(case.algorithm, clients)
-        digests = [digest(state)]
+        digests = [digest(tensors_of(case.algorithm, state))]
         for r in range(case.rounds):
             clients.begin(r)
             if clients.problem.at is not None:
-                clients.adopt(clients.problem.at(clients.problem, Clock(r, case.rounds, 0, r)))
+                clients.engine.adopt(clients.problem.at(clients.problem, Clock(r, case.rounds, 0, r)))
             state = case.algorithm.round(state, clients)
-            digests.append(digest(state))
-    rows = {k: v for piece in clients._setting.state.take_all() for k, v in piece.items()}
+            digests.append(digest(tensors_of(case.algorithm, state)))
+    rows = {k: v for piece in clients.engine.setting.state.take_all() for k, v in piece.items()}
     faults = [f"{f.round} {f.exchange} {f.attempt} {f.client} {f.kind}" for f in clients.faults]
-    return Outcome(dict(state), rows, {**dataclasses.asdict(clients.counts), "faults": sorted(faults)}, digests)
+    return Outcome(tensors_of(case.algorithm, state), rows, {**used_by(clients), "faults": sorted(faults)}, digests)
+
+
+def used_by(clients: Clients) -> dict[str, Any]:
+    """What was used, how far the clock is, and what noise was added to."""
+    counts = dataclasses.asdict(clients.usage)
+    return {**counts, "iteration": clients.progress.iteration, "releases": clients.engine.ledger.releases}
 
 
 # --- the verbs -------------------------------------------------------------------------------------------------------
@@ -416,7 +425,7 @@ def play_probe(name: str, cohort: str, ranks: Ranks) -> Outcome:
     clients.begin(0)
     with torch.no_grad(), untraced():
         out = PROBES[name](clients)
-    return Outcome(out, {}, dataclasses.asdict(clients.counts), [digest(out)])
+    return Outcome(out, {}, used_by(clients), [digest(out)])
 
 
 # --- training --------------------------------------------------------------------------------------------------------
