@@ -14,8 +14,7 @@ import pytest
 import torch
 
 import fedstrata as fs
-from fedstrata.clients import Client, Terms
-from fedstrata.clients.simulated import SimulatedClients
+from fedstrata.clients import Client, Clients, Simulated
 from support import make_setting, sized_data, smooth_example, without_seconds
 
 D, LR, STEPS, N = 6, 0.1, 3, 7
@@ -61,11 +60,9 @@ def own_change(client: int, x: np.ndarray, drift: np.ndarray | float = 0.0) -> n
     return point - x
 
 
-def engine(faults: fs.Faults | None, data: fs.FederatedData | None = None, **options: Any) -> SimulatedClients:
+def engine(faults: fs.Faults | None, channel: fs.Channel | None = None) -> Clients:
     """Clients that stand at the start of round 0."""
-    setting = make_setting(squares()[0], data or squares()[1])
-    chunk = options.pop("chunk", 3)
-    clients = SimulatedClients(setting, Terms(**{"rounds": 10, **options}, faults=faults), chunk)
+    clients = Clients(Simulated(make_setting(*squares()), 3, channel or fs.Channel(), faults), 10)
     clients.begin(0)
     return clients
 
@@ -130,7 +127,7 @@ def test_a_gathered_row_of_a_client_that_is_left_out_is_the_mean_of_the_others(k
     with torch.no_grad():
         found = clients.gather(names)
     assert found.tolist() == [0, 17 / 5, 2, 17 / 5, 4, 5, 6]
-    assert clients.counts.failed == 2
+    assert clients.usage.failed == 2
 
 
 def test_whole_numbers_are_gathered_too() -> None:
@@ -170,7 +167,7 @@ def test_a_client_that_is_drawn_twice_is_left_out_twice() -> None:
     cohort = drawn.cohort.tolist()
     assert set(cohort) == {1, 2}
     assert drawn.gather(names).tolist() == [2.0] * 4
-    assert clients.counts.failed == cohort.count(1)
+    assert clients.usage.failed == cohort.count(1)
 
 
 def test_an_injected_scale_multiplies_the_change_and_leaves_nobody_out() -> None:
@@ -295,7 +292,7 @@ def script(monkeypatch: pytest.MonkeyPatch, *attempts: dict[int, str]) -> list[l
     return asked
 
 
-def ask(faults: fs.Faults) -> tuple[torch.Tensor, SimulatedClients]:
+def ask(faults: fs.Faults) -> tuple[torch.Tensor, Clients]:
     """One exchange, with a message of ten bytes to each client."""
     clients = engine(faults)
     message = torch.zeros(10, dtype=torch.uint8)
@@ -312,8 +309,8 @@ def test_only_the_silent_are_asked_again_and_only_below_the_quorum(monkeypatch: 
     found, clients = ask(retrying(4))
     assert asked == [[0, 1, 2, 3, 4, 5, 6], [1, 3, 5], [3]]
     assert float(found) == pytest.approx((0 + 1 + 3 + 4) / 4)
-    assert clients.counts.bytes_down == 10 * (7 + 3 + 1)
-    assert clients.counts.failed == 3  # 2, 5 and 6; not those that answered in the end
+    assert clients.usage.bytes_down == 10 * (7 + 3 + 1)
+    assert clients.usage.failed == 3  # 2, 5 and 6; not those that answered in the end
     told = [(f.attempt, f.client, f.kind) for f in clients.faults]
     assert sorted(told[:5], key=lambda t: t[1]) == [
         *((0, 1, "silent"), (0, 2, "nan"), (0, 3, "silent"), (0, 5, "silent"), (0, 6, "shape"))
@@ -324,7 +321,7 @@ def test_only_the_silent_are_asked_again_and_only_below_the_quorum(monkeypatch: 
 def test_nobody_is_asked_again_where_the_quorum_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = script(monkeypatch, {1: "drop", 3: "drop", 5: "drop"})
     found, clients = ask(retrying(4))
-    assert len(asked) == 1 and clients.counts.failed == 3 and clients.counts.bytes_down == 70
+    assert len(asked) == 1 and clients.usage.failed == 3 and clients.usage.bytes_down == 70
     assert float(found) == pytest.approx((0 + 2 + 4 + 6) / 4)
 
 
