@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import fedstrata as fs
-from clients.small import DECREASING, SIZES, column, ids_of, setting
+from clients.small import DECREASING, SIZES, STEPS, column, ids_of, setting
 from fedstrata.clients.client import Client
 from fedstrata.data.batch import NO_DATA
 from fedstrata.problems.oracles import Oracles
@@ -191,6 +191,50 @@ def test_where_clients_may_have_kept_nothing_yet_there_is_a_default(deferred: bo
     some.commit(np.ones(2, dtype=bool))
     assert torch.equal(client.kept("c", default), column(1, -2, 3, 4, -3))
     assert torch.equal(default, column(1, 2, 3, 4, 5)), "the default is not written to"
+
+
+@pytest.mark.parametrize("deferred", [False, True])
+def test_what_is_kept_in_a_loop_is_the_latest_of_every_client(deferred: bool) -> None:
+    """Also within the exchange, and where some clients had left when the others kept theirs."""
+    s = replace(setting(), deferred=deferred)
+    client = make_client(s, DECREASING)
+    client.keep(a=-ids_of(client))
+    k = client.variables(n=0 * ids_of(client))
+    for _ in client.loop(fs.Epochs(1), k):
+        k.n = k.n + 1
+        assert torch.equal(client.recall("a").a, -ids_of(client) if k.n[0] == 1 else k.n - 1)
+        client.keep(a=k.n, b=k.n)
+    assert client.recall("a").a.ravel().tolist() == STEPS
+    assert client.kept("b", k.n).ravel().tolist() == STEPS
+    client.commit(np.array([True, False, True, True, True]))
+    kept = make_client(s, DECREASING, round=1).kept("a", column(-9, -9, -9, -9, -9))
+    assert kept.ravel().tolist() == ([5, -9, 2, 2, 1] if deferred else STEPS)
+
+
+@pytest.mark.parametrize("deferred", [False, True])
+def test_what_only_those_still_in_the_loop_keep_is_missing_of_the_others(deferred: bool) -> None:
+    client = make_client(replace(setting(), deferred=deferred), DECREASING)
+    for t in client.loop(fs.Epochs(1), client.variables()):
+        if t == 3:
+            client.keep(late=ids_of(client))
+    default = column(1, 2, 3, 4, 5)
+    assert torch.equal(client.kept("late", default), column(0, 2, 3, 4, 5))
+    assert torch.equal(default, column(1, 2, 3, 4, 5))
+    with pytest.raises(fs.FedstrataError, match=r"^client 1, client 4, client 3 must have kept 'late'"):
+        client.recall("late")
+
+
+@pytest.mark.parametrize("deferred", [False, True])
+def test_what_is_kept_is_a_copy(deferred: bool) -> None:
+    s = replace(setting(), deferred=deferred)
+    client = make_client(s, [0, 2])
+    x = column(1, 2)
+    client.keep(x=x)
+    x.zero_()
+    client.recall("x").x.mul_(0)
+    assert torch.equal(client.recall("x").x, column(1, 2))
+    client.commit(np.ones(2, dtype=bool))
+    assert torch.equal(make_client(s, [2, 0], round=1).recall("x").x, column(2, 1))
 
 
 def test_state_that_a_node_has_lost_does_not_start_at_a_gradient() -> None:
