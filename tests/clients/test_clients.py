@@ -300,6 +300,23 @@ def test_a_client_drawn_twice_keeps_one_row(chunk: int) -> None:
     assert s.state.count() == 2
 
 
+@pytest.mark.parametrize("policy", [None, fs.Faults()], ids=["plain", "watched"])
+@pytest.mark.parametrize("chunk", [1, 2, 9])
+def test_a_client_drawn_twice_does_the_same_twice(chunk: int, policy: fs.Faults | None) -> None:
+    """What it keeps is there in the next exchange, not in a later chunk of this one."""
+    clients = Clients(Simulated(setting(), chunk, policy=policy), 10)
+    clients.begin(0)
+    chosen = clients.choose(9, probabilities=np.array([0, 0.75, 0, 0.25, 0]))
+
+    def count(client: Client) -> torch.Tensor:
+        before = client.kept("n", 0 * ids_of(client))
+        client.keep(n=before + 1)
+        return before
+
+    for exchange in range(3):
+        assert chosen.gather(count).ravel().tolist() == [exchange] * 9
+
+
 @pytest.mark.parametrize(
     ("number", "probabilities", "message"),
     [

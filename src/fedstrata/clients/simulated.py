@@ -31,7 +31,9 @@ class Simulated(Engine):
         """Yield the answers, chunk by chunk."""
         places = self._here(request)
         spoiled: dict[int, str] = {}
+        # A client that was drawn twice must not see in a later chunk what it kept in an earlier one.
         repeated = len(np.unique(request.cohort)) < len(request.cohort)
+        setting = replace(self.setting, deferred=True) if repeated else self.setting
         waiting: list[tuple[np.ndarray, Client]] = []
         if self.policy is not None and self.policy.inject is not None:
             kinds = self.policy.inject.kinds(
@@ -41,10 +43,10 @@ class Simulated(Engine):
             yield from silent
             places = places[~np.isin(request.cohort[places], [fault.client for fault in silent])]
         for chunk in self._chunks(request.cohort, places):
-            client = Client(self.setting, request.cohort[chunk], request.clock, request.exchange)
+            client = Client(setting, request.cohort[chunk], request.clock, request.exchange)
             answer = self._answer(request, chunk, client)
             yield from _spoil(request, answer, spoiled, self.policy) if spoiled else (answer,)
-            if repeated:  # a client that comes again must not see what it keeps in this exchange
+            if repeated:
                 waiting.append((chunk, client))
             else:
                 client.commit(request.answered[chunk])
