@@ -154,6 +154,38 @@ def test_a_loop_without_steps_does_nothing() -> None:
     assert torch.equal(client.draw().parts[0][0], before), "what follows is not a new phase"
 
 
+def test_a_loop_inside_another_is_an_error() -> None:
+    """They have one clock: the inner one would take other steps than it says, and the outer one never end."""
+    client = make_client(setting(), DECREASING)
+
+    def nested() -> None:
+        k = client.variables(x=column(0, 0, 0, 0, 0))
+        for _ in client.loop(3, k):
+            for _ in client.loop(2, k):
+                k.x = k.x + 1
+
+    with pytest.raises(fs.FedstrataError, match=r"^A local loop cannot be inside another one"):
+        nested()
+
+
+@pytest.mark.parametrize("how", ["break", "return"])
+def test_a_loop_that_is_left_early_is_an_error(how: str) -> None:
+    """The clients that left would be missing, and the clock would stand still."""
+
+    def work(client: Client) -> torch.Tensor:
+        k = client.variables(x=ids_of(client))
+        for t in client.loop(EPOCH, k):
+            if t == 2 and how == "return":
+                return ids_of(client)
+            if t == 2:
+                break
+        return ids_of(client)
+
+    message = r"^A local loop must run to its end: it cannot be left by break or return\. \(in work, round 1, "
+    with pytest.raises(fs.FedstrataError, match=message):
+        make_clients(setting()).mean(work)
+
+
 def test_what_a_loop_sets_first_is_a_variable_afterwards() -> None:
     client = make_client(setting(), DECREASING)
     k = client.variables()
@@ -329,6 +361,15 @@ def test_updates_are_those_of_a_loop() -> None:
     dx, dh = k.updates(x=x, h=h)
     assert dx.ravel().tolist() == STEPS
     assert [part.ravel().tolist() for part in dh] == [[0] * 5, [-n for n in STEPS]]
+
+
+def test_a_list_of_the_message_stays_as_it_is() -> None:
+    h = [column(1, 2), column(3, 4)]
+    k = Variables(h=h)
+    k.h[0] = k.h[0] + 1
+    (dh,) = k.updates(h=h)
+    assert [part.ravel().tolist() for part in dh] == [[1, 1], [0, 0]]
+    assert [part.ravel().tolist() for part in h] == [[1, 2], [3, 4]]
 
 
 def test_a_lone_update_comes_in_a_tuple() -> None:

@@ -52,6 +52,7 @@ class Client:
         self.clock = clock
         self.samples = 0
         self.steps = 0
+        self.looping = False
         self._setting = setting
         self._phase = 0
         self._exchange = exchange
@@ -312,13 +313,19 @@ class Client:
 
         A client that has done its steps leaves the loop, and its rows leave ``k`` until the end, so unequal numbers
         waste no work. Afterwards the clock's step is 0 again, and its iteration has advanced by a number of steps, not
-        by epochs.
+        by epochs. A loop must run to its end, and cannot be inside another one.
         """
+        if self.looping:
+            raise FedstrataError(
+                "A local loop cannot be inside another one, or follow one that was left early. Use a plain loop inside, "
+                "and streams for what its steps draw."
+            )
         counts = self.step_counts(steps)
         if (np.diff(counts) > 0).any():
             raise InputError("Clients of a chunk must be in order of decreasing steps.")
         if not counts.any():
             return
+        self.looping = True
         start, width = self.clock, self._active
         left: list[dict[str, Any]] = []
         for last in np.unique(counts):
@@ -340,6 +347,7 @@ class Client:
         self._phase += 1
         self._samplers = {}
         self._active = width
+        self.looping = False
 
     def _tick(self) -> None:
         """End a local step: pass on its reports, advance the clock."""

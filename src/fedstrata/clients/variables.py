@@ -19,7 +19,7 @@ class Variables:
 
     def __init__(self, **values: Any) -> None:
         for name, value in values.items():
-            setattr(self, name, list(value) if isinstance(value, tuple) else value)
+            setattr(self, name, list(value) if isinstance(value, tuple | list) else value)
 
     if TYPE_CHECKING:  # the names are the algorithm's own
 
