@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -395,6 +396,19 @@ def test_clients_keep_what_the_server_did_not_touch() -> None:
     clients.gather(keep, ones)
     assert clients.on_server(keep, 5 * ones).abs().max() == 0
     assert torch.equal(clients.gather(keep, ones), ones.expand(4, -1))
+
+
+def test_an_error_in_work_on_the_server_names_the_classes() -> None:
+    """Not the clients, of which there may be fewer."""
+    data = replace(with_server(), client_names=("north", "south"))
+    data = replace(data, train=sized_data([9, 4], classes=3).train)
+    clients = make_clients(make_setting(PROBLEM, data))
+
+    def fail(client: fs.Client) -> torch.Tensor:
+        raise ValueError("no")
+
+    with pytest.raises(fs.FedstrataError, match=r"^ValueError in fail, round 1, clients class 0, class 1, class 2: no$"):
+        clients.on_server(fail)
 
 
 def test_without_samples_on_the_server_the_remedy_is_named() -> None:

@@ -79,7 +79,8 @@ def on_auxiliary(setting: Setting) -> Simulated:
     data, problem = setting.data, setting.oracles.problem
     if data.auxiliary is None:
         raise InputError(f"There are no samples on the server (data {data.name!r}).")
-    data = replace(data, train=data.auxiliary, support=None, auxiliary=None)
+    names = tuple(f"class {c}" for c in range(data.classes))
+    data = replace(data, train=data.auxiliary, support=None, auxiliary=None, client_names=names)
     chunk = choose_chunk("auto", problem, data, setting.batch_size, problem.x0.device)
     return Simulated(replace(setting, data=data, state=ClientState(data.clients, 0, None), listeners=()), chunk)
 
