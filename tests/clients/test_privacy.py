@@ -94,6 +94,12 @@ def test_noise_does_not_go_with_weights_by_samples() -> None:
     train(fs.Channel(clip=1.0), rounds=1, weighting="samples")
 
 
+def test_nor_do_means_that_an_algorithm_takes_beside_maxima() -> None:
+    with pytest.raises(fs.InputError, match=r"^The weighting must be 'uniform' where the channel has noise"):
+        train(fs.Channel(clip=1.0, noise=1.0), algorithm=fs.FedLALR(steps=1), weighting="samples")
+    train(fs.Channel(clip=1.0, noise=1.0), rounds=1, algorithm=fs.FedLALR(steps=1))
+
+
 def test_noise_is_of_its_seed_and_round_and_of_nothing_else() -> None:
     channel = fs.Channel(clip=0.7, noise=1.3)
     first, second = noise_of(channel, 2)
