@@ -92,8 +92,10 @@ CHANNELS = [
 ]
 
 
-def told(channel: fs.Channel) -> str:
+def told(channel: Any) -> str | None:
     """The settings of a channel that are not the default ones."""
+    if not isinstance(channel, fs.Channel):
+        return None
     return " ".join(f"{k}={v}" for k, v in vars(channel).items() if v != getattr(fs.Channel(), k))
 
 
@@ -368,6 +370,27 @@ def test_answers_of_any_work_go_through_a_channel() -> None:
         assert (float(three), float(four)) == (pytest.approx(0.6), pytest.approx(0.8))
 
 
+@pytest.mark.parametrize(
+    ("channel", "expected"),
+    [
+        (fs.Channel(clip=6.0), [3, 4]),
+        (fs.Channel(bound=6.0), [3, 4]),
+        (fs.Channel(compress="top_k", top=0.5), [0, 8]),
+        (fs.Channel(compress="quantise"), [5, 8]),
+    ],
+    ids=told,
+)
+def test_whole_numbers_go_through_a_channel_too(channel: fs.Channel, expected: list[int]) -> None:
+    """They are cut off towards zero, so that nothing gets longer."""
+
+    def work(client: Client) -> torch.Tensor:
+        return torch.tensor([[6, 8]]).expand(len(client), 2)
+
+    found = engine(*squares(5), channel).gather(work)
+    assert found.dtype == torch.int64
+    assert found.tolist() == [expected] * 5
+
+
 def test_answers_to_queries_do_not_go_through_a_channel() -> None:
     """They are numbers that a problem needs as they are."""
     problem, data = smooth_example()
@@ -416,6 +439,7 @@ def test_an_answer_is_flattened_and_restored() -> None:
     assert torch.equal(second, 2 * double) and torch.equal(third, torch.tensor([14, -14]))
     assert nothing.shape == (2, 0)
     assert FlatAnswer(single).updates.dtype == torch.float32
+    assert FlatAnswer(torch.tensor([[True], [False]])).updates.tolist() == [[1.0], [0.0]]
     assert torch.equal(FlatAnswer(single).restore(single), single)
 
 

@@ -86,8 +86,9 @@ def test_an_answer_without_the_client_axis_is_an_error(answer: Any, got: str) ->
     def work(client: Client) -> Any:
         return answer
 
-    message = rf"work must return tensors with a leading client axis of 2\. Got {got}\."
-    for verb in (clients.mean, clients.max, clients.gather, clients.pool):
+    message = rf"^work must return tensors with a leading client axis of 2\. Got {got}\.$"
+    packed = Clients(Simulated(setting(), 2, fs.Channel(clip=1.0)), 10, 2)
+    for verb in (clients.mean, clients.max, clients.gather, clients.pool, packed.mean):
         with pytest.raises(fs.FedstrataError, match=message):
             verb(work)
 
@@ -178,6 +179,12 @@ def test_a_collection_is_no_larger_than_its_limit() -> None:
         clients.pool(scores, 3, limit=8)
     with pytest.raises(fs.InputError, match=r"at most 1048576 numbers per client\. Got 1048577\."):
         clients.pool(lambda client: torch.zeros(len(client), 1, dtype=torch.int8).expand(-1, (1 << 20) + 1))
+
+
+def test_a_single_number_is_no_collection() -> None:
+    message = r"^The shape of a client's collections to pool must be \(n, \.\.\.\)\. Got \[\(1,\), \(\)\]\.$"
+    with pytest.raises(fs.InputError, match=message):
+        make_clients(setting()).pool(lambda client: (ids_of(client), client.sizes))
 
 
 @pytest.mark.parametrize("kind", ["drop", "nan", "garbage"])

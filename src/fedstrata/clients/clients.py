@@ -209,7 +209,11 @@ class Clients:
         """
         rows = self._rows(work, message)
         answered = torch.from_numpy(self._answered)
-        size = sum(leaf[0].numel() for leaf in rows.leaves or ())
+        leaves = rows.leaves or []
+        if any(leaf.dim() < 2 for leaf in leaves):
+            shapes = [tuple(leaf.shape[1:]) for leaf in leaves]
+            raise invalid("shape of a client's collections to pool", shapes, "(n, ...)")
+        size = sum(leaf[0].numel() for leaf in leaves)
         if size > limit:
             raise invalid("size of a collection to pool", size, f"at most {limit} numbers per client")
         return tree_map(lambda leaf: leaf[answered].flatten(0, 1), rows.tree)

@@ -57,6 +57,7 @@ class Simulated(Engine):
         value = perform(request, client, for_each(request.message, len(chunk)))
         if not self.packs(request):
             return Answer(chunk, value, client.samples, client.steps)
+        request.check(value, len(chunk))
         flat = FlatAnswer(value)
         parcel = self.channel.send(client, request.name, flat.updates)
         return Answer(chunk, flat.restore(parcel.unpack()), client.samples, client.steps, parcel.nbytes)
