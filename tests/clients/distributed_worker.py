@@ -28,6 +28,7 @@ import torch.distributed as dist
 from safetensors.torch import save_file
 
 import fedstrata as fs
+from clients.failing import Failing
 from fedstrata.algorithms import ALGORITHMS
 from fedstrata.clients import Client, Clients, Simulated
 from fedstrata.clients.channel import PLAIN
@@ -130,6 +131,10 @@ CHANNELS = [
 FAULTS = fs.Faults(quorum=1, retries=1, inject=fs.Inject(drop=0.3, nan=0.1, garbage=0.1, scale=0.1, factor=2.0, seed=3))
 
 
+RETRIES = fs.Faults(quorum=6, retries=9, inject=fs.Inject(drop=0.3, crash=0.2, scale=0.1, factor=2.0, seed=1))
+"""Faults after which most clients are asked again, some of them several times."""
+
+
 def _said(value: Any) -> str:
     """Return a setting in a few words: what is not as it usually is."""
     usual = type(value)()
@@ -185,6 +190,8 @@ SPECIAL: list[Case] = [
     *(Case(name, {}, faults=FAULTS) for name in ("scaffold", "fgda", "afl", "fednest")),
     Case("scaffold", {}, participation=3, weighting="samples", ranks=3, faults=FAULTS),
     Case("fedavg", {}, channel=fs.Channel(reduce="trimmed_mean", trim=0.3), faults=FAULTS, ranks=3),
+    *(Case(name, {}, faults=RETRIES, ranks=n) for name in ("scaffold", "afl", "drfa") for n in (2, 3)),
+    Case("scaffold", {}, channel=fs.Channel(compress="top_k", top=0.3), faults=RETRIES, weighting="samples"),
 ]
 
 
@@ -371,6 +378,27 @@ def probe_choose(clients: Clients) -> Tensors:
     return out | {"drawn": drawn.gather(ids), "all": clients.gather(ids)}
 
 
+def probe_keep(clients: Clients) -> Tensors:
+    """What clients keep is there in the next exchange, also of clients that were drawn twice; not in this one."""
+
+    def count(client: Client) -> torch.Tensor:
+        before = client.kept("n", 0 * ids(client))
+        client.keep(n=before + 1)
+        return before
+
+    odds = np.arange(1.0, clients.total + 1)
+    drawn = clients.choose(9, probabilities=odds)
+    return {f"{i}": drawn.gather(count) for i in range(3)} | {"all": clients.gather(count)}
+
+
+def probe_pool(clients: Clients) -> Tensors:
+    def scores(client: Client, n: int) -> Any:
+        who = (10 * ids(client))[:, None] + torch.arange(n)
+        return who.float(), (torch.stack([who, -who], 2), who % 2 == 0)
+
+    return flattened(clients.pool(scores, 3), "pooled") | flattened(clients.choose(2).pool(scores, 1), "two")
+
+
 def probe_server(clients: Clients) -> Tensors:
     """Samples of the server: drawn on every rank, counted once, and the exchange has a number."""
 
@@ -426,6 +454,34 @@ def play_probe(name: str, cohort: str, ranks: Ranks) -> Outcome:
     with torch.no_grad(), untraced():
         out = PROBES[name](clients)
     return Outcome(out, {}, used_by(clients), [digest(out)])
+
+
+# --- errors ----------------------------------------------------------------------------------------------------------
+
+ERRORS: dict[str, tuple[Callable[[str], Exception], tuple[int, ...]]] = {
+    "plain": (ZeroDivisionError, tuple(range(7))),
+    "input": (fs.InputError, tuple(range(7))),
+    "one": (ValueError, (2,)),
+}
+"""Errors in the work of some clients."""
+
+
+def fail(name: str, ranks: Ranks) -> None:
+    """Let the work of clients raise an error in round 3."""
+    kind, failing = ERRORS[name]
+    problem, data = smooth_example()
+    clients = clients_of(problem, data, ranks)
+    clients.begin(2)
+    clients.mean(Failing(lambda: kind("no\nmore"), *failing).local, problem.x0)
+
+
+def no_quorum(ranks: Ranks) -> None:
+    """Ask clients of which two never answer."""
+    problem, data = smooth_example()
+    faults = fs.Faults(quorum=6, retries=2, inject=fs.Inject(drop=1.0, clients=(1, 4)))
+    clients = clients_of(problem, data, ranks, faults=faults)
+    clients.begin(0)
+    clients.mean(ids)
 
 
 # --- training --------------------------------------------------------------------------------------------------------
@@ -536,6 +592,10 @@ def tasks(folder: Path) -> list[Task]:
             do = functools.partial(play_probe, name, cohort)
             found += [Task(f"{name} {cohort} {n}", f"{name} {cohort} {n}", n, do) for n in (2, 3)]
 
+    for name in ERRORS:
+        found.append(Task(f"failing {name}", f"failing {name}", 2, functools.partial(fail, name)))
+    found += [Task(f"no quorum {n}", f"no quorum {n}", n, no_quorum) for n in (2, 3)]
+
     def training(name: str, ranks: int, work: Callable[[Path], Any], place: str | None = None) -> None:
         def do(_: Ranks) -> Any:
             result = work(folder / (place or name))
@@ -611,6 +671,7 @@ def work(rank: int, folder: Path) -> None:
                         found[task.name] = {**_done(task, ranks, tensors), "written": sorted(watch.seen)}
             except Exception as error:
                 lost = {"error": type(error).__name__, "message": str(error), "trace": traceback.format_exc()}
+                lost["cause"] = type(error.__cause__).__name__
                 found |= {t.name: lost for t in block if t.name not in found}
     save_file(tensors, folder / f"rank-{rank}.safetensors")
     (folder / f"rank-{rank}.json").write_text(json.dumps(found))

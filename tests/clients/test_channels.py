@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -13,18 +12,17 @@ import torch
 from torch.utils._pytree import tree_flatten, tree_leaves
 
 import fedstrata as fs
-from clients.distributed_worker import VARIANTS, Case
+from clients.every import CASES, MEANS, SINGLE, exchanges, plainly, play
 from clients.squares import LR, STEPS, D, Recording, engine, own_change, squares, train
 from fedstrata.algorithms import ALGORITHMS
 from fedstrata.clients import Answer, Client, Usage
 from fedstrata.clients.channel.channel import FlatAnswer
 from fedstrata.clients.channel.parcels import PARCELS
-from fedstrata.clients.engine import Reduced, Request
-from fedstrata.clients.queries import QUERIES, is_query
+from fedstrata.clients.engine import Reduced
+from fedstrata.clients.queries import QUERIES
 from fedstrata.clients.reduce import robust
 from fedstrata.core import rng
-from fedstrata.training.states import tensors_of
-from support import mixture_of, smooth_example, started, without_seconds
+from support import mixture_of, smooth_example, without_seconds
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
 
@@ -178,39 +176,6 @@ def test_a_coordinate_is_trimmed_by_the_share_in_decimals() -> None:
 # --- every algorithm -------------------------------------------------------------------------------------------------
 
 
-MORE = [
-    Case("fednest", {}, "composition"),
-    Case("comfedl", {}, "robust"),
-    Case("mfcgd", {}, "robust"),
-    Case("coda", {"stage_steps": 4, "average": False}, "auc, prepared, scaled", clients=5),
-    Case("codasca", {"stage_rounds": 2}, "auc, prepared, scaled", clients=5),
-]
-"""Where algorithms ask for more."""
-CASES = {c.id: c for c in [*(Case(n, o) for n, o in VARIANTS), *MORE]}
-SINGLE = ("afl", "drfa")
-"""Algorithms that see the answers of single clients."""
-MEANS = [i for i, c in CASES.items() if c.name not in SINGLE and c.options.get("aggregate") != "max"]
-"""Algorithms that take means and nothing else."""
-
-
-def play(case: Case, channel: fs.Channel, chunk: int = 7) -> tuple[dict[str, torch.Tensor], Recording]:
-    """Three rounds: the server's vectors, and the clients with all exchanges."""
-    problem, data = case.build()
-    share = 1.0 if ALGORITHMS[case.name].full_participation else 5
-    clients = engine(problem, data, channel, batch_size=4, participation=share, chunk=chunk, rounds=3)
-    with torch.no_grad():
-        state = started(case.algorithm, clients)
-        for r in range(3):
-            clients.begin(r)
-            state = case.algorithm.round(state, clients)
-    return tensors_of(case.algorithm, state), clients
-
-
-@cache
-def plainly(name: str) -> tuple[dict[str, torch.Tensor], Recording]:
-    return play(CASES[name], fs.Channel())
-
-
 def close(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
     assert found.keys() == expected.keys()
     for vector, value in expected.items():
@@ -285,11 +250,6 @@ def test_every_mean_may_be_a_median(name: str) -> None:
     found, same = (play(CASES[name], fs.Channel(reduce=r, trim=0.45))[0] for r in ("median", "trimmed_mean"))
     close(same, found)
     assert moved(found, name) > 1e-4
-
-
-def exchanges(clients: Recording) -> list[tuple[Request, Answer]]:
-    """Those of the algorithm; a problem's queries are none."""
-    return [(request, answer) for request, answer in clients.seen if not is_query(request.work)]
 
 
 def updates_of(answer: Answer) -> np.ndarray:

@@ -33,7 +33,7 @@ from fedstrata.clients.distributed import shared_out
 from fedstrata.clients.ranks import ALONE, joined
 from fedstrata.experiments.config import read
 from fedstrata.experiments.runs import run_config
-from support import without_seconds
+from support import smooth_example, without_seconds
 
 USED = ("steps", "samples", "bytes_up", "bytes_down")
 
@@ -241,6 +241,71 @@ def test_counts_that_float32_cannot_hold_are_exact(ranks: int, launch: Launch) -
     used = {"steps": BIG + 4, "iteration": BIG + 4, "samples": 3 * BIG + 6, "bytes_up": up, "bytes_down": 0}
     assert found.counts == {**used, **NO_FAULTS}
     assert found.counts == alone.counts and found.server["wide"].tolist() == pytest.approx([1, 1])
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_what_is_pooled_stands_in_the_order_of_the_cohort(ranks: int, launch: Launch) -> None:
+    found, _ = probed(launch, "pool", "all", ranks)
+    expected = [10 * k + i for k in range(7) for i in range(3)]
+    assert found.server["pooled.0"].tolist() == expected
+    assert found.server["pooled.1.0"].tolist() == [[n, -n] for n in expected]
+    assert found.server["pooled.1.1"].tolist() == [n % 2 == 0 for n in expected]
+    assert found.server["two.0"].shape == (2,)
+    assert found.counts["bytes_up"] == (7 * 3 + 2) * (4 + 16 + 1)
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_a_client_drawn_twice_keeps_once(ranks: int, launch: Launch) -> None:
+    found = probed(launch, "keep", "all", ranks)[0].server
+    assert [found[f"{i}"].tolist() for i in range(3)] == [[i] * 9 for i in range(3)]
+    assert set(found["all"].tolist()) == {0, 3}
+
+
+# --- errors and faults -----------------------------------------------------------------------------------------------
+
+
+def of_rank(rank: int) -> list[int]:
+    """The clients of one of two ranks, in the order in which they are worked on."""
+    sizes = smooth_example()[1].train.sizes
+    mine = np.flatnonzero(shared_out(sizes, 2) == rank)
+    return mine[np.argsort(-sizes[mine], kind="stable")].tolist()
+
+
+def test_an_error_in_the_work_of_clients_is_named_on_their_rank(launch: Launch) -> None:
+    for rank, found in enumerate(launch.refused("failing plain")):
+        who = ", ".join(map(str, of_rank(rank)))
+        assert (found["error"], found["cause"]) == ("WorkError", "ZeroDivisionError")
+        assert found["message"] == f"ZeroDivisionError in local of failing, round 3, clients {who}: no"
+    for rank, found in enumerate(launch.refused("failing input")):
+        who = ", ".join(map(str, of_rank(rank)))
+        assert (found["error"], found["cause"]) == ("InputError", "InputError")
+        assert found["message"] == f"no\nmore (in local of failing, round 3, clients {who})"
+
+
+def test_an_error_on_one_rank_stops_all(launch: Launch) -> None:
+    where = next(rank for rank in (0, 1) if 2 in of_rank(rank))
+    found = launch.refused("failing one")
+    assert found[where]["error"] == "WorkError" and found[1 - where]["error"] == "RuntimeError"
+    assert found[where]["message"].startswith("ValueError in local of failing, round 3, clients ")
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_all_ranks_stop_below_the_quorum(ranks: int, launch: Launch) -> None:
+    found = launch.refused(f"no quorum {ranks}")
+    assert [f["error"] for f in found] == ["QuorumError"] * ranks
+    message = (
+        "Only 5 of 7 clients answered ids in round 1 after asking 3 times, fewer than the quorum of 6. Left out: "
+        "client 1 (did not answer), client 4 (did not answer)."
+    )
+    assert [f["message"] for f in found] == [message] * ranks
+
+
+def test_clients_were_asked_again_on_ranks(launch: Launch) -> None:
+    """Or the cases above would tell little: in second and later attempts, on every rank."""
+    for name, case in CASES.items():
+        if case.faults is worker.RETRIES:
+            attempts = {int(fault.split()[2]) for fault in launch.of(name)[0]["counts"]["faults"]}
+            assert attempts >= {0, 1}, name
 
 
 # --- whose clients ---------------------------------------------------------------------------------------------------

@@ -317,8 +317,8 @@ class Client:
         """
         if self.looping:
             raise FedstrataError(
-                "A local loop cannot be inside another one, or follow one that was left early. Inside, use a plain loop "
-                "with streams for what its steps draw."
+                "A local loop cannot be inside another one, or follow one that was left early. Inside, use a plain "
+                "loop, with streams for what its steps draw."
             )
         counts = self.step_counts(steps)
         if (np.diff(counts) > 0).any():

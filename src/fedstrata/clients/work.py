@@ -41,4 +41,6 @@ def perform(request: Request, client: Client, message: tuple[Any, ...]) -> Any:
         if isinstance(error, FedstrataError):
             raise type(error)(f"{error} ({where})") from error
         what = str(error).split("\n")[0]
+        if len(client) < len(client.ids):
+            what += ". Some clients have left the local loop: what it uses of the message must be a variable of it"
         raise WorkError(f"{type(error).__name__} {where}: {what}") from error
