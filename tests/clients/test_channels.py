@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -472,17 +473,22 @@ def test_another_thing_is_no_channel(wrong: Any) -> None:
 # --- against bad clients ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("compress", ["none", "top_k", "quantise"])
-def test_a_client_that_answered_with_nan_once_comes_back(compress: str) -> None:
-    """What is not finite is not kept for the next time."""
-    pairs = [(np.full((3, 2), start), np.zeros(3)) for start in (1.0, -1.0, 2.0)]
+@cache
+def roots() -> tuple[fs.Problem, fs.FederatedData]:
+    """A problem whose client 1 has NaN for a gradient at zero, and numbers from 1 on."""
 
     def outer(x: torch.Tensor, batch: tuple[torch.Tensor, ...]) -> torch.Tensor:
         return (x + batch[0]).sqrt().sum(1).mean()
 
-    problem = fs.Problem(outer, torch.zeros(2, dtype=torch.float64), name="roots")
-    channel = fs.Channel(compress=compress, top=0.5)
-    clients = engine(problem, fs.FederatedData.from_arrays(pairs), channel, faults=fs.Faults())
+    pairs = [(np.full((3, 2), start), np.zeros(3)) for start in (1.0, -1.0, 2.0)]
+    return fs.Problem(outer, torch.zeros(2, dtype=torch.float64), name="roots"), fs.FederatedData.from_arrays(pairs)
+
+
+@pytest.mark.parametrize("compress", ["none", "top_k", "quantise"])
+def test_a_client_that_answered_with_nan_once_comes_back(compress: str) -> None:
+    """What is not finite is not kept for the next time."""
+    problem, data = roots()
+    clients = engine(problem, data, fs.Channel(compress=compress, top=0.5), faults=fs.Faults())
     algorithm = fs.FedAvg(lr=LR, steps=1)
     with torch.no_grad():
         clients.mean(algorithm.local, problem.x0)
@@ -490,6 +496,19 @@ def test_a_client_that_answered_with_nan_once_comes_back(compress: str) -> None:
         clients.mean(algorithm.local, problem.x0 + 3)
     assert [f.client for f in clients.faults] == [1]
     assert clients.usage.failed == 1
+
+
+@pytest.mark.parametrize("compress", ["none", "top_k", "quantise"])
+def test_a_client_of_nan_comes_back_also_where_a_median_hides_it(compress: str) -> None:
+    """Nobody watches for faults there, and what every client kept is stored."""
+    problem, data = roots()
+    clients = engine(problem, data, fs.Channel(compress=compress, top=0.5, reduce="median"))
+    local = fs.FedAvg(lr=LR, steps=1).local
+    with torch.no_grad():
+        medians = [clients.mean(local, x) for x in (problem.x0, problem.x0 + 3)]
+    finite = [np.isfinite(updates_of(answer)).all(1) for _, answer in exchanges(clients)]
+    assert finite[0].tolist() == [True, False, True] and finite[1].all()
+    assert all(bool(torch.isfinite(median).all()) for median in medians)
 
 
 def test_one_client_that_sends_a_thousandfold_spoils_the_mean_and_nothing_else() -> None:
