@@ -111,7 +111,7 @@ def robust() -> tuple[fs.Problem, fs.FederatedData]:
 
 @functools.cache
 def adapting() -> tuple[fs.Problem, fs.FederatedData]:
-    """A problem that is another one in every round: its inner rate follows a schedule."""
+    """A problem that changes in every round: its inner rate follows a schedule."""
     problem, data = smooth_example()
     assert problem.flat is not None
     return fs.maml(problem.flat.module, inner_lr=RoundDecay(0.2, 0.5)), data
@@ -136,7 +136,7 @@ RETRIES = fs.Faults(quorum=6, retries=9, inject=fs.Inject(drop=0.3, crash=0.2, s
 
 
 def _said(value: Any) -> str:
-    """Return a setting in a few words: what is not as it usually is."""
+    """Return the settings that are not the default ones."""
     usual = type(value)()
     changed = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
     return " ".join(f"{k}={v}" for k, v in changed.items() if v != getattr(usual, k))
@@ -233,7 +233,7 @@ _ORACLES: dict[int, Oracles] = {}
 
 @contextmanager
 def untraced() -> Iterator[None]:
-    """Let no graph be traced: for rounds as few as these that takes longer than it saves."""
+    """Trace no graphs: for so few rounds that takes longer than it saves."""
     kept, oracles.trace = oracles.trace, lambda *_: None
     try:
         yield
@@ -303,7 +303,7 @@ def ids(client: Client) -> torch.Tensor:
 
 
 def mixed(client: Client, scale: float = 1.0) -> Any:
-    """Numbers of several kinds and shapes, all telling whose they are."""
+    """Return numbers of several dtypes and shapes that identify their client."""
     who = ids(client)
     real = scale * (who.double() + 0.25)
     grid = (who * 10)[:, None, None] + torch.arange(6).reshape(1, 2, 3)
@@ -311,7 +311,7 @@ def mixed(client: Client, scale: float = 1.0) -> Any:
 
 
 def flattened(tree: Any, prefix: str) -> Tensors:
-    """Tensors of nested tuples, by place; a path that a list or a lone tensor would not have."""
+    """Return the tensors of nested tuples by their path."""
     if isinstance(tree, torch.Tensor):
         return {prefix: tree}
     assert type(tree) is tuple
@@ -347,7 +347,7 @@ def probe_max_of_integers(clients: Clients) -> Tensors:
 
 
 def probe_max_of_nan(clients: Clients) -> Tensors:
-    """Client 2's answer is not a number: neither is the maximum."""
+    """Client 2 answers with NaN, so the maximum is NaN."""
 
     def broken(client: Client) -> torch.Tensor:
         who = ids(client)[:, None].expand(-1, 5).float()
@@ -379,7 +379,7 @@ def probe_choose(clients: Clients) -> Tensors:
 
 
 def probe_keep(clients: Clients) -> Tensors:
-    """What clients keep is there in the next exchange, also of clients that were drawn twice; not in this one."""
+    """Clients, some of them drawn twice, recall in the next exchange what they kept, and not in this one."""
 
     def count(client: Client) -> torch.Tensor:
         before = client.kept("n", 0 * ids(client))
@@ -400,15 +400,15 @@ def probe_pool(clients: Clients) -> Tensors:
 
 
 def probe_server(clients: Clients) -> Tensors:
-    """Samples of the server: drawn on every rank, counted once, and the exchange has a number."""
+    """Draw samples of the server: on every rank, counted once, in an exchange of its own."""
 
     def draw(client: Client, x: torch.Tensor) -> Any:
         return client.grads(x, client.draw()), ids(client)
 
     x = clients.problem.x0
-    here, who = clients.on_server(draw, x)
-    there, _ = clients.gather(draw, x)
-    return {"here": here, "who": who, "there": there}
+    on_server, who = clients.on_server(draw, x)
+    on_clients, _ = clients.gather(draw, x)
+    return {"on server": on_server, "who": who, "on clients": on_clients}
 
 
 def probe_big_counts(clients: Clients) -> Tensors:
@@ -426,7 +426,7 @@ def probe_big_counts(clients: Clients) -> Tensors:
 
 
 def probe_changing_answers(clients: Clients) -> Tensors:
-    """A method may answer in one round what it does not answer in another."""
+    """A method may return other shapes in another round."""
     out: Tensors = {}
 
     def answer(client: Client, number: int) -> Any:
@@ -488,7 +488,7 @@ def no_quorum(ranks: Ranks) -> None:
 
 ROUNDS, STOP = 12, 5
 CHAINS = [(2, 1), (2, 3), (1, 2), (3, 2)]
-"""Runs that are stopped after some rounds with so many ranks, and go on with so many."""
+"""Numbers of ranks: of the first rounds of a run, and after it is resumed."""
 
 FILE = """
 [data]
@@ -508,7 +508,7 @@ PRETRAIN = "[pretrain]\nrounds = 2\n"
 
 
 def train_scaffold(out: Path | None, rounds: int, **options: Any) -> fs.Run:
-    """Train a run with client state and a rate that falls, so long that all rows are written anew on the way."""
+    """Train a run with client state and a rate that falls, long enough for all rows to be written again."""
     problem, data = smooth_example()
     algorithm = fs.Scaffold(lr=CubeRoot(0.3, 2.0), steps=3)
     how = {"batch_size": 4, "participation": 3, "chunk": 2, "eval_every": 1, "weighting": "samples"}
@@ -545,7 +545,7 @@ def listen(out: Path) -> fs.Run:
 
 
 class Noting(fs.Callback):
-    """Notes who was called."""
+    """Records the rounds it is called in."""
 
     def __init__(self) -> None:
         self.rounds: list[int] = []
@@ -557,10 +557,10 @@ class Noting(fs.Callback):
 def train_noting(out: Path) -> dict[str, Any]:
     noting = Noting()
     run = train_scaffold(out, ROUNDS, callbacks=[noting])
-    return {**told(run), "called": noting.rounds}
+    return {**as_json(run), "called": noting.rounds}
 
 
-def told(run: fs.Run) -> dict[str, Any]:
+def as_json(run: fs.Run) -> dict[str, Any]:
     """A run as JSON."""
     return {"x": run.x.tolist(), "history": run.history, "summary": run.summary}
 
@@ -599,7 +599,7 @@ def tasks(folder: Path) -> list[Task]:
     def training(name: str, ranks: int, work: Callable[[Path], Any], place: str | None = None) -> None:
         def do(_: Ranks) -> Any:
             result = work(folder / (place or name))
-            return told(result) if isinstance(result, fs.Run) else result
+            return as_json(result) if isinstance(result, fs.Run) else result
 
         found.append(Task(name, name, ranks, do))
 
@@ -635,7 +635,7 @@ WRITES = {"os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.truncate", "os.l
 
 
 class Watch:
-    """Notes which files below a folder the process writes, renames or removes."""
+    """Records which files below a folder the process writes, renames or removes."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = str(folder)
@@ -649,7 +649,7 @@ class Watch:
 
 
 def work(rank: int, folder: Path) -> None:
-    """Go through all tasks as this rank; leave what came out in ``folder/rank-R.json`` and ``.safetensors``."""
+    """Run all tasks as this rank; write the results to ``folder/rank-R.json`` and ``.safetensors``."""
     torch.set_num_threads(1)
     warnings.simplefilter("error")
     import fedstrata.training.plots

@@ -1,4 +1,4 @@
-"""Three rounds of every algorithm with all that it may ask for, its exchanges written down."""
+"""Three rounds of every algorithm and variant, with a record of the exchanges."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MORE = [
     Case("coda", {"stage_steps": 4, "average": False}, "auc, prepared, scaled", clients=5),
     Case("codasca", {"stage_rounds": 2}, "auc, prepared, scaled", clients=5),
 ]
-"""Where algorithms ask for more."""
+"""Problems on which algorithms make more exchanges."""
 CASES = {c.id: c for c in [*(Case(n, o) for n, o in VARIANTS), *MORE]}
 SINGLE = ("afl", "drfa")
 """Algorithms that see the answers of single clients."""
@@ -50,5 +50,5 @@ def plainly(name: str) -> tuple[dict[str, torch.Tensor], Recording]:
 
 
 def exchanges(clients: Recording) -> list[tuple[Request, Answer]]:
-    """Those of the algorithm; a problem's queries are none."""
+    """Return the exchanges of the algorithm, without the problem's queries."""
     return [(request, answer) for request, answer in clients.seen if not is_query(request.work)]

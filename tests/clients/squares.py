@@ -1,4 +1,4 @@
-"""Least squares for tests of channels: the same local steps in the library and in NumPy; exchanges written down."""
+"""Least squares for tests of channels: the same local steps in the library and in NumPy, and a record of exchanges."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def own_change(client: int, clients: int, x: np.ndarray) -> np.ndarray:
 
 
 class Recording(Clients):
-    """Clients whose exchanges are written down: the request, and the answers as the server takes them."""
+    """Clients that record their exchanges: the request, and the answers as the server takes them."""
 
     def __init__(self, *args: Any) -> None:
         self.seen: list[tuple[Request, Answer]] = []

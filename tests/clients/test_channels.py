@@ -37,7 +37,7 @@ def shortened(change: np.ndarray, norm: float | None) -> np.ndarray:
 
 
 def compressed(channel: fs.Channel, change: np.ndarray) -> np.ndarray:
-    """What arrives of a change: the share of entries that are the largest, or 255 levels from -max to max."""
+    """Return what arrives of an update: the largest entries, or 255 levels from -max to max."""
     if channel.compress == "top_k":
         number = math.ceil(channel.top * len(change) - 1e-9)
         largest = sorted(range(len(change)), key=lambda i: -abs(change[i]))[:number]
@@ -49,7 +49,7 @@ def compressed(channel: fs.Channel, change: np.ndarray) -> np.ndarray:
 
 
 def reduced(channel: fs.Channel, rows: list[np.ndarray], sizes: np.ndarray, weighting: str) -> np.ndarray:
-    """The mean, or of every coordinate the median or trimmed mean, in which no client weighs more than another."""
+    """Return the mean, or the median or trimmed mean of every coordinate, which are not weighted."""
     if channel.reduce == "mean":
         return np.average(rows, axis=0, weights=sizes if weighting == "samples" else None)
     if channel.reduce == "median":
@@ -91,7 +91,7 @@ CHANNELS = [
 ]
 
 
-def told(channel: Any) -> str | None:
+def changed_settings(channel: Any) -> str | None:
     """The settings of a channel that are not the default ones."""
     if not isinstance(channel, fs.Channel):
         return None
@@ -101,7 +101,7 @@ def told(channel: Any) -> str | None:
 @pytest.mark.parametrize(
     ("clients", "sampled", "weighting"), [(5, 5, "uniform"), (6, 4, "uniform"), (6, 6, "samples"), (6, 3, "samples")]
 )
-@pytest.mark.parametrize("channel", CHANNELS, ids=told)
+@pytest.mark.parametrize("channel", CHANNELS, ids=changed_settings)
 def test_three_rounds_are_those_of_numpy(channel: fs.Channel, clients: int, sampled: int, weighting: str) -> None:
     expected = reference(channel, 3, clients, weighting, sampled)
     plain = reference(fs.Channel(), 3, clients, weighting, sampled)
@@ -112,13 +112,13 @@ def test_three_rounds_are_those_of_numpy(channel: fs.Channel, clients: int, samp
 
 @pytest.mark.parametrize("clients", [5, 6])
 def test_some_clients_are_clipped_and_some_are_not(clients: int) -> None:
-    """Or the test above would tell little."""
+    """Otherwise the test above would prove little."""
     lengths = [np.linalg.norm(own_change(k, clients, squares(clients)[0].x0.numpy())) for k in range(clients)]
     assert min(lengths) < 1.5 and max(lengths) > 2.0
 
 
-def test_what_compression_left_out_is_sent_later() -> None:
-    """A client that changes nothing more sends the rest, the largest entries first."""
+def test_what_compression_dropped_is_sent_later() -> None:
+    """A client whose updates are zero from now on sends the rest, the largest entries first."""
     channel = fs.Channel(compress="top_k", top=0.4)
     problem, data = squares(5)
     clients = engine(problem, data, channel)
@@ -144,7 +144,7 @@ def gradient(client: int, x: np.ndarray) -> np.ndarray:
 
 
 def test_two_answers_of_a_method_have_one_norm() -> None:
-    """SCAFFOLD's clients answer with two changes; 8 bits and a norm are for both together."""
+    """SCAFFOLD's clients answer with two updates; a norm is taken over both."""
     problem, data = squares(5)
     for channel in (fs.Channel(clip=0.5), fs.Channel(bound=0.5)):
         clients = engine(problem, data, channel)
@@ -167,7 +167,7 @@ def test_a_change_of_nothing_can_be_sent() -> None:
 
 
 def test_a_coordinate_is_trimmed_by_the_share_in_decimals() -> None:
-    """0.29 of 100 clients are 29, although 0.29 * 100 is less."""
+    """0.29 of 100 clients are 29, although 0.29 * 100 < 29 in floating point."""
     rows = torch.arange(100.0, dtype=torch.float64)[:, None] ** 3
     answers = Reduced([rows], tree_flatten(rows)[1], ("mean",), Usage(), np.ones(100, dtype=bool))
     trimmed = robust(fs.Channel(reduce="trimmed_mean", trim=0.29), answers).tree
@@ -211,7 +211,7 @@ EVERY = [
 ]
 
 
-@pytest.mark.parametrize("channel", EVERY, ids=told)
+@pytest.mark.parametrize("channel", EVERY, ids=changed_settings)
 @pytest.mark.parametrize("name", MEANS)
 def test_every_channel_works_with_every_algorithm_that_takes_means(name: str, channel: fs.Channel) -> None:
     expected, plain = plainly(name)
@@ -277,12 +277,12 @@ def test_no_update_is_longer_than_the_clip(name: str) -> None:
 DIVIDE = ("qfedavg", "lafedopt:")
 """Algorithms that divide one answer by another: what clips both changes nothing."""
 ANEW = "coda stage_steps=4 average=False on auc"
-"""At the end of a stage CoDA's clients answer with the best y, a value that is near nothing the server has."""
+"""At the end of a stage CoDA's clients answer with the best y, an estimate, not an update of y."""
 
 
 @pytest.mark.parametrize("name", [i for i in CASES if not i.startswith(DIVIDE)])
 def test_a_clip_of_next_to_nothing_holds_the_server_where_it_is(name: str) -> None:
-    """So no client answers with a point, or the server would be drawn to zero."""
+    """So no client answers with a point: clipping it would pull the server to zero."""
     problem, _ = CASES[name].build()
     (free, _), (held, _) = plainly(name), play(CASES[name], fs.Channel(clip=1e-9))
     assert float((x_of(held) - problem.x0).abs().max()) < 1e-4 < 1e-3 < float((x_of(free) - problem.x0).abs().max())
@@ -320,7 +320,7 @@ def test_a_trimmed_mean_of_nobody_is_refused() -> None:
 
 
 def test_answers_of_any_work_go_through_a_channel() -> None:
-    """No table says what they are near to: they are updates."""
+    """They are updates whatever the method is."""
     problem, data = squares(5)
 
     def work(client: Client, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -339,10 +339,10 @@ def test_answers_of_any_work_go_through_a_channel() -> None:
         (fs.Channel(compress="top_k", top=0.5), [0, 8]),
         (fs.Channel(compress="quantise"), [5, 8]),
     ],
-    ids=told,
+    ids=changed_settings,
 )
 def test_whole_numbers_go_through_a_channel_too(channel: fs.Channel, expected: list[int]) -> None:
-    """They are cut off towards zero, so that nothing gets longer."""
+    """They are rounded towards zero, so that no update gets longer."""
 
     def work(client: Client) -> torch.Tensor:
         return torch.tensor([[6, 8]]).expand(len(client), 2)
@@ -353,7 +353,7 @@ def test_whole_numbers_go_through_a_channel_too(channel: fs.Channel, expected: l
 
 
 def test_answers_to_queries_do_not_go_through_a_channel() -> None:
-    """They are numbers that a problem needs as they are."""
+    """The problem needs the exact numbers."""
     problem, data = smooth_example()
     counts = engine(problem, data, fs.Channel(clip=1e-3, bound=1e-3)).gather(QUERIES["class_counts"])
     assert counts.sum(1).tolist() == data.sizes.tolist()
@@ -475,7 +475,7 @@ def test_another_thing_is_no_channel(wrong: Any) -> None:
 
 @cache
 def roots() -> tuple[fs.Problem, fs.FederatedData]:
-    """A problem whose client 1 has NaN for a gradient at zero, and numbers from 1 on."""
+    """A problem on which the gradient of client 1 is NaN at zero, and finite above 1."""
 
     def outer(x: torch.Tensor, batch: tuple[torch.Tensor, ...]) -> torch.Tensor:
         return (x + batch[0]).sqrt().sum(1).mean()
@@ -486,7 +486,7 @@ def roots() -> tuple[fs.Problem, fs.FederatedData]:
 
 @pytest.mark.parametrize("compress", ["none", "top_k", "quantise"])
 def test_a_client_that_answered_with_nan_once_comes_back(compress: str) -> None:
-    """What is not finite is not kept for the next time."""
+    """What is not finite is not kept for the next update."""
     problem, data = roots()
     clients = engine(problem, data, fs.Channel(compress=compress, top=0.5), faults=fs.Faults())
     algorithm = fs.FedAvg(lr=LR, steps=1)
@@ -500,7 +500,7 @@ def test_a_client_that_answered_with_nan_once_comes_back(compress: str) -> None:
 
 @pytest.mark.parametrize("compress", ["none", "top_k", "quantise"])
 def test_a_client_of_nan_comes_back_also_where_a_median_hides_it(compress: str) -> None:
-    """Nobody watches for faults there, and what every client kept is stored."""
+    """Without a policy for faults, all clients keep what they kept."""
     problem, data = roots()
     clients = engine(problem, data, fs.Channel(compress=compress, top=0.5, reduce="median"))
     local = fs.FedAvg(lr=LR, steps=1).local
@@ -534,7 +534,7 @@ def test_one_client_that_sends_a_thousandfold_spoils_the_mean_and_nothing_else()
 
 
 @pytest.mark.parametrize("compress", ["top_k", "quantise"])
-def test_what_was_left_out_is_remembered_when_a_run_goes_on(compress: str, tmp_path: Path) -> None:
+def test_what_compression_dropped_survives_a_resume(compress: str, tmp_path: Path) -> None:
     problem, data = smooth_example()
     channel = fs.Channel(compress=compress, top=0.2, clip=2.0)
     how: dict[str, Any] = {"participation": 3, "batch_size": 4, "channel": channel, "eval_every": 1}
@@ -557,7 +557,7 @@ def test_what_was_left_out_is_remembered_when_a_run_goes_on(compress: str, tmp_p
         (fs.Channel(clip=1.0, reduce="median"), r"channel.reduce was 'mean' there and is 'median' now"),
     ],
 )
-def test_a_run_does_not_go_on_with_another_channel(other: fs.Channel, wanted: str, tmp_path: Path) -> None:
+def test_a_run_is_not_resumed_with_another_channel(other: fs.Channel, wanted: str, tmp_path: Path) -> None:
     train(fs.Channel(clip=1.0), 1, out=tmp_path / "run")
     with pytest.raises(fs.InputError, match=wanted):
         train(other, 2, out=tmp_path / "run", resume=True)

@@ -120,7 +120,7 @@ def test_combine_gives_means_and_maxima_in_one_exchange(chunk: int, participatio
     means, maxima = mean.mean(answers, *message), maximum.max(answers, *message)
     first, second = both.combine(("mean", "max"), answers, *message)
     assert torch.equal(first, means[0]) and torch.equal(second, maxima[1])
-    assert (means[1] < maxima[1]).all(), "the two are told apart"
+    assert (means[1] < maxima[1]).all(), "the two differ"
     other, another = fresh().combine(("max", "mean"), answers, *message)
     assert torch.equal(other, maxima[0]) and torch.equal(another, means[1])
     assert both.usage == mean.usage == maximum.usage
@@ -310,7 +310,7 @@ def test_a_client_drawn_twice_keeps_one_row(chunk: int) -> None:
 @pytest.mark.parametrize("policy", [None, fs.Faults()], ids=["plain", "watched"])
 @pytest.mark.parametrize("chunk", [1, 2, 9])
 def test_a_client_drawn_twice_does_the_same_twice(chunk: int, policy: fs.Faults | None) -> None:
-    """What it keeps is there in the next exchange, not in a later chunk of this one."""
+    """It recalls what it kept in the next exchange, not in a later chunk of this one."""
     clients = Clients(Simulated(setting(), chunk, policy=policy), 10)
     clients.begin(0)
     chosen = clients.choose(9, probabilities=np.array([0, 0.75, 0, 0.25, 0]))
@@ -407,7 +407,7 @@ def test_a_rate_after_some_of_the_rounds_steps_and_some_iterations_ago() -> None
 
 
 def test_schedules_read_the_clock_and_not_what_was_used() -> None:
-    """A counter may be reset, or carry on from a pre-training: rates do not change by it."""
+    """Changing the counters of a run does not change its rates."""
     decay = fs.CubeRoot(1.0, 1.0)
     seen: list[float] = []
 

@@ -149,7 +149,7 @@ def test_every_algorithm_runs_on_ranks() -> None:
 
 
 def probed(launch: Launch, name: str, cohort: str, ranks: int) -> tuple[Outcome, Outcome]:
-    """What ranks found out, after all of them found the same, and what a process alone does."""
+    """Return the result of the ranks, checked to be the same on all, and that of a process alone."""
     task = f"{name} {cohort} {ranks}"
     first, *others = launch.of(task)
     assert all((o["digests"], o["counts"]) == (first["digests"], first["counts"]) for o in others)
@@ -301,7 +301,7 @@ def test_all_ranks_stop_below_the_quorum(ranks: int, launch: Launch) -> None:
 
 
 def test_clients_were_asked_again_on_ranks(launch: Launch) -> None:
-    """Or the cases above would tell little: in second and later attempts, on every rank."""
+    """Otherwise the cases above would prove little."""
     for name, case in CASES.items():
         if case.faults is worker.RETRIES:
             attempts = {int(fault.split()[2]) for fault in launch.of(name)[0]["counts"]["faults"]}
@@ -422,7 +422,7 @@ def test_all_ranks_refuse_diagnostics_of_local_steps(launch: Launch) -> None:
 
 
 @pytest.mark.parametrize(("first", "then"), CHAINS)
-def test_a_run_goes_on_with_another_number_of_ranks(first: int, then: int, launch: Launch, alone: Path) -> None:
+def test_a_run_is_resumed_with_another_number_of_ranks(first: int, then: int, launch: Launch, alone: Path) -> None:
     name = f"from {first} to {then}"
     before, after = ([found["run"] for found in launch.of(task)] for task in (f"start {name}", name))
     assert (len(before), len(after)) == (first, then)
@@ -434,7 +434,7 @@ def test_a_run_goes_on_with_another_number_of_ranks(first: int, then: int, launc
 
 @pytest.mark.parametrize("name", ["straight", *(f"from {a} to {b}" for a, b in CHAINS)])
 def test_checkpoints_of_ranks_hold_what_those_of_a_process_alone_hold(name: str, launch: Launch, alone: Path) -> None:
-    """And the rows of all clients were written anew on the way, so there are fewer pieces than rounds."""
+    """The rows of all clients were written again on the way, so there are fewer pieces than rounds."""
     launch.of(name)
     ours, theirs = (saved(folder) for folder in (launch.folder / "runs" / name, alone / "straight"))
     assert ours["round"] == theirs["round"] == ROUNDS and ours["counts"] == theirs["counts"]

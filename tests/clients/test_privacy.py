@@ -1,4 +1,4 @@
-"""Noise: how it is drawn, what it cannot protect, and what it is worth."""
+"""Noise: how it is drawn, what it cannot protect, and the epsilon it gives."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_noise_is_normal_with_a_deviation_of_one_client(sampled: int) -> None:
 
 
 def test_noise_is_in_units_of_the_heaviest_client() -> None:
-    """Where an engine weighs clients, which a run with noise does not."""
+    """In a weighted mean, which a run with noise never takes."""
     weights = torch.tensor(SIZES, dtype=torch.float64) / sum(SIZES)
     mean, shape = tree_flatten((torch.ones(WIDE, dtype=torch.float64), torch.zeros(2, 3, dtype=torch.float64)))
     for answered in (range(6), (0, 1, 4)):
@@ -189,10 +189,10 @@ def test_noise_without_an_accountant_is_refused(monkeypatch: pytest.MonkeyPatch)
     train(fs.Channel(clip=1.0), rounds=1)
 
 
-# --- what noise is worth ---------------------------------------------------------------------------------------------
+# --- epsilon --------------------------------------------------------------------------------------------------------
 
 
-WORTH = [
+EPSILONS = [
     # By dp_accounting 0.6.0's RdpAccountant with REPLACE_ONE, called by hand, multipliers halved.
     (fs.Channel(clip=1.0, noise=4.0), {"1 of 10": 1}, 10, 2.165715659029443),
     (fs.Channel(clip=9.0, noise=6.0), {"1 of 10": 100}, 100, 3.2174992613767284),
@@ -202,7 +202,7 @@ WORTH = [
 ]
 
 
-@pytest.mark.parametrize(("channel", "releases", "clients", "expected"), WORTH)
+@pytest.mark.parametrize(("channel", "releases", "clients", "expected"), EPSILONS)
 def test_epsilon_is_that_of_the_library(
     channel: fs.Channel, releases: dict[str, int], clients: int, expected: float
 ) -> None:
@@ -233,7 +233,7 @@ def test_epsilon_falls_with_noise_and_grows_with_what_is_released() -> None:
     assert worth(5.0, {"2 of 5": 3}) == pytest.approx(worth(5.0, {"1 of 5": 6}))
 
 
-def test_a_run_of_sampled_clients_tells_its_epsilon(tmp_path: Path) -> None:
+def test_a_run_of_sampled_clients_reports_its_epsilon(tmp_path: Path) -> None:
     data = sized_data([2] * 100, features=2)
     problem = fs.erm(torch.nn.Linear(2, 2, dtype=torch.float64))
     channel = fs.Channel(clip=0.1, noise=6.0, delta=1e-5)

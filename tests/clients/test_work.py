@@ -170,7 +170,7 @@ def test_a_tensor_of_the_message_that_does_not_fit_any_more_is_explained() -> No
 
 @pytest.mark.parametrize("rounds", [1, 2])
 def test_an_error_in_a_problem_names_the_run(rounds: int) -> None:
-    """It was tried on a few samples before: not on as many as a batch has."""
+    """The check before the run only tries two and three samples."""
     calls = []
 
     def outer(x: torch.Tensor, batch: tuple[torch.Tensor, ...]) -> torch.Tensor:
@@ -196,7 +196,7 @@ def test_an_interruption_is_no_error_of_the_work() -> None:
 
 @pytest.mark.parametrize("policy", [None, fs.Faults()], ids=["plain", "watched"])
 def test_an_error_in_the_work_of_a_simulated_client_is_not_a_fault(policy: fs.Faults | None) -> None:
-    """It is a mistake of whoever wrote the work, on every client."""
+    """It is a bug in the method, not a client that fails."""
     clients = fs.Clients(Simulated(setting(), 1, policy=policy), 10)
     with pytest.raises(WorkError, match=r"client 3: no$"):
         clients.mean(Failing(lambda: ValueError("no"), 3).local, X)
