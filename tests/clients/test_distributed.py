@@ -1,6 +1,6 @@
 """Distributed clients: several ranks do what a process alone does, hold the same bits, write once, and survive kills.
 
-The ranks are forked once, and go through everything in tests/distributed_worker.py; torchrun itself starts the command.
+The ranks are forked once, and go through everything in distributed_worker.py; torchrun itself starts the command.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
-import distributed_worker as worker
+import clients.distributed_worker as worker
 import fedstrata as fs
-from distributed_worker import BIG, CASES, CHAINS, PROBES, ROUNDS, STOP, WIDE, Outcome
+from clients.distributed_worker import BIG, CASES, CHAINS, PROBES, ROUNDS, STOP, WIDE, Outcome
 from fedstrata.algorithms import ALGORITHMS
 from fedstrata.clients.distributed import shared_out
 from fedstrata.clients.ranks import ALONE, joined
 from fedstrata.experiments.config import read
 from fedstrata.experiments.runs import run_config
-from support import without_seconds
+from support import smooth_example, without_seconds
 
 USED = ("steps", "samples", "bytes_up", "bytes_down")
 
@@ -149,7 +149,7 @@ def test_every_algorithm_runs_on_ranks() -> None:
 
 
 def probed(launch: Launch, name: str, cohort: str, ranks: int) -> tuple[Outcome, Outcome]:
-    """What ranks found out, after all of them found the same, and what a process alone does."""
+    """Return the result of the ranks, checked to be the same on all, and that of a process alone."""
     task = f"{name} {cohort} {ranks}"
     first, *others = launch.of(task)
     assert all((o["digests"], o["counts"]) == (first["digests"], first["counts"]) for o in others)
@@ -184,6 +184,7 @@ def test_what_is_gathered_stands_in_the_order_of_the_cohort(ranks: int, launch: 
         "samples": 0,
         "bytes_up": 7 * (4 + 6 * 8 + 1 + 8 + 2),
         "bytes_down": 0,
+        "iteration": 0,
         **NO_FAULTS,
     }
 
@@ -237,8 +238,74 @@ def test_counts_that_float32_cannot_hold_are_exact(ranks: int, launch: Launch) -
     for number in (BIG + 4, 3 * BIG + 6, 3 * 4 * WIDE):
         assert int(torch.tensor(number, dtype=torch.float32)) != number
     up = 3 * 4 * (1 + WIDE)
-    assert found.counts == {"steps": BIG + 4, "samples": 3 * BIG + 6, "bytes_up": up, "bytes_down": 0, **NO_FAULTS}
+    used = {"steps": BIG + 4, "iteration": BIG + 4, "samples": 3 * BIG + 6, "bytes_up": up, "bytes_down": 0}
+    assert found.counts == {**used, **NO_FAULTS}
     assert found.counts == alone.counts and found.server["wide"].tolist() == pytest.approx([1, 1])
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_what_is_pooled_stands_in_the_order_of_the_cohort(ranks: int, launch: Launch) -> None:
+    found, _ = probed(launch, "pool", "all", ranks)
+    expected = [10 * k + i for k in range(7) for i in range(3)]
+    assert found.server["pooled.0"].tolist() == expected
+    assert found.server["pooled.1.0"].tolist() == [[n, -n] for n in expected]
+    assert found.server["pooled.1.1"].tolist() == [n % 2 == 0 for n in expected]
+    assert found.server["two.0"].shape == (2,)
+    assert found.counts["bytes_up"] == (7 * 3 + 2) * (4 + 16 + 1)
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_a_client_drawn_twice_keeps_once(ranks: int, launch: Launch) -> None:
+    found = probed(launch, "keep", "all", ranks)[0].server
+    assert [found[f"{i}"].tolist() for i in range(3)] == [[i] * 9 for i in range(3)]
+    assert set(found["all"].tolist()) == {0, 3}
+
+
+# --- errors and faults -----------------------------------------------------------------------------------------------
+
+
+def of_rank(rank: int) -> list[int]:
+    """The clients of one of two ranks, in the order in which they are worked on."""
+    sizes = smooth_example()[1].train.sizes
+    mine = np.flatnonzero(shared_out(sizes, 2) == rank)
+    return mine[np.argsort(-sizes[mine], kind="stable")].tolist()
+
+
+def test_an_error_in_the_work_of_clients_is_named_on_their_rank(launch: Launch) -> None:
+    for rank, found in enumerate(launch.refused("failing plain")):
+        who = ", ".join(map(str, of_rank(rank)))
+        assert (found["error"], found["cause"]) == ("WorkError", "ZeroDivisionError")
+        assert found["message"] == f"ZeroDivisionError in local of failing, round 3, clients {who}: no"
+    for rank, found in enumerate(launch.refused("failing input")):
+        who = ", ".join(map(str, of_rank(rank)))
+        assert (found["error"], found["cause"]) == ("InputError", "InputError")
+        assert found["message"] == f"no\nmore (in local of failing, round 3, clients {who})"
+
+
+def test_an_error_on_one_rank_stops_all(launch: Launch) -> None:
+    where = next(rank for rank in (0, 1) if 2 in of_rank(rank))
+    found = launch.refused("failing one")
+    assert found[where]["error"] == "WorkError" and found[1 - where]["error"] == "RuntimeError"
+    assert found[where]["message"].startswith("ValueError in local of failing, round 3, clients ")
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_all_ranks_stop_below_the_quorum(ranks: int, launch: Launch) -> None:
+    found = launch.refused(f"no quorum {ranks}")
+    assert [f["error"] for f in found] == ["QuorumError"] * ranks
+    message = (
+        "Only 5 of 7 clients answered ids in round 1 after asking 3 times, fewer than the quorum of 6. Left out: "
+        "client 1 (did not answer), client 4 (did not answer)."
+    )
+    assert [f["message"] for f in found] == [message] * ranks
+
+
+def test_clients_were_asked_again_on_ranks(launch: Launch) -> None:
+    """Otherwise the cases above would prove little."""
+    for name, case in CASES.items():
+        if case.faults is worker.RETRIES:
+            attempts = {int(fault.split()[2]) for fault in launch.of(name)[0]["counts"]["faults"]}
+            assert attempts >= {0, 1}, name
 
 
 # --- whose clients ---------------------------------------------------------------------------------------------------
@@ -355,7 +422,7 @@ def test_all_ranks_refuse_diagnostics_of_local_steps(launch: Launch) -> None:
 
 
 @pytest.mark.parametrize(("first", "then"), CHAINS)
-def test_a_run_goes_on_with_another_number_of_ranks(first: int, then: int, launch: Launch, alone: Path) -> None:
+def test_a_run_is_resumed_with_another_number_of_ranks(first: int, then: int, launch: Launch, alone: Path) -> None:
     name = f"from {first} to {then}"
     before, after = ([found["run"] for found in launch.of(task)] for task in (f"start {name}", name))
     assert (len(before), len(after)) == (first, then)
@@ -367,7 +434,7 @@ def test_a_run_goes_on_with_another_number_of_ranks(first: int, then: int, launc
 
 @pytest.mark.parametrize("name", ["straight", *(f"from {a} to {b}" for a, b in CHAINS)])
 def test_checkpoints_of_ranks_hold_what_those_of_a_process_alone_hold(name: str, launch: Launch, alone: Path) -> None:
-    """And the rows of all clients were written anew on the way, so there are fewer pieces than rounds."""
+    """The rows of all clients were written again on the way, so there are fewer pieces than rounds."""
     launch.of(name)
     ours, theirs = (saved(folder) for folder in (launch.folder / "runs" / name, alone / "straight"))
     assert ours["round"] == theirs["round"] == ROUNDS and ours["counts"] == theirs["counts"]

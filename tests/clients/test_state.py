@@ -37,6 +37,15 @@ def test_what_is_kept_is_recalled(limit: int, tmp_path: Path) -> None:
     assert torch.equal(state.recall(ids(3), "other", rows(0, width=1)), rows(2, width=1))
 
 
+def test_clients_that_have_kept_nothing_are_missing() -> None:
+    state = ClientState(10, 1 << 30)
+    assert state.missing(ids(3, 1), "c").tolist() == [3, 1]
+    state.keep(ids(7, 2), {"c": rows(70, 20)})
+    assert state.missing(ids(3, 7, 1, 2), "c").tolist() == [3, 1]
+    assert state.missing(ids(2, 7), "c").tolist() == []
+    assert state.missing(ids(2), "other").tolist() == [2]
+
+
 def test_rows_are_copies() -> None:
     state = ClientState(4, 1 << 30)
     value = torch.ones(2, 3)

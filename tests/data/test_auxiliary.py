@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -328,8 +329,8 @@ def test_classes_stand_in_the_place_of_clients(batch_size: int | None) -> None:
     found = clients.on_server(work, PROBLEM.x0)
     assert found.shape == (3, len(PROBLEM.x0)), "every class, whatever the participation"
     assert [size for each in sizes for size in each] == [5, 5, 5]
-    assert (clients.counts.bytes_up, clients.counts.bytes_down, clients.counts.steps) == (0, 0, 0)
-    assert clients.counts.samples == (15 if batch_size is None else 6)
+    assert (clients.usage.bytes_up, clients.usage.bytes_down, clients.usage.steps) == (0, 0, 0)
+    assert clients.usage.samples == (15 if batch_size is None else 6)
     assert (clients.total, len(clients), clients.classes) == (4, 2, 3), "the clients are as before"
     if batch_size is None:
         assert data.auxiliary is not None
@@ -358,24 +359,24 @@ def test_work_on_the_server_moves_no_clock_of_the_clients() -> None:
     clients = make_clients(make_setting(PROBLEM, data, batch_size=4))
     seen: list[tuple[int, int, int]] = []
 
-    def step(client: fs.Client, x: torch.Tensor) -> torch.Tensor:
-        seen.append((client.clock.round, client.clock.step, client.clock.iteration))
-        return x - 0.1 * client.grads(x, client.draw())
-
     def work(client: fs.Client, x: torch.Tensor) -> torch.Tensor:
-        out: torch.Tensor = client.repeat(2, step, x)
-        return out
+        k = client.variables(x=x)
+        for _ in client.loop(2, k):
+            seen.append((client.clock.round, client.clock.step, client.clock.iteration))
+            k.x = k.x - 0.1 * client.grads(k.x, client.draw())
+        return k.x
 
     with torch.no_grad():
         clients.begin(0)
         clients.mean(work, PROBLEM.x0)
-        before = (clients.counts.steps, clients.counts.bytes_up, clients.counts.bytes_down)
+        before = (clients.usage.steps, clients.usage.bytes_up, clients.usage.bytes_down)
         clients.begin(1)
         seen.clear()
         first = clients.on_server(work, PROBLEM.x0)
         assert seen[:2] == [(1, 0, 2), (1, 1, 3)]
-        assert (clients.counts.steps, clients.counts.bytes_up, clients.counts.bytes_down) == before
-        assert clients.counts.samples == 4 * 4 * 2 + 3 * 4 * 2
+        assert (clients.usage.steps, clients.usage.bytes_up, clients.usage.bytes_down) == before
+        assert clients.progress.iteration == 2, "nor does the clock advance by them"
+        assert clients.usage.samples == 4 * 4 * 2 + 3 * 4 * 2
         second = clients.on_server(work, PROBLEM.x0)
         assert not torch.equal(first, second), "another exchange draws other batches"
         clients.begin(1)
@@ -387,7 +388,7 @@ def test_clients_keep_what_the_server_did_not_touch() -> None:
     clients = make_clients(make_setting(PROBLEM, data))
 
     def keep(client: fs.Client, x: torch.Tensor) -> torch.Tensor:
-        before = client.recall("v", torch.zeros_like(x))
+        before = client.kept("v", torch.zeros_like(x))
         client.keep(v=x)
         return before
 
@@ -395,6 +396,21 @@ def test_clients_keep_what_the_server_did_not_touch() -> None:
     clients.gather(keep, ones)
     assert clients.on_server(keep, 5 * ones).abs().max() == 0
     assert torch.equal(clients.gather(keep, ones), ones.expand(4, -1))
+
+
+def test_an_error_in_work_on_the_server_names_the_classes() -> None:
+    """Not the clients, of which there may be fewer."""
+    data = replace(with_server(), client_names=("north", "south"))
+    data = replace(data, train=sized_data([9, 4], classes=3).train)
+    clients = make_clients(make_setting(PROBLEM, data))
+
+    def fail(client: fs.Client) -> torch.Tensor:
+        raise ValueError("no")
+
+    with pytest.raises(
+        fs.FedstrataError, match=r"^ValueError in fail, round 1, clients class 0, class 1, class 2: no$"
+    ):
+        clients.on_server(fail)
 
 
 def test_without_samples_on_the_server_the_remedy_is_named() -> None:

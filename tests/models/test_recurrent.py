@@ -1,4 +1,4 @@
-"""ConvMixer, which convolves, and LSTM, which runs alone; and exchanges that take means and maxima at once."""
+"""ConvMixer, which convolves, and LSTM, which runs alone."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fedstrata.clients.chunk import choose_chunk
 from fedstrata.models.zoo import MODELS, model
 from fedstrata.problems.oracles import Oracles
 from fedstrata.training.callbacks import Callback
-from support import make_client, make_clients, make_setting, shared_oracles, sized_data, smooth_example, softmax_problem
+from support import make_client, make_setting, sized_data, smooth_example
 
 CPU = torch.device("cpu")
 
@@ -346,61 +346,3 @@ def test_an_lstm_on_one_client_is_a_bare_loop_of_torch(dtype: torch.dtype) -> No
 
 def test_both_models_are_in_the_list() -> None:
     assert {"convmixer", "lstm"} <= set(MODELS)
-
-
-# --- a mean and a maximum in one exchange ----------------------------------------------------------------------------
-
-
-@cache
-def softmax() -> fs.Problem:
-    return softmax_problem()
-
-
-def answers(client: Any, x: torch.Tensor, shift: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Two things of different shapes that differ between clients; the second may be negative."""
-    g = client.grads(x, client.draw())
-    return g, torch.stack([-g.norm(dim=1) - shift.sum(1), g[:, 0]], dim=1)
-
-
-@pytest.mark.parametrize("weighting", ["uniform", "samples"])
-@pytest.mark.parametrize("participation", [1.0, 4])
-@pytest.mark.parametrize("chunk", [1, 2, 100])
-def test_combine_gives_means_and_maxima_in_one_exchange(chunk: int, participation: int | float, weighting: str) -> None:
-    problem, data = softmax(), sized_data([5, 9, 3, 14, 6, 7])
-    message = problem.x0, torch.ones(3, dtype=torch.float64)
-
-    def fresh() -> Any:
-        setting = make_setting(problem, data, batch_size=4, oracles=shared_oracles(problem))
-        return make_clients(setting, participation=participation, weighting=weighting, chunk=chunk)
-
-    mean, maximum, both, everything = fresh(), fresh(), fresh(), fresh()
-    means, maxima = mean.mean(answers, *message), maximum.max(answers, *message)
-    first, second = both.combine(("mean", "max"), answers, *message)
-    assert torch.equal(first, means[0]) and torch.equal(second, maxima[1])
-    assert (means[1] < maxima[1]).all(), "the two are told apart"
-    other, another = fresh().combine(("max", "mean"), answers, *message)
-    assert torch.equal(other, maxima[0]) and torch.equal(another, means[1])
-    assert both.counts == mean.counts == maximum.counts
-    cohort = len(both)
-    d = len(problem.x0)
-    assert both.counts.bytes_down == 8 * cohort * (d + 3)
-    assert both.counts.bytes_up == 8 * cohort * (d + 2)
-    assert both.counts.samples == 4 * cohort
-    assert both._exchange == [1]
-    rows = everything.gather(answers, *message)
-    share = everything.weights
-    torch.testing.assert_close(first, share @ rows[0], rtol=1e-12, atol=1e-14)
-    assert torch.equal(second, rows[1].amax(0))
-
-
-def test_one_word_says_how_for_all_and_a_wrong_number_of_words_is_an_error() -> None:
-    problem, data = softmax(), sized_data([5, 9, 3])
-    message = problem.x0, torch.ones(3, dtype=torch.float64)
-    clients = make_clients(make_setting(problem, data), chunk=2)
-    for how in ("mean", "max"):
-        one = clients.combine((how,), answers, *message)
-        two = clients.combine((how, how), answers, *message)
-        assert all(torch.equal(a, b) for a, b in zip(one, two, strict=True))
-    for wrong in (("mean", "max", "mean"), ("mean", "sum"), "mean", ()):
-        with pytest.raises(fs.InputError, match="how of combine"):
-            clients.combine(wrong, answers, *message)

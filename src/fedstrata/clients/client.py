@@ -52,6 +52,7 @@ class Client:
         self.clock = clock
         self.samples = 0
         self.steps = 0
+        self.looping = False
         self._setting = setting
         self._phase = 0
         self._exchange = exchange
@@ -59,7 +60,7 @@ class Client:
         self._samplers: dict[tuple[int, int, int], Sampling] = {}
         self._everything: dict[int, Batch] = {}
         self._reports: dict[str, Callable[[], torch.Tensor]] = {}
-        self._kept: list[tuple[int, dict[str, torch.Tensor]]] = []
+        self._kept: dict[str, list[torch.Tensor]] = {}
 
     def __len__(self) -> int:
         return self._active
@@ -231,10 +232,12 @@ class Client:
     def keep(self, k: Variables | None = None, **values: torch.Tensor) -> None:
         """Keep rows [C, ...] on the clients until a later exchange: all variables of ``k``, and ``values``."""
         values = {**({} if k is None else vars(k)), **values}
-        if self._setting.deferred:
-            self._kept.append((self._active, values))
-        else:
+        if not self._setting.deferred:
             self._setting.state.keep(self.ids[: self._active], values)
+            return
+        for name, value in values.items():
+            wider = [rows for rows in self._kept.get(name, []) if len(rows) > len(value)]
+            self._kept[name] = [*wider, value.clone()]
 
     def recall(self, *names: str, **values: Any) -> Variables:
         """Return variables: those that every client kept under ``names``, and ``values`` as they are.
@@ -248,12 +251,19 @@ class Client:
         return self._recalled(name, default)
 
     def _recalled(self, name: str, default: torch.Tensor | None) -> torch.Tensor:
-        for active, values in reversed(self._kept):
-            if name in values and active >= self._active:
-                return values[name][: self._active]
-        ids = self.ids[: self._active]
-        if default is not None:
-            return self._setting.state.recall(ids, name, default)
+        ids, kept = self.ids[: self._active], self._kept.get(name, [])
+        if default is None:
+            self._check_kept(name, ids[len(kept[0]) if kept else 0 :])
+            default = kept[0].new_empty(len(ids), *kept[0].shape[1:]) if kept else self.problem.x0
+        recalled = self._setting.state.recall(ids, name, default)
+        if not kept:
+            return recalled
+        recalled = recalled.clone(memory_format=torch.contiguous_format)
+        for rows in kept:  # from the widest to the latest: some clients may have left the loop in between
+            recalled[: len(rows)] = rows[: len(ids)]
+        return recalled
+
+    def _check_kept(self, name: str, ids: np.ndarray) -> None:
         missing = self._setting.state.missing(ids, name)
         if len(missing):
             names = self._setting.data.client_names
@@ -261,20 +271,18 @@ class Client:
             raise FedstrataError(
                 f"{who} must have kept {name!r} from an earlier exchange, and has not, or has lost it."
             )
-        return self._setting.state.recall(ids, name, self.problem.x0)
 
     def commit(self, taken: np.ndarray) -> None:
         """Store what those clients kept whose answers the server has taken: a mask [C].
 
         A client whose answer was dropped must not continue from something that the server knows nothing of.
         """
-        for active, values in self._kept:
-            rows = np.flatnonzero(taken[:active])
-            if len(rows):
-                index = torch.from_numpy(rows)
-                kept = {name: value[index.to(value.device)] for name, value in values.items()}
-                self._setting.state.keep(self.ids[rows], kept)
-        self._kept = []
+        for name, kept in self._kept.items():
+            for value in kept:
+                rows = np.flatnonzero(taken[: len(value)])
+                if len(rows):
+                    self._setting.state.keep(self.ids[rows], {name: value[torch.from_numpy(rows).to(value.device)]})
+        self._kept = {}
 
     def steps_now(self, steps: EqualSteps) -> int:
         """Return the local steps of this round: a number, or what an interval has grown to."""
@@ -305,13 +313,19 @@ class Client:
 
         A client that has done its steps leaves the loop, and its rows leave ``k`` until the end, so unequal numbers
         waste no work. Afterwards the clock's step is 0 again, and its iteration has advanced by a number of steps, not
-        by epochs.
+        by epochs. A loop must run to its end, and cannot be inside another one.
         """
+        if self.looping:
+            raise FedstrataError(
+                "A local loop cannot be inside another one, or follow one that was left early. Inside, use a plain "
+                "loop, with streams for what its steps draw."
+            )
         counts = self.step_counts(steps)
         if (np.diff(counts) > 0).any():
             raise InputError("Clients of a chunk must be in order of decreasing steps.")
         if not counts.any():
             return
+        self.looping = True
         start, width = self.clock, self._active
         left: list[dict[str, Any]] = []
         for last in np.unique(counts):
@@ -333,6 +347,7 @@ class Client:
         self._phase += 1
         self._samplers = {}
         self._active = width
+        self.looping = False
 
     def _tick(self) -> None:
         """End a local step: pass on its reports, advance the clock."""

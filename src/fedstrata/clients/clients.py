@@ -174,13 +174,11 @@ class Clients:
         The mean is uniform or weighted by the clients' numbers of samples, as the run says; ``weighting`` overrides.
         """
         weighting = self.weighting if weighting is None else check_weighting(weighting)
-        if self.engine.channel.noise and weighting != "uniform":
-            raise invalid("weighting", weighting, "'uniform' where the channel has noise: sizes are private too")
-        return self._reduce(work, message, self._weights(weighting), ("mean",))
+        return self._reduce(work, message, weighting, ("mean",))
 
     def max(self, work: Work, *message: Any) -> Any:
         """Run ``work(client, *message)`` on every client of the cohort; return the elementwise maximum."""
-        return self._reduce(work, message, self.weights, ("max",))
+        return self._reduce(work, message, self.weighting, ("max",))
 
     def combine(self, how: Sequence[str], work: Work, *message: Any) -> Any:
         """Run ``work(client, *message)``; return the mean or the maximum of each tensor it returns.
@@ -189,7 +187,7 @@ class Clients:
         """
         if isinstance(how, str) or not how or any(word not in ("mean", "max") for word in how):
             raise invalid("how of combine", how, "a 'mean' or 'max' for each tensor that comes back")
-        return self._reduce(work, message, self.weights, tuple(how))
+        return self._reduce(work, message, self.weighting, tuple(how))
 
     def gather(self, work: Work, *message: Any) -> Any:
         """Run ``work(client, *message)`` on every client; return what each returned, in cohort order: [cohort, ...].
@@ -211,7 +209,11 @@ class Clients:
         """
         rows = self._rows(work, message)
         answered = torch.from_numpy(self._answered)
-        size = sum(leaf[0].numel() for leaf in rows.leaves or ())
+        leaves = rows.leaves or []
+        if any(leaf.dim() < 2 for leaf in leaves):
+            shapes = [tuple(leaf.shape[1:]) for leaf in leaves]
+            raise invalid("shape of a client's collections to pool", shapes, "(n, ...)")
+        size = sum(leaf[0].numel() for leaf in leaves)
         if size > limit:
             raise invalid("size of a collection to pool", size, f"at most {limit} numbers per client")
         return tree_map(lambda leaf: leaf[answered].flatten(0, 1), rows.tree)
@@ -269,11 +271,13 @@ class Clients:
             )
         return self._finish(reduce.rows(exchange))
 
-    def _reduce(self, work: Work, message: tuple[Any, ...], weights: torch.Tensor, how: tuple[str, ...]) -> Any:
+    def _reduce(self, work: Work, message: tuple[Any, ...], weighting: Weighting, how: tuple[str, ...]) -> Any:
         """Make one exchange, and reduce each tensor of the answers as ``how`` and the channel say."""
-        exchange, channel = self._exchange(work, message), self.engine.channel
+        exchange, channel, weights = self._exchange(work, message), self.engine.channel, self._weights(weighting)
         if channel.noise or channel.reduce != "mean":
             self._check_means_only(exchange.request.label, how)
+        if channel.noise and weighting != "uniform":
+            raise invalid("weighting", weighting, "'uniform' where the channel has noise: sizes are private too")
         if channel.reduce != "mean":
             return reduce.robust(channel, self._finish(reduce.rows(exchange))).tree
         answers = self._finish(reduce.means_and_maxima(exchange, weights, how))

@@ -9,13 +9,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils._pytree import TreeSpec, tree_map, tree_unflatten
+from torch.utils._pytree import TreeSpec, tree_leaves, tree_map, tree_unflatten
 
 from fedstrata.clients.channel import PLAIN, Channel
 from fedstrata.clients.client import Setting
 from fedstrata.clients.faults import Fault, Faults
 from fedstrata.clients.privacy import Ledger
 from fedstrata.clients.queries import is_query
+from fedstrata.core.errors import FedstrataError
 from fedstrata.core.schedules import Clock
 from fedstrata.problems.oracles import Oracles
 from fedstrata.problems.problem import Problem
@@ -64,6 +65,15 @@ class Request:
         """What error messages call the work: ``local of fgda``."""
         owner = getattr(getattr(self.work, "__self__", None), "name", None)
         return f"{self.name or self.work} of {owner}" if owner else self.name or str(self.work)
+
+    def check(self, answer: Any, clients: int) -> None:
+        """Refuse an answer that is not tensors with a row for each of so many clients."""
+        for leaf in tree_leaves(answer):
+            if not isinstance(leaf, torch.Tensor) or leaf.shape[:1] != (clients,):
+                got = tuple(leaf.shape) if isinstance(leaf, torch.Tensor) else type(leaf).__name__
+                raise FedstrataError(
+                    f"{self.label} must return tensors with a leading client axis of {clients}. Got {got}."
+                )
 
     def fault(self, client: int, kind: str, detail: str) -> Fault:
         """Return the fault of a client that is left out of this attempt."""

@@ -13,7 +13,6 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 from fedstrata.clients.engine import Answer, Engine, Request, Usage
 from fedstrata.clients.faults import Fault, Faults, QuorumError, in_words
 from fedstrata.clients.queries import is_query
-from fedstrata.core.errors import FedstrataError
 
 UNUSABLE = ("nan", "shape", "type", "size", "stale", "forged")
 """Kinds of faults where a client answered with something that cannot be used; asked again, it would do the same."""
@@ -38,7 +37,7 @@ class Exchange:
     def __iter__(self) -> Iterator[Answer]:
         """Yield the answers, attempt by attempt, until enough clients have answered."""
         policy, places = self.engine.policy, self.request.places
-        message = sum(_nbytes(leaf) for leaf in tree_leaves(self.request.message))
+        message = _nbytes(self.request.message)
         attempt = 0
         try:
             while len(places):
@@ -57,10 +56,8 @@ class Exchange:
             if isinstance(answer, Fault):
                 faults.append(answer)
                 continue
-            leaves = tree_leaves(answer.value)
-            for leaf in leaves:
-                _check_answer(leaf, len(answer.places), request)
-            self.used.bytes_up += sum(map(_nbytes, leaves)) if answer.sent is None else answer.sent
+            request.check(answer.value, len(answer.places))
+            self.used.bytes_up += _nbytes(answer.value) if answer.sent is None else answer.sent
             self.used.samples += answer.samples
             self.used.steps = max(self.used.steps, answer.steps)
             if self.engine.policy is not None:
@@ -118,11 +115,5 @@ class Exchange:
         )
 
 
-def _nbytes(leaf: Any) -> int:
-    return leaf.numel() * leaf.element_size() if isinstance(leaf, torch.Tensor) else 0
-
-
-def _check_answer(leaf: Any, clients: int, request: Request) -> None:
-    if not isinstance(leaf, torch.Tensor) or leaf.shape[:1] != (clients,):
-        got = tuple(leaf.shape) if isinstance(leaf, torch.Tensor) else type(leaf).__name__
-        raise FedstrataError(f"{request.label} must return tensors with a leading client axis of {clients}. Got {got}.")
+def _nbytes(tree: Any) -> int:
+    return sum(leaf.numel() * leaf.element_size() for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor))

@@ -31,7 +31,9 @@ class Simulated(Engine):
         """Yield the answers, chunk by chunk."""
         places = self._here(request)
         spoiled: dict[int, str] = {}
+        # A client that was drawn twice must not see in a later chunk what it kept in an earlier one.
         repeated = len(np.unique(request.cohort)) < len(request.cohort)
+        setting = replace(self.setting, deferred=True) if repeated else self.setting
         waiting: list[tuple[np.ndarray, Client]] = []
         if self.policy is not None and self.policy.inject is not None:
             kinds = self.policy.inject.kinds(
@@ -41,10 +43,10 @@ class Simulated(Engine):
             yield from silent
             places = places[~np.isin(request.cohort[places], [fault.client for fault in silent])]
         for chunk in self._chunks(request.cohort, places):
-            client = Client(self.setting, request.cohort[chunk], request.clock, request.exchange)
+            client = Client(setting, request.cohort[chunk], request.clock, request.exchange)
             answer = self._answer(request, chunk, client)
             yield from _spoil(request, answer, spoiled, self.policy) if spoiled else (answer,)
-            if repeated:  # a client that comes again must not see what it keeps in this exchange
+            if repeated:
                 waiting.append((chunk, client))
             else:
                 client.commit(request.answered[chunk])
@@ -55,6 +57,7 @@ class Simulated(Engine):
         value = perform(request, client, for_each(request.message, len(chunk)))
         if not self.packs(request):
             return Answer(chunk, value, client.samples, client.steps)
+        request.check(value, len(chunk))
         flat = FlatAnswer(value)
         parcel = self.channel.send(client, request.name, flat.updates)
         return Answer(chunk, flat.restore(parcel.unpack()), client.samples, client.steps, parcel.nbytes)
@@ -77,7 +80,8 @@ def on_auxiliary(setting: Setting) -> Simulated:
     data, problem = setting.data, setting.oracles.problem
     if data.auxiliary is None:
         raise InputError(f"There are no samples on the server (data {data.name!r}).")
-    data = replace(data, train=data.auxiliary, support=None, auxiliary=None)
+    names = tuple(f"class {c}" for c in range(data.classes))
+    data = replace(data, train=data.auxiliary, support=None, auxiliary=None, client_names=names)
     chunk = choose_chunk("auto", problem, data, setting.batch_size, problem.x0.device)
     return Simulated(replace(setting, data=data, state=ClientState(data.clients, 0, None), listeners=()), chunk)
 

@@ -19,7 +19,7 @@ class Variables:
 
     def __init__(self, **values: Any) -> None:
         for name, value in values.items():
-            setattr(self, name, list(value) if isinstance(value, tuple) else value)
+            setattr(self, name, list(value) if isinstance(value, tuple | list) else value)
 
     if TYPE_CHECKING:  # the names are the algorithm's own
 
@@ -60,9 +60,9 @@ class Variables:
             for leaf in value if isinstance(value, list) else [value]:
                 if _is_tensor(leaf) and len(leaf) != active:
                     raise FedstrataError(
-                        f"The variable {name} of a local loop has {len(leaf)} rows, but {active} clients are still in "
-                        "the loop. Tensors of the message that a loop uses must be variables too: "
-                        f"client.variables({name}=..., start=x)."
+                        f"The variable {name} of a local loop must have one row for each client that is still in the "
+                        f"loop, {active}. Got {len(leaf)}. Tensors of the message that a loop uses must be variables "
+                        f"too: client.variables({name}=..., start=x)."
                     )
 
 

@@ -30,7 +30,10 @@ def is_remote(method: object) -> bool:
 def perform(request: Request, client: Client, message: tuple[Any, ...]) -> Any:
     """Do the requested work; an error says in which method, round and client it arose."""
     try:
-        return request.work(client, *message)
+        answer = request.work(client, *message)
+        if client.looping:
+            raise FedstrataError("A local loop must run to its end: it cannot be left by break or return.")
+        return answer
     except Exception as error:
         round = request.clock.round + 1
         when = f"round {round}" if round else "the preparation before round 1"
@@ -38,4 +41,6 @@ def perform(request: Request, client: Client, message: tuple[Any, ...]) -> Any:
         if isinstance(error, FedstrataError):
             raise type(error)(f"{error} ({where})") from error
         what = str(error).split("\n")[0]
+        if len(client) < len(client.ids):
+            what += ". Some clients have left the local loop: what it uses of the message must be a variable of it"
         raise WorkError(f"{type(error).__name__} {where}: {what}") from error

@@ -99,7 +99,7 @@ class FlatAnswer:
     def __init__(self, answer: Any) -> None:
         leaves, self._shape = tree_flatten(answer)
         self._forms = [(leaf.shape[1:], leaf.dtype) for leaf in leaves]
-        dtypes = {leaf.dtype for leaf in leaves}
+        dtypes = {leaf.dtype if leaf.is_floating_point() else torch.float64 for leaf in leaves}
         dtype = dtypes.pop() if len(dtypes) == 1 else torch.float64
         self.updates = torch.cat([leaf.reshape(len(leaf), -1).to(dtype) for leaf in leaves], 1)
 

@@ -1,4 +1,4 @@
-"""What the ranks of tests/clients/test_distributed.py do, and what a process alone does for comparison.
+"""What the ranks of test_distributed.py do, and what a process alone does for comparison.
 
 ``work`` is the whole life of a rank: it goes through all tasks. Tasks of one block share a process group, so what goes
 wrong in one block leaves the others alone.
@@ -28,17 +28,18 @@ import torch.distributed as dist
 from safetensors.torch import save_file
 
 import fedstrata as fs
+from clients.failing import Failing
 from fedstrata.algorithms import ALGORITHMS
-from fedstrata.clients import Client, Clients, Terms
+from fedstrata.clients import Client, Clients, Simulated
 from fedstrata.clients.channel import PLAIN
-from fedstrata.clients.distributed import DistributedClients
+from fedstrata.clients.distributed import Distributed
 from fedstrata.clients.ranks import ALONE, Ranks, ranks_here
-from fedstrata.clients.simulated import SimulatedClients
 from fedstrata.core.schedules import Clock, CubeRoot, Epochs, Interval, RoundDecay
 from fedstrata.experiments.config import read
 from fedstrata.experiments.runs import run_config
 from fedstrata.problems import oracles
 from fedstrata.problems.oracles import Oracles
+from fedstrata.training.states import tensors_of
 from saddle_worlds import SADDLES
 from support import example_for, make_setting, mixture_of, sized_data, smooth_example, started
 
@@ -110,7 +111,7 @@ def robust() -> tuple[fs.Problem, fs.FederatedData]:
 
 @functools.cache
 def adapting() -> tuple[fs.Problem, fs.FederatedData]:
-    """A problem that is another one in every round: its inner rate follows a schedule."""
+    """A problem that changes in every round: its inner rate follows a schedule."""
     problem, data = smooth_example()
     assert problem.flat is not None
     return fs.maml(problem.flat.module, inner_lr=RoundDecay(0.2, 0.5)), data
@@ -130,8 +131,12 @@ CHANNELS = [
 FAULTS = fs.Faults(quorum=1, retries=1, inject=fs.Inject(drop=0.3, nan=0.1, garbage=0.1, scale=0.1, factor=2.0, seed=3))
 
 
+RETRIES = fs.Faults(quorum=6, retries=9, inject=fs.Inject(drop=0.3, crash=0.2, scale=0.1, factor=2.0, seed=1))
+"""Faults after which most clients are asked again, some of them several times."""
+
+
 def _said(value: Any) -> str:
-    """Return a setting in a few words: what is not as it usually is."""
+    """Return the settings that are not the default ones."""
     usual = type(value)()
     changed = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
     return " ".join(f"{k}={v}" for k, v in changed.items() if v != getattr(usual, k))
@@ -185,6 +190,8 @@ SPECIAL: list[Case] = [
     *(Case(name, {}, faults=FAULTS) for name in ("scaffold", "fgda", "afl", "fednest")),
     Case("scaffold", {}, participation=3, weighting="samples", ranks=3, faults=FAULTS),
     Case("fedavg", {}, channel=fs.Channel(reduce="trimmed_mean", trim=0.3), faults=FAULTS, ranks=3),
+    *(Case(name, {}, faults=RETRIES, ranks=n) for name in ("scaffold", "afl", "drfa") for n in (2, 3)),
+    Case("scaffold", {}, channel=fs.Channel(compress="top_k", top=0.3), faults=RETRIES, weighting="samples"),
 ]
 
 
@@ -226,7 +233,7 @@ _ORACLES: dict[int, Oracles] = {}
 
 @contextmanager
 def untraced() -> Iterator[None]:
-    """Let no graph be traced: for rounds as few as these that takes longer than it saves."""
+    """Trace no graphs: for so few rounds that takes longer than it saves."""
     kept, oracles.trace = oracles.trace, lambda *_: None
     try:
         yield
@@ -244,13 +251,16 @@ def clients_of(
     chunk: int = 7,
     channel: fs.Channel = PLAIN,
     faults: fs.Faults | None = None,
-) -> SimulatedClients:
-    """Build the engine that these ranks want."""
+) -> Clients:
+    """Build the clients that these ranks work for."""
     setting = make_setting(problem, data, batch_size=4, oracles=_ORACLES.setdefault(id(problem), Oracles(problem)))
-    terms = Terms(rounds, participation, weighting, channel, faults)
-    if ranks.size == 1:
-        return SimulatedClients(setting, terms, chunk)
-    return DistributedClients(setting, terms, chunk, ranks)
+    alone = ranks.size == 1
+    engine = (
+        Simulated(setting, chunk, channel, faults)
+        if alone
+        else Distributed(setting, chunk, channel, faults, ranks=ranks)
+    )
+    return Clients(engine, rounds, participation, weighting)
 
 
 def play_case(case: Case, ranks: Ranks) -> Outcome:
@@ -261,16 +271,22 @@ def play_case(case: Case, ranks: Ranks) -> Outcome:
     clients = clients_of(problem, data, ranks, *how)
     with torch.no_grad(), untraced():
         state = started(case.algorithm, clients)
-        digests = [digest(state)]
+        digests = [digest(tensors_of(case.algorithm, state))]
         for r in range(case.rounds):
             clients.begin(r)
             if clients.problem.at is not None:
-                clients.adopt(clients.problem.at(clients.problem, Clock(r, case.rounds, 0, r)))
+                clients.engine.adopt(clients.problem.at(clients.problem, Clock(r, case.rounds, 0, r)))
             state = case.algorithm.round(state, clients)
-            digests.append(digest(state))
-    rows = {k: v for piece in clients._setting.state.take_all() for k, v in piece.items()}
+            digests.append(digest(tensors_of(case.algorithm, state)))
+    rows = {k: v for piece in clients.engine.setting.state.take_all() for k, v in piece.items()}
     faults = [f"{f.round} {f.exchange} {f.attempt} {f.client} {f.kind}" for f in clients.faults]
-    return Outcome(dict(state), rows, {**dataclasses.asdict(clients.counts), "faults": sorted(faults)}, digests)
+    return Outcome(tensors_of(case.algorithm, state), rows, {**used_by(clients), "faults": sorted(faults)}, digests)
+
+
+def used_by(clients: Clients) -> dict[str, Any]:
+    """What was used, how far the clock is, and what noise was added to."""
+    counts = dataclasses.asdict(clients.usage)
+    return {**counts, "iteration": clients.progress.iteration, "releases": clients.engine.ledger.releases}
 
 
 # --- the verbs -------------------------------------------------------------------------------------------------------
@@ -287,7 +303,7 @@ def ids(client: Client) -> torch.Tensor:
 
 
 def mixed(client: Client, scale: float = 1.0) -> Any:
-    """Numbers of several kinds and shapes, all telling whose they are."""
+    """Return numbers of several dtypes and shapes that identify their client."""
     who = ids(client)
     real = scale * (who.double() + 0.25)
     grid = (who * 10)[:, None, None] + torch.arange(6).reshape(1, 2, 3)
@@ -295,7 +311,7 @@ def mixed(client: Client, scale: float = 1.0) -> Any:
 
 
 def flattened(tree: Any, prefix: str) -> Tensors:
-    """Tensors of nested tuples, by place; a path that a list or a lone tensor would not have."""
+    """Return the tensors of nested tuples by their path."""
     if isinstance(tree, torch.Tensor):
         return {prefix: tree}
     assert type(tree) is tuple
@@ -331,7 +347,7 @@ def probe_max_of_integers(clients: Clients) -> Tensors:
 
 
 def probe_max_of_nan(clients: Clients) -> Tensors:
-    """Client 2's answer is not a number: neither is the maximum."""
+    """Client 2 answers with NaN, so the maximum is NaN."""
 
     def broken(client: Client) -> torch.Tensor:
         who = ids(client)[:, None].expand(-1, 5).float()
@@ -362,16 +378,37 @@ def probe_choose(clients: Clients) -> Tensors:
     return out | {"drawn": drawn.gather(ids), "all": clients.gather(ids)}
 
 
+def probe_keep(clients: Clients) -> Tensors:
+    """Clients, some of them drawn twice, recall in the next exchange what they kept, and not in this one."""
+
+    def count(client: Client) -> torch.Tensor:
+        before = client.kept("n", 0 * ids(client))
+        client.keep(n=before + 1)
+        return before
+
+    odds = np.arange(1.0, clients.total + 1)
+    drawn = clients.choose(9, probabilities=odds)
+    return {f"{i}": drawn.gather(count) for i in range(3)} | {"all": clients.gather(count)}
+
+
+def probe_pool(clients: Clients) -> Tensors:
+    def scores(client: Client, n: int) -> Any:
+        who = (10 * ids(client))[:, None] + torch.arange(n)
+        return who.float(), (torch.stack([who, -who], 2), who % 2 == 0)
+
+    return flattened(clients.pool(scores, 3), "pooled") | flattened(clients.choose(2).pool(scores, 1), "two")
+
+
 def probe_server(clients: Clients) -> Tensors:
-    """Samples of the server: drawn on every rank, counted once, and the exchange has a number."""
+    """Draw samples of the server: on every rank, counted once, in an exchange of its own."""
 
     def draw(client: Client, x: torch.Tensor) -> Any:
         return client.grads(x, client.draw()), ids(client)
 
     x = clients.problem.x0
-    here, who = clients.on_server(draw, x)
-    there, _ = clients.gather(draw, x)
-    return {"here": here, "who": who, "there": there}
+    on_server, who = clients.on_server(draw, x)
+    on_clients, _ = clients.gather(draw, x)
+    return {"on server": on_server, "who": who, "on clients": on_clients}
 
 
 def probe_big_counts(clients: Clients) -> Tensors:
@@ -389,7 +426,7 @@ def probe_big_counts(clients: Clients) -> Tensors:
 
 
 def probe_changing_answers(clients: Clients) -> Tensors:
-    """A method may answer in one round what it does not answer in another."""
+    """A method may return other shapes in another round."""
     out: Tensors = {}
 
     def answer(client: Client, number: int) -> Any:
@@ -416,14 +453,42 @@ def play_probe(name: str, cohort: str, ranks: Ranks) -> Outcome:
     clients.begin(0)
     with torch.no_grad(), untraced():
         out = PROBES[name](clients)
-    return Outcome(out, {}, dataclasses.asdict(clients.counts), [digest(out)])
+    return Outcome(out, {}, used_by(clients), [digest(out)])
+
+
+# --- errors ----------------------------------------------------------------------------------------------------------
+
+ERRORS: dict[str, tuple[Callable[[str], Exception], tuple[int, ...]]] = {
+    "plain": (ZeroDivisionError, tuple(range(7))),
+    "input": (fs.InputError, tuple(range(7))),
+    "one": (ValueError, (2,)),
+}
+"""Errors in the work of some clients."""
+
+
+def fail(name: str, ranks: Ranks) -> None:
+    """Let the work of clients raise an error in round 3."""
+    kind, failing = ERRORS[name]
+    problem, data = smooth_example()
+    clients = clients_of(problem, data, ranks)
+    clients.begin(2)
+    clients.mean(Failing(lambda: kind("no\nmore"), *failing).local, problem.x0)
+
+
+def no_quorum(ranks: Ranks) -> None:
+    """Ask clients of which two never answer."""
+    problem, data = smooth_example()
+    faults = fs.Faults(quorum=6, retries=2, inject=fs.Inject(drop=1.0, clients=(1, 4)))
+    clients = clients_of(problem, data, ranks, faults=faults)
+    clients.begin(0)
+    clients.mean(ids)
 
 
 # --- training --------------------------------------------------------------------------------------------------------
 
 ROUNDS, STOP = 12, 5
 CHAINS = [(2, 1), (2, 3), (1, 2), (3, 2)]
-"""Runs that are stopped after some rounds with so many ranks, and go on with so many."""
+"""Numbers of ranks: of the first rounds of a run, and after it is resumed."""
 
 FILE = """
 [data]
@@ -443,7 +508,7 @@ PRETRAIN = "[pretrain]\nrounds = 2\n"
 
 
 def train_scaffold(out: Path | None, rounds: int, **options: Any) -> fs.Run:
-    """Train a run with client state and a rate that falls, so long that all rows are written anew on the way."""
+    """Train a run with client state and a rate that falls, long enough for all rows to be written again."""
     problem, data = smooth_example()
     algorithm = fs.Scaffold(lr=CubeRoot(0.3, 2.0), steps=3)
     how = {"batch_size": 4, "participation": 3, "chunk": 2, "eval_every": 1, "weighting": "samples"}
@@ -480,7 +545,7 @@ def listen(out: Path) -> fs.Run:
 
 
 class Noting(fs.Callback):
-    """Notes who was called."""
+    """Records the rounds it is called in."""
 
     def __init__(self) -> None:
         self.rounds: list[int] = []
@@ -492,10 +557,10 @@ class Noting(fs.Callback):
 def train_noting(out: Path) -> dict[str, Any]:
     noting = Noting()
     run = train_scaffold(out, ROUNDS, callbacks=[noting])
-    return {**told(run), "called": noting.rounds}
+    return {**as_json(run), "called": noting.rounds}
 
 
-def told(run: fs.Run) -> dict[str, Any]:
+def as_json(run: fs.Run) -> dict[str, Any]:
     """A run as JSON."""
     return {"x": run.x.tolist(), "history": run.history, "summary": run.summary}
 
@@ -527,10 +592,14 @@ def tasks(folder: Path) -> list[Task]:
             do = functools.partial(play_probe, name, cohort)
             found += [Task(f"{name} {cohort} {n}", f"{name} {cohort} {n}", n, do) for n in (2, 3)]
 
+    for name in ERRORS:
+        found.append(Task(f"failing {name}", f"failing {name}", 2, functools.partial(fail, name)))
+    found += [Task(f"no quorum {n}", f"no quorum {n}", n, no_quorum) for n in (2, 3)]
+
     def training(name: str, ranks: int, work: Callable[[Path], Any], place: str | None = None) -> None:
         def do(_: Ranks) -> Any:
             result = work(folder / (place or name))
-            return told(result) if isinstance(result, fs.Run) else result
+            return as_json(result) if isinstance(result, fs.Run) else result
 
         found.append(Task(name, name, ranks, do))
 
@@ -566,7 +635,7 @@ WRITES = {"os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.truncate", "os.l
 
 
 class Watch:
-    """Notes which files below a folder the process writes, renames or removes."""
+    """Records which files below a folder the process writes, renames or removes."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = str(folder)
@@ -580,7 +649,7 @@ class Watch:
 
 
 def work(rank: int, folder: Path) -> None:
-    """Go through all tasks as this rank; leave what came out in ``folder/rank-R.json`` and ``.safetensors``."""
+    """Run all tasks as this rank; write the results to ``folder/rank-R.json`` and ``.safetensors``."""
     torch.set_num_threads(1)
     warnings.simplefilter("error")
     import fedstrata.training.plots
@@ -602,6 +671,7 @@ def work(rank: int, folder: Path) -> None:
                         found[task.name] = {**_done(task, ranks, tensors), "written": sorted(watch.seen)}
             except Exception as error:
                 lost = {"error": type(error).__name__, "message": str(error), "trace": traceback.format_exc()}
+                lost["cause"] = type(error.__cause__).__name__
                 found |= {t.name: lost for t in block if t.name not in found}
     save_file(tensors, folder / f"rank-{rank}.safetensors")
     (folder / f"rank-{rank}.json").write_text(json.dumps(found))

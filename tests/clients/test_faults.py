@@ -1,4 +1,4 @@
-"""Faults: who is left out of an exchange, what the others' answers become, and what a run tells about it."""
+"""Faults: who is left out of an exchange, what the others' answers become, and what a run reports."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ import pytest
 import torch
 
 import fedstrata as fs
-from fedstrata.clients import Client, Terms
-from fedstrata.clients.simulated import SimulatedClients
+from fedstrata.clients import Client, Clients, Simulated
 from support import make_setting, sized_data, smooth_example, without_seconds
 
 D, LR, STEPS, N = 6, 0.1, 3, 7
@@ -61,11 +60,9 @@ def own_change(client: int, x: np.ndarray, drift: np.ndarray | float = 0.0) -> n
     return point - x
 
 
-def engine(faults: fs.Faults | None, data: fs.FederatedData | None = None, **options: Any) -> SimulatedClients:
+def engine(faults: fs.Faults | None, channel: fs.Channel | None = None) -> Clients:
     """Clients that stand at the start of round 0."""
-    setting = make_setting(squares()[0], data or squares()[1])
-    chunk = options.pop("chunk", 3)
-    clients = SimulatedClients(setting, Terms(**{"rounds": 10, **options}, faults=faults), chunk)
+    clients = Clients(Simulated(make_setting(*squares()), 3, channel or fs.Channel(), faults), 10)
     clients.begin(0)
     return clients
 
@@ -82,9 +79,9 @@ def names(client: Client) -> torch.Tensor:
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_round_is_the_mean_of_those_that_answered(kind: str, weighting: str) -> None:
     x0 = squares()[0].x0.numpy()
-    there = [k for k in range(N) if k not in (1, 3)]
-    weights = np.array(SIZES)[there] if weighting == "samples" else None
-    expected = x0 + np.average([own_change(k, x0) for k in there], axis=0, weights=weights)
+    present = [k for k in range(N) if k not in (1, 3)]
+    weights = np.array(SIZES)[present] if weighting == "samples" else None
+    expected = x0 + np.average([own_change(k, x0) for k in present], axis=0, weights=weights)
     for chunk in (1, 3, 7):
         run = train(always(kind, 1, 3), weighting=weighting, chunk=chunk)
         np.testing.assert_allclose(run.x.numpy(), expected, atol=1e-12)
@@ -97,14 +94,14 @@ def test_a_round_is_the_mean_of_those_that_answered(kind: str, weighting: str) -
 def test_control_variates_move_by_the_share_that_answered(kind: str, weighting: str) -> None:
     """Two rounds of SCAFFOLD, in the second of which c matters; clients 1 and 3 never answer."""
     sizes = np.array(SIZES) if weighting == "samples" else np.ones(N)
-    there = [k for k in range(N) if k not in (1, 3)]
+    present = [k for k in range(N) if k not in (1, 3)]
     x, c, own = squares()[0].x0.numpy(), np.zeros(D), np.zeros((N, D))
     for _ in range(2):
-        changes = {k: own_change(k, x, c - own[k]) for k in there}
-        new = {k: own[k] - c - changes[k] / (STEPS * LR) for k in there}
-        dx = np.average([changes[k] for k in there], axis=0, weights=sizes[there])
-        dc = np.average([new[k] - own[k] for k in there], axis=0, weights=sizes[there])
-        x, c = x + dx, c + sizes[there].sum() / sizes.sum() * dc
+        changes = {k: own_change(k, x, c - own[k]) for k in present}
+        new = {k: own[k] - c - changes[k] / (STEPS * LR) for k in present}
+        dx = np.average([changes[k] for k in present], axis=0, weights=sizes[present])
+        dc = np.average([new[k] - own[k] for k in present], axis=0, weights=sizes[present])
+        x, c = x + dx, c + sizes[present].sum() / sizes.sum() * dc
         own = np.array([new.get(k, own[k]) for k in range(N)])
     run = train(always(kind, 1, 3), 2, fs.Scaffold(lr=LR, steps=STEPS), weighting=weighting, chunk=3)
     np.testing.assert_allclose(run.x.numpy(), x, atol=1e-12)
@@ -130,7 +127,7 @@ def test_a_gathered_row_of_a_client_that_is_left_out_is_the_mean_of_the_others(k
     with torch.no_grad():
         found = clients.gather(names)
     assert found.tolist() == [0, 17 / 5, 2, 17 / 5, 4, 5, 6]
-    assert clients.counts.failed == 2
+    assert clients.usage.failed == 2
 
 
 def test_whole_numbers_are_gathered_too() -> None:
@@ -152,7 +149,7 @@ def test_medians_are_of_those_that_answered(reduce: str) -> None:
 
 
 def test_noise_is_that_of_the_clients_that_answered() -> None:
-    """Where six of seven are left out, the answer of the seventh weighs everything."""
+    """Where six of seven are left out, the seventh has all the weight."""
     problem, _ = squares()
     algorithm = fs.FedAvg(lr=LR, steps=1)
     faults = always("drop", *range(1, 7), quorum=1)
@@ -170,7 +167,7 @@ def test_a_client_that_is_drawn_twice_is_left_out_twice() -> None:
     cohort = drawn.cohort.tolist()
     assert set(cohort) == {1, 2}
     assert drawn.gather(names).tolist() == [2.0] * 4
-    assert clients.counts.failed == cohort.count(1)
+    assert clients.usage.failed == cohort.count(1)
 
 
 def test_an_injected_scale_multiplies_the_change_and_leaves_nobody_out() -> None:
@@ -184,7 +181,7 @@ def test_an_injected_scale_multiplies_the_change_and_leaves_nobody_out() -> None
 
 
 @pytest.mark.parametrize("kind", ["drop", "nan", "garbage", "scale"])
-def test_a_problem_may_ask_its_questions_of_clients_that_fail(kind: str) -> None:
+def test_clients_may_fail_when_a_problem_queries_them(kind: str) -> None:
     problem, data = smooth_example()
     assert problem.flat is not None
     faults = fs.Faults(retries=0, inject=fs.Inject(clients=(1,), factor=2.0, **{kind: 1.0}))
@@ -284,7 +281,7 @@ def test_a_quorum_is_a_share_or_a_number(quorum: float, needed: list[int]) -> No
 
 
 def script(monkeypatch: pytest.MonkeyPatch, *attempts: dict[int, str]) -> list[list[int]]:
-    """Let the clients fail in each attempt as said; return who is asked, attempt by attempt."""
+    """Let clients fail in each attempt as given; return who is asked, attempt by attempt."""
     asked: list[list[int]] = []
 
     def kinds(self: fs.Inject, clients: np.ndarray, round: int, exchange: int, attempt: int) -> list[str | None]:
@@ -295,7 +292,7 @@ def script(monkeypatch: pytest.MonkeyPatch, *attempts: dict[int, str]) -> list[l
     return asked
 
 
-def ask(faults: fs.Faults) -> tuple[torch.Tensor, SimulatedClients]:
+def ask(faults: fs.Faults) -> tuple[torch.Tensor, Clients]:
     """One exchange, with a message of ten bytes to each client."""
     clients = engine(faults)
     message = torch.zeros(10, dtype=torch.uint8)
@@ -312,19 +309,19 @@ def test_only_the_silent_are_asked_again_and_only_below_the_quorum(monkeypatch: 
     found, clients = ask(retrying(4))
     assert asked == [[0, 1, 2, 3, 4, 5, 6], [1, 3, 5], [3]]
     assert float(found) == pytest.approx((0 + 1 + 3 + 4) / 4)
-    assert clients.counts.bytes_down == 10 * (7 + 3 + 1)
-    assert clients.counts.failed == 3  # 2, 5 and 6; not those that answered in the end
-    told = [(f.attempt, f.client, f.kind) for f in clients.faults]
-    assert sorted(told[:5], key=lambda t: t[1]) == [
+    assert clients.usage.bytes_down == 10 * (7 + 3 + 1)
+    assert clients.usage.failed == 3  # 2, 5 and 6; not those that answered in the end
+    logged = [(f.attempt, f.client, f.kind) for f in clients.faults]
+    assert sorted(logged[:5], key=lambda t: t[1]) == [
         *((0, 1, "silent"), (0, 2, "nan"), (0, 3, "silent"), (0, 5, "silent"), (0, 6, "shape"))
     ]
-    assert sorted(told[5:], key=lambda t: t[1]) == [(1, 3, "silent"), (1, 5, "nan")]
+    assert sorted(logged[5:], key=lambda t: t[1]) == [(1, 3, "silent"), (1, 5, "nan")]
 
 
 def test_nobody_is_asked_again_where_the_quorum_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = script(monkeypatch, {1: "drop", 3: "drop", 5: "drop"})
     found, clients = ask(retrying(4))
-    assert len(asked) == 1 and clients.counts.failed == 3 and clients.counts.bytes_down == 70
+    assert len(asked) == 1 and clients.usage.failed == 3 and clients.usage.bytes_down == 70
     assert float(found) == pytest.approx((0 + 2 + 4 + 6) / 4)
 
 
@@ -345,8 +342,8 @@ def test_the_error_names_clients_quorum_and_attempts(monkeypatch: pytest.MonkeyP
         "Only 5 of 7 clients answered local of fedavg in round 1 after asking 3 times, fewer than the quorum of 6. "
         "Left out: client 1 (did not answer), client 2 (answered with NaN or infinity)."
     )
-    told = sorted((f["attempt"], f["client"]) for f in lines(tmp_path / "run"))
-    assert told == [(0, 1), (0, 2), (0, 4), (1, 1), (1, 4), (2, 1)]
+    logged = sorted((f["attempt"], f["client"]) for f in lines(tmp_path / "run"))
+    assert logged == [(0, 1), (0, 2), (0, 4), (1, 1), (1, 4), (2, 1)]
     assert {f["client"]: f["left_out"] for f in lines(tmp_path / "run")} == {1: True, 2: True, 4: False}
 
 
@@ -384,7 +381,7 @@ def test_a_long_list_of_names_is_cut_short() -> None:
 
 @pytest.mark.parametrize("channel", [fs.Channel(), fs.Channel(compress="top_k", top=0.3)], ids=["plain", "top_k"])
 def test_a_client_that_answers_when_asked_again_is_not_counted_twice(channel: fs.Channel) -> None:
-    """If everybody answers in the end, nothing but the messages tells the run from one without faults."""
+    """If everybody answers in the end, only the bytes sent down differ from a run without faults."""
     algorithm = fs.Scaffold(lr=LR, steps=STEPS)
     faults = fs.Faults(quorum=1.0, retries=20, inject=fs.Inject(drop=0.3, crash=0.2))
     plain, run = (train(f, 4, algorithm, channel=channel, participation=5) for f in (None, faults))
@@ -406,7 +403,7 @@ def in_round_four(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("channel", [fs.Channel(), fs.Channel(compress="top_k", top=0.3)], ids=["plain", "top_k"])
-def test_a_run_below_the_quorum_goes_on_with_a_lower_one(
+def test_a_run_below_the_quorum_is_resumed_with_a_lower_one(
     channel: fs.Channel, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     in_round_four(monkeypatch)
@@ -424,14 +421,14 @@ def test_a_run_below_the_quorum_goes_on_with_a_lower_one(
     assert lines(out) == lines(tmp_path / "straight")
 
 
-def test_a_run_does_not_go_on_with_other_faults_on_purpose(tmp_path: Path) -> None:
+def test_a_run_is_not_resumed_with_other_injected_faults(tmp_path: Path) -> None:
     train(always("drop", 1), 1, out=tmp_path / "run")
     with pytest.raises(fs.InputError, match=r"faults\.inject\.clients was \[1\] there and is \[2\] now"):
         train(always("drop", 2), 2, out=tmp_path / "run", resume=True)
     train(always("drop", 1, quorum=2, retries=4, timeout=3.0, max_bytes=10**6), 2, out=tmp_path / "run", resume=True)
 
 
-# --- what a run tells ------------------------------------------------------------------------------------------------
+# --- what a run reports ----------------------------------------------------------------------------------------------
 
 
 def test_those_left_out_are_in_every_row_in_a_file_and_in_the_summary(tmp_path: Path) -> None:
@@ -453,13 +450,13 @@ def test_those_left_out_are_in_every_row_in_a_file_and_in_the_summary(tmp_path: 
 
 
 def test_the_summary_counts_exchanges_as_the_rows_do() -> None:
-    """Not how often a client was asked in vain: with enough retries nobody is left out."""
+    """Not attempts: a client that answers when asked again was not left out."""
     run = train(fs.Faults(quorum=6, retries=3, inject=fs.Inject(drop=0.4)), 4)
     assert sum(run.summary["left_out"].values()) == run.summary["failed"] > 0
 
 
-def test_a_run_that_goes_on_tells_of_all_its_faults_once(tmp_path: Path) -> None:
-    """Also of those before the stop; a round that is run again is told once."""
+def test_a_resumed_run_reports_all_its_faults_once(tmp_path: Path) -> None:
+    """Also those before the stop, and those of a repeated round once."""
 
     class Stop(fs.Callback):
         def on_round(self, round: int, state: fs.State) -> None:
@@ -475,7 +472,7 @@ def test_a_run_that_goes_on_tells_of_all_its_faults_once(tmp_path: Path) -> None
     assert lines(tmp_path / "run") == lines(tmp_path / "straight")
 
 
-def test_faults_before_the_first_round_are_told_once(tmp_path: Path) -> None:
+def test_faults_before_the_first_round_are_reported_once(tmp_path: Path) -> None:
     problem, data = smooth_example()
     assert problem.flat is not None
     how = {**OPTIONS, "faults": always("drop", 1)}
@@ -486,11 +483,11 @@ def test_faults_before_the_first_round_are_told_once(tmp_path: Path) -> None:
     assert run.summary["left_out"] == {"client 1": run.summary["failed"]} == {"client 1": 4}
 
 
-def test_a_client_that_answered_in_the_end_is_told_as_such(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_client_that_answered_in_the_end_is_reported_as_such(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     script(monkeypatch, {1: "drop", 3: "drop"}, {3: "drop"})
     run = train(retrying(6, 1), out=tmp_path / "run")
-    told = [(f["attempt"], f["client"], f["left_out"]) for f in lines(tmp_path / "run")]
-    assert told == [(0, 1, False), (0, 3, True), (1, 3, True)]
+    logged = [(f["attempt"], f["client"], f["left_out"]) for f in lines(tmp_path / "run")]
+    assert logged == [(0, 1, False), (0, 3, True), (1, 3, True)]
     assert run.summary["left_out"] == {"client 3": 1}
 
 
@@ -617,7 +614,7 @@ def test_wrong_settings_are_refused(kind: type, options: dict[str, Any], wanted:
     ids=["no Inject", "no such client"],
 )
 def test_faults_that_no_client_can_have_are_refused(options: dict[str, Any], wanted: str) -> None:
-    """Or a test on purpose would test nothing."""
+    """Otherwise nothing would be injected."""
     with pytest.raises(fs.InputError, match=f"^The {wanted} must be "):
         train(fs.Faults(**options))
 
@@ -688,7 +685,7 @@ def test_the_tables_of_a_file_reach_the_run(fedstrata: Any, file: Path, tmp_path
     assert fs.train(problem, data, fs.FedAvg(lr=0.1, steps=2), **how).summary["loss"] == summary["loss"]
 
 
-def test_the_config_of_a_run_runs_again_and_goes_on(fedstrata: Any, file: Path, tmp_path: Path) -> None:
+def test_the_config_of_a_run_can_be_run_again_and_resumed(fedstrata: Any, file: Path, tmp_path: Path) -> None:
     first, second = tmp_path / "first", tmp_path / "second"
     assert fedstrata("run", file, "--out", first, "--quiet")[0] == 0
     code, _, err = fedstrata("run", first / "config.toml", "--out", second, "--quiet")
