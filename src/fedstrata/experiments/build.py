@@ -139,5 +139,5 @@ def build_model(config: Config, data: FederatedData) -> torch.nn.Module:
     outputs = width if one_per_target else data.classes or width
     outputs = PROBLEMS[config.problem.name].outputs or outputs
     name, options = config.model.name, config.model.options
-    check(zoo.MODELS.find(name), options)
+    check(zoo.MODELS.find(name), options)  # or an option called seed would clash with the argument
     return zoo.model(name, tuple(inputs.shape[1:]), outputs, seed=config.train.seed, **options)

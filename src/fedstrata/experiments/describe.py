@@ -7,7 +7,7 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import Any
 
 from fedstrata.algorithms.algorithm import ALGORITHMS
 from fedstrata.algorithms.sent import sent
@@ -76,13 +76,10 @@ class Description:
 
 def describe(name: str) -> Description:
     """Return what a name stands for: an algorithm, problem, data set, model, partition, schedule or table of a file."""
-    if name in TABLES:
-        return Description(
-            name, f"The table [{name}] of a configuration file. {text_of(TABLES[name])}", keys_of(TABLES[name])
-        )
-    for things in KINDS.values():
+    for things in (TABLES, *KINDS.values()):
         if name in things:
-            return Description(name, text_of(things[name]), keys_of(things[name]))
+            table = f"The table [{name}] of a configuration file. " if things is TABLES else ""
+            return Description(name, table + text_of(things[name]), keys_of(things[name]))
     raise unknown("name", name, [*TABLES, *(known for things in KINDS.values() for known in things)])
 
 
@@ -94,12 +91,9 @@ def text_of(thing: Any) -> str:
 
 
 def keys_of(thing: Any) -> dict[str, Option]:
-    """Return the options of a thing that a file sets in its table; nested tables are described by themselves."""
-    nested = [
-        n for n, o in options_of(thing).items() if any(table in get_args(o.annotation) for table in TABLES.values())
-    ]
-    hidden = {*nested, "options"} if thing is PretrainTable else {*nested}
-    return {name: option for name, option in options_of(thing).items() if option.in_file and name not in hidden}
+    """Return the options of a thing that are keys of its own table in a file."""
+    elsewhere = {PretrainTable: "options", Faults: "inject"}.get(thing)  # beside the keys, and in a table of its own
+    return {name: option for name, option in options_of(thing).items() if option.in_file and name != elsewhere}
 
 
 def _default(option: Option) -> Any:

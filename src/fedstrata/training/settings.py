@@ -40,7 +40,9 @@ class Settings(Options, owner="the run"):
     )
     threads: int | None = param(None, "torch threads during the run; by default as many as torch uses", least=1)
     device: str = param("cpu", "torch device")
-    eval_every: int | None = param(None, "rounds between evaluations; by default a twentieth of all rounds", least=1)
+    eval_every: int | None = param(
+        None, "rounds between evaluations, besides the first and the last; by default a twentieth of all", least=1
+    )
     checkpoint_every: int = param(1, "rounds between checkpoints", least=1)
     state_memory: int = param(
         4 << 30,
@@ -49,7 +51,9 @@ class Settings(Options, owner="the run"):
     )
     channel: Channel = param(PLAIN, "clipping, noise, compression and medians of what clients send", in_file=False)
     faults: Faults | None = param(
-        None, "how to deal with clients that fail; by default failures are not looked for", in_file=False
+        None,
+        "how to deal with clients that fail, and faults to inject; by default failures are not looked for",
+        in_file=False,
     )
 
 
@@ -72,7 +76,7 @@ def takes_settings(function: F) -> F:
         given.setdefault("settings", Settings(**chosen))
         return function(*args, **given)
 
-    parameters = [p for p in own.parameters.values() if p.name != "settings"]
+    parameters = [p.replace(default=None) if p.name == "settings" else p for p in own.parameters.values()]
     parameters += [field.replace(kind=inspect.Parameter.KEYWORD_ONLY) for field in fields]
     call.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
     call.__doc__ = explained(function.__doc__, Settings)

@@ -94,6 +94,7 @@ def train(
 ) -> Run:
     """Train ``problem`` on ``data`` with ``algorithm``: ``fs.train(problem, data, algorithm, rounds=100)``.
 
+    settings:  the options below as one object, instead of as keywords.
     evaluate:  ``(problem, data, x, y) -> {name: number}``; an :class:`Evaluation` by default.
     out:       the run directory; it must be new, unless ``resume`` continues the run in it.
     resume:    continue from the last checkpoint; ``rounds`` may grow (a schedule in shares of training follows).
