@@ -13,7 +13,8 @@ in every round.
     at its end  x <- the mean of x_k over the stage's steps and the clients,   y <- Pi[ the best y at x, on a batch ]
 
 Sent: up d + p, down d + p. At the end of a stage another d up (with average), then d down and p up (where the problem
-knows its best y). Kept on a client: x_0, and the sum of the stage's x_k - x_0.
+knows its best y). Kept on a client: x_0, the sum of the stage's x_k - x_0, and
+the y of the round.
 
 Departures from the paper: the original text could not be consulted; the rule is that of the method's descriptions. The
 best alpha there is the mean score of a client's negatives minus that of its positives, averaged over clients; here it
@@ -73,7 +74,7 @@ class CoDA(Algorithm):
         if self.average:
             x = s.x_0 + clients.mean(self.mean_of_stage, length)
         if clients.problem.best_y is not None:
-            y = clients.project_y(clients.mean(self.best, x))
+            y = clients.project_y(s.y + clients.mean(self.best, x))
         return State(x, y, x)
 
     def place(self, number: int) -> tuple[int, int, int]:
@@ -105,7 +106,7 @@ class CoDA(Algorithm):
             k.x = (k.x + (lr / self.gamma) * k.x_0 - lr * g_x) / (1 + lr / self.gamma)
             k.y = client.project_y(k.y + lr * g_y)
             k.total = k.total + (k.x - k.x_0)
-        client.keep(x_0=k.x_0, total=k.total)
+        client.keep(x_0=k.x_0, total=k.total, y=y)
         return k.x - x, k.y - y
 
     @remote
@@ -116,5 +117,6 @@ class CoDA(Algorithm):
 
     @remote
     def best(self, client: Client, x: torch.Tensor) -> torch.Tensor:
-        """Return the best y at x, on so many batches."""
-        return client.best_y(x, client.draw(batch_size=client.worth(self.estimate_batches)))
+        """Return how far the best y at x, on so many batches, is from the y that the round began with."""
+        y = client.recall("y").y
+        return client.best_y(x, client.draw(batch_size=client.worth(self.estimate_batches))) - y

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedstrata.clients.state import ClientState
+from fedstrata.clients.state import ClientState, LostState
 from fedstrata.clients.variables import Variables
 from fedstrata.core.errors import FedstrataError, InputError
 from fedstrata.core.schedules import Clock, Epochs, EqualSteps, Rate, Steps, rate_at, steps_at
@@ -268,9 +268,8 @@ class Client:
         if len(missing):
             names = self._setting.data.client_names
             who = ", ".join(names[c] if names else f"client {c}" for c in missing[:8].tolist())
-            raise FedstrataError(
-                f"{who} must have kept {name!r} from an earlier exchange, and has not, or has lost it."
-            )
+            lost = tuple(missing.tolist())
+            raise LostState(f"{who} must have kept {name!r} in an earlier exchange, but has not, or has lost it.", lost)
 
     def commit(self, taken: np.ndarray) -> None:
         """Store what those clients kept whose answers the server has taken: a mask [C].

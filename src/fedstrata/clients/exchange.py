@@ -14,7 +14,7 @@ from fedstrata.clients.engine import Answer, Engine, Request, Usage
 from fedstrata.clients.faults import Fault, Faults, QuorumError, in_words
 from fedstrata.clients.queries import is_query
 
-UNUSABLE = ("nan", "shape", "type", "size", "stale", "forged")
+UNUSABLE = ("nan", "shape", "type", "size", "stale", "forged", "lost")
 """Kinds of faults where a client answered with something that cannot be used; asked again, it would do the same."""
 
 

@@ -15,7 +15,7 @@ from fedstrata.clients.chunk import choose_chunk
 from fedstrata.clients.client import Client, Setting
 from fedstrata.clients.engine import Answer, Engine, Request, for_each
 from fedstrata.clients.faults import SILENT, Fault, Faults, Inject
-from fedstrata.clients.state import ClientState
+from fedstrata.clients.state import ClientState, LostState
 from fedstrata.clients.work import perform
 from fedstrata.core.errors import InputError
 
@@ -43,8 +43,20 @@ class Simulated(Engine):
             yield from silent
             places = places[~np.isin(request.cohort[places], [fault.client for fault in silent])]
         for chunk in self._chunks(request.cohort, places):
-            client = Client(setting, request.cohort[chunk], request.clock, request.exchange)
-            answer = self._answer(request, chunk, client)
+            while len(chunk):
+                client = Client(setting, request.cohort[chunk], request.clock, request.exchange)
+                try:
+                    answer = self._answer(request, chunk, client)
+                    break
+                except LostState as error:
+                    if self.policy is None:
+                        raise
+                    lost = np.isin(request.cohort[chunk], error.clients)
+                    for number in request.cohort[chunk[lost]].tolist():
+                        yield request.fault(number, "lost", "has not kept what it needs from an earlier exchange")
+                    chunk = chunk[~lost]
+            else:
+                continue
             yield from _spoil(request, answer, spoiled, self.policy) if spoiled else (answer,)
             if repeated:
                 waiting.append((chunk, client))

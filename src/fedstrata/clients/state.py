@@ -11,6 +11,16 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from fedstrata.core.errors import FedstrataError
+
+
+class LostState(FedstrataError):
+    """Clients lack what they should have kept in an earlier exchange; ``clients`` are their numbers."""
+
+    def __init__(self, message: str, clients: tuple[int, ...] = ()) -> None:
+        super().__init__(message)
+        self.clients = clients
+
 
 @dataclass
 class _Table:

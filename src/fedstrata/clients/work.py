@@ -39,7 +39,9 @@ def perform(request: Request, client: Client, message: tuple[Any, ...]) -> Any:
         when = f"round {round}" if round else "the preparation before round 1"
         where = f"in {request.label}, {when}, {client.label}"
         if isinstance(error, FedstrataError):
-            raise type(error)(f"{error} ({where})") from error
+            named = type(error)(f"{error} ({where})")
+            vars(named).update(vars(error))
+            raise named from error
         what = str(error).split("\n")[0]
         if len(client) < len(client.ids):
             what += ". Some clients have left the local loop: what it uses of the message must be a variable of it"
