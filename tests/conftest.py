@@ -11,14 +11,29 @@ from fedstrata.problems import oracles
 torch.set_num_threads(1)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add --full: every combination of every product of cases (see cases.py), and slow tests."""
+    parser.addoption("--full", action="store_true", help="run slow tests, and every combination of products of cases")
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what takes many minutes, unless it is asked for."""
-    if "flower" in (config.getoption("markexpr") or ""):
-        return
-    left_out = [item for item in items if item.get_closest_marker("flower")]
+    """Leave out what takes long, unless it is asked for."""
+    short, left_out = [], []
+    for item in items:
+        (left_out if _left_out(item, config) else short).append(item)
     if left_out:
         config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if not item.get_closest_marker("flower")]
+        items[:] = short
+
+
+def _left_out(item: pytest.Item, config: pytest.Config) -> bool:
+    expression = config.getoption("markexpr") or ""
+    if item.get_closest_marker("flower") and "flower" not in expression:
+        return True
+    long = next((name for name in ("slow", "full") if item.get_closest_marker(name)), None)
+    if long is None or config.getoption("full") or long in expression:
+        return False
+    return not any(item.nodeid in argument for argument in config.args)
 
 
 UNTRACED = {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -12,63 +12,52 @@ import torch
 from torch import nn
 
 import fedstrata as fs
-from fedstrata.problems.oracles import Oracles
 from fedstrata.problems.projections import ball, box, simplex
 from reference.drfa import project_simplex
+from worlds import SIZES, Arrays, Draw, N, Vector, World, near, start, tensors
 
-SIZES = [6, 12, 4, 18, 8]
-N = len(SIZES)
 D, P = 5, 3
 RADIUS = 0.5
 LOW, HIGH = -0.15, 0.3
 MARGIN = 0.3
 REGULARISE = 0.4
 
-Vector = np.ndarray
 Pair = tuple[Vector, Vector]
-Arrays = tuple[Vector, ...]
 
 
 @dataclass(frozen=True)
-class SaddleWorld:
-    """A problem and its data for the library; in NumPy its gradients, on a batch of a client, and what else it has.
+class Saddle(World):
+    """The gradients in x and y on a batch of a client, and what else the problem has.
 
     project:  the projection of the dual, if it is not free.
     best:     the dual that maximises f at x on a batch, of problems that know it.
-    prepare:  from a weighting of the clients, the world that knows what the clients were asked for.
     """
 
-    problem: fs.Problem
-    data: fs.FederatedData
     gradient: Callable[[Arrays, int, Vector, Vector], Pair]
     project: Callable[[Vector], Vector] | None = None
     best: Callable[[Arrays, Vector], Vector] | None = None
-    prepare: Callable[[str], SaddleWorld] | None = None
-    oracles: Oracles = field(init=False)
+    prepare: Callable[[Any], Saddle] | None = None
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "oracles", Oracles(self.problem))
-
-    @property
-    def x0(self) -> Vector:
-        return self.problem.x0.numpy()
-
-    @property
-    def y0(self) -> Vector:
-        assert self.problem.y0 is not None
-        return self.problem.y0.numpy()
-
-
-def start(problem: fs.Problem, *y0: float) -> fs.Problem:
-    """The same problem from a random x and a given y."""
-    x0 = 0.7 * np.random.default_rng(3).normal(size=len(problem.x0))
-    return replace(problem, x0=torch.from_numpy(x0), y0=torch.tensor(y0, dtype=torch.float64))
+    def check(self, problem: fs.Problem, draw: Draw, client: int, rng: np.random.Generator) -> None:
+        x, y = (z + rng.normal(size=len(z)) for z in (self.x0, self.y0) if z is not None)
+        arrays, at = draw(0), (torch.from_numpy(x), torch.from_numpy(y))
+        batch = tensors(arrays)
+        numbered = (*batch, torch.tensor(client)) if problem.numbered else batch
+        slopes = torch.func.grad(problem.outer, argnums=(0, 1))(*at, numbered)
+        for found, expected in zip(self.gradient(arrays, client, x, y), slopes, strict=True):
+            near(found, expected)
+        assert (problem.best_y is None) == (self.best is None)
+        if problem.best_y is not None and self.best is not None:
+            near(self.best(arrays, x), problem.best_y(at[0], batch))
+        assert (problem.project_y is None) == (self.project is None)
+        if self.project is not None:
+            near(self.project(y), problem.projected(at[1]))
 
 
 # --- nothing is linear -----------------------------------------------------------------------------------------------
 
 
-def free_world(pull: float = 0.0) -> SaddleWorld:
+def free_world(pull: float = 0.0) -> Saddle:
     """x in R^5, y in R^3; neither is linear, each gradient sees both, and the curvature in y depends on the batch.
 
     ``pull`` drives the entries of y apart.
@@ -93,10 +82,10 @@ def free_world(pull: float = 0.0) -> SaddleWorld:
         return in_x, in_y.mean(0) + 0.2 * mean * np.cos(mean * y) + drive
 
     problem = fs.Problem(outer, torch.zeros(D, dtype=torch.float64), y0=torch.zeros(P), name="free")
-    return SaddleWorld(start(problem, 0.4, -0.6, 0.3), fs.FederatedData.from_arrays(pairs), gradient)
+    return Saddle(start(problem, 0.4, -0.6, 0.3), fs.FederatedData.from_arrays(pairs), gradient)
 
 
-def within(world: SaddleWorld, project_y: Any, project: Callable[[Vector], Vector], *y0: float) -> SaddleWorld:
+def within(world: Saddle, project_y: Any, project: Callable[[Vector], Vector], *y0: float) -> Saddle:
     """The same functions, the dual from a point of a set and projected onto it."""
     y = torch.tensor(y0, dtype=torch.float64)
     return replace(world, problem=replace(world.problem, project_y=project_y, y0=y), project=project)
@@ -129,7 +118,7 @@ def class_shares(data: fs.FederatedData, classes: int, weighting: str) -> Vector
     return np.mean([count / count.sum() for count in counts], axis=0)
 
 
-def auc_world(p: float | None = 0.3, scale_dual: bool = False, aligned: bool = False, **options: Any) -> SaddleWorld:
+def auc_world(p: float | None = 0.3, scale_dual: bool = False, aligned: bool = False, **options: Any) -> Saddle:
     """A linear score with a bias through a sigmoid: x = (weights, bias, a, b). ``aligned`` parts the classes."""
     margin = options.get("margin", 1.0)
     form = options.get("form", "square")
@@ -144,7 +133,7 @@ def auc_world(p: float | None = 0.3, scale_dual: bool = False, aligned: bool = F
         s = 1 / (1 + np.exp(-(inputs @ x[:3] + x[3])))
         return s, (targets == 1).astype(float), (targets == 0).astype(float)
 
-    def known(p: float) -> SaddleWorld:
+    def known(p: float) -> Saddle:
         scale = np.sqrt(p * (1 - p)) if scale_dual else 1.0
 
         def gradient(batch: Arrays, k: int, x: Vector, y: Vector) -> Pair:
@@ -168,11 +157,11 @@ def auc_world(p: float | None = 0.3, scale_dual: bool = False, aligned: bool = F
             return scale * at_zero / (at_zero - at_one)
 
         project = (lambda y: np.maximum(y, 0.0)) if form == "margin" else None
-        return SaddleWorld(problem, binary_data(), gradient, project, best)
+        return Saddle(problem, binary_data(), gradient, project, best)
 
     if p is not None:
         return known(p)
-    return replace(known(0.5), prepare=lambda weighting: known(float(class_shares(binary_data(), 2, weighting)[1])))
+    return replace(known(0.5), prepare=lambda paper: known(class_shares(binary_data(), 2, paper.weighting)[1]))
 
 
 # --- fairness --------------------------------------------------------------------------------------------------------
@@ -202,7 +191,7 @@ def softmax(batch: Arrays, x: Vector, weights: Vector) -> tuple[Vector, Vector]:
     return losses, np.concatenate([(error.T @ inputs).ravel(), error.sum(0)])
 
 
-def fair_world(over: str) -> SaddleWorld:
+def fair_world(over: str) -> Saddle:
     """Softmax regression; the dual weighs classes, whose shares clients are asked for, or clients, by their number."""
     number = CLASSES if over == "classes" else N
     linear = nn.Linear(FEATURES, CLASSES, dtype=torch.float64)
@@ -214,7 +203,7 @@ def fair_world(over: str) -> SaddleWorld:
         losses, in_x = softmax(batch, x, np.full(len(batch[1]), N * y[k]))
         return in_x, N * losses.mean() * np.eye(N)[k] - REGULARISE * y
 
-    def known(weighting: str) -> SaddleWorld:
+    def known(weighting: str) -> Saddle:
         shares = class_shares(class_data(), CLASSES, weighting)
 
         def of_classes(batch: Arrays, k: int, x: Vector, y: Vector) -> Pair:
@@ -223,14 +212,14 @@ def fair_world(over: str) -> SaddleWorld:
             in_y = np.array([np.mean(losses * (targets == c)) / shares[c] for c in range(CLASSES)])
             return in_x, in_y - REGULARISE * y
 
-        return SaddleWorld(problem, class_data(), of_classes, project_simplex)
+        return Saddle(problem, class_data(), of_classes, project_simplex)
 
     if over == "clients":
-        return SaddleWorld(problem, class_data(), of_clients, project_simplex)
-    return replace(known("uniform"), prepare=known)
+        return Saddle(problem, class_data(), of_clients, project_simplex)
+    return replace(known("uniform"), prepare=lambda paper: known(paper.weighting))
 
 
-SADDLES: dict[str, Callable[[], SaddleWorld]] = {
+SADDLES: dict[str, Callable[[], Saddle]] = {
     "free": cache(free_world),
     "ball": cache(lambda: within(free_world(pull=2.0), ball(RADIUS), into_ball, 0.2, -0.3, 0.1)),
     "box": cache(lambda: within(free_world(pull=2.0), box(LOW, HIGH), lambda y: np.clip(y, LOW, HIGH), 0.2, -0.1, 0.1)),

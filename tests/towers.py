@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import pairwise
 from typing import Any
@@ -13,12 +13,10 @@ import torch
 from torch import nn
 
 import fedstrata as fs
-from fedstrata.problems.oracles import Oracles
 from fedstrata.problems.projections import ball, box, simplex
 from reference.drfa import project_simplex
-from saddle_worlds import HIGH, LOW, SIZES, Arrays, N, Vector, auc_world, binary_data, into_ball, start
-from worlds import logistic
-from worlds import start as start_without_dual
+from saddle_worlds import HIGH, LOW, auc_world, binary_data, into_ball
+from worlds import SIZES, Arrays, Draw, N, Vector, World, logistic, near, start, tensors
 
 DUAL = 3
 INNER_LR, SHARE = 0.8, 0.3
@@ -29,48 +27,43 @@ Slopes = tuple[Vector, Vector | None]
 
 
 @dataclass(frozen=True)
-class Tower:
-    """A problem and its data for the library; in NumPy its levels, numbered from 1, and the gradients of f.
+class Tower(World):
+    """The levels, numbered from 1, and the gradients of f.
 
     level:    g_j(u) on a batch.
     pullback: J_j(u)^T c on a batch.
     outer:    the gradients of f in u and in y on a batch; None for y and its gradient where there is no dual.
     project:  the projection of the dual, if it is not free.
-    prepare:  from a weighting of the clients, the tower that knows what the clients were asked for.
     """
 
-    problem: fs.Problem
-    data: fs.FederatedData
     level: Callable[[int, Arrays, Vector], Vector]
     pullback: Callable[[int, Arrays, Vector, Vector], Vector]
     outer: Callable[[Arrays, Vector, Vector | None], Slopes]
     project: Callable[[Vector], Vector] | None = None
-    prepare: Callable[[str], Tower] | None = None
-    oracles: Oracles = field(init=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "oracles", Oracles(self.problem))
+    prepare: Callable[[Any], Tower] | None = None
 
     @property
     def levels(self) -> int:
         return len(self.problem.levels)
 
-    @property
-    def x0(self) -> Vector:
-        return self.problem.x0.numpy()
-
-    @property
-    def y0(self) -> Vector | None:
-        return None if self.problem.y0 is None else self.problem.y0.numpy()
-
-    @property
-    def sizes(self) -> list[int]:
-        """How many numbers each level gives."""
-        u, out = self.x0, []
-        for j in range(1, self.levels + 1):
-            u = self.level(j, tuple(a.numpy() for a in self.data.part(j).of_client(0)), u)
-            out.append(len(u))
-        return out
+    def check(self, problem: fs.Problem, draw: Draw, client: int, rng: np.random.Generator) -> None:
+        u = self.x0 + 0.3 * rng.normal(size=len(self.x0))
+        for j, level in enumerate(problem.levels, 1):
+            batch = tensors(draw(j))
+            value, pull = torch.func.vjp(lambda u, g=level, batch=batch: g(u, batch), torch.from_numpy(u))
+            c = rng.normal(size=len(value))
+            near(self.level(j, draw(j), u), value)
+            near(self.pullback(j, draw(j), u, c), pull(torch.from_numpy(c))[0])
+            u = value.numpy() + 0.3 * rng.normal(size=len(value))
+        y = None if self.y0 is None else self.y0 + rng.normal(size=len(self.y0))
+        at = [torch.from_numpy(v) for v in (u, y) if v is not None]
+        slopes = torch.func.grad(problem.outer, argnums=tuple(range(len(at))))(*at, tensors(draw(0)))
+        expected = [slope for slope in self.outer(draw(0), u, y) if slope is not None]
+        for found, slope in zip(expected, slopes, strict=True):
+            near(found, slope)
+        assert (problem.project_y is None) == (self.project is None)
+        if self.project is not None and y is not None:
+            near(self.project(y), problem.projected(torch.from_numpy(y)))
 
 
 # --- nothing is linear, and every level has its own length -----------------------------------------------------------
@@ -132,7 +125,7 @@ def curved(*dims: int, dual: bool = True, pull: float = 0.0) -> Tower:
         torch.zeros(DUAL, dtype=torch.float64) if dual else None,
         name="curved",
     )
-    problem = start(problem, 0.4, -0.6, 0.3) if dual else start_without_dual(problem)
+    problem = start(problem, *((0.4, -0.6, 0.3) if dual else ()))
     return Tower(problem, fs.FederatedData.from_arrays(pairs), level, pullback, outer)
 
 
@@ -160,8 +153,8 @@ def auc_tower(levels: int, p: float | None = SHARE, first_order: bool = False, *
 
     outside = auc_world(p=p, **options)
 
-    def known(weighting: str) -> Tower:
-        world = outside if outside.prepare is None else outside.prepare(weighting)
+    def known(paper: Any = None) -> Tower:
+        world = outside if outside.prepare is None or paper is None else outside.prepare(paper)
 
         def outer(batch: Arrays, u: Vector, y: Vector | None) -> Slopes:
             assert y is not None
@@ -169,7 +162,7 @@ def auc_tower(levels: int, p: float | None = SHARE, first_order: bool = False, *
 
         return Tower(problem, binary_data(), level, pullback, outer, world.project)
 
-    return replace(known("uniform"), prepare=known if p is None else None)
+    return replace(known(), prepare=known if p is None else None)
 
 
 def forward_tower(levels: int) -> Tower:
@@ -256,7 +249,7 @@ def risk_tower() -> Tower:
     """Risk-averse logistic regression: 4 numbers, then 5, then 2; f looks at no data."""
     linear = nn.Linear(3, 1, dtype=torch.float64)
     more: dict[str, Any] = {"weight": WEIGHT, "smoothing": SMOOTHING, "loss": "binary_cross_entropy"}
-    problem = start_without_dual(fs.risk_averse(linear, **more))
+    problem = start(fs.risk_averse(linear, **more))
 
     def samples(batch: Arrays, x: Vector) -> tuple[Vector, Vector]:
         """The loss of each sample, and its gradient."""
@@ -286,24 +279,29 @@ def risk_tower() -> Tower:
     return Tower(problem, binary_data(), level, pullback, outer)
 
 
+def named(dims: tuple[int, ...]) -> str:
+    return "-".join(map(str, dims))
+
+
 DIMS = [(5, 1), (5, 3), (5, 1, 1), (5, 3, 7), (5, 1, 1, 1), (5, 3, 7, 1), (4, 6, 2, 5)]
-HOME = "5-3-7-1"
 TALL = (5, 3, 7, 1)
+HOME = named(TALL)
+SETS: dict[str, tuple[Any, ...]] = {
+    "ball": (ball(0.5), into_ball, 0.2, -0.3, 0.1),
+    "box": (box(LOW, HIGH), lambda y: np.clip(y, LOW, HIGH), 0.2, -0.1, 0.1),
+    "simplex": (simplex, project_simplex, 0.5, 0.1, 0.4),
+}
 TOWERS: dict[str, Callable[[], Tower]] = {
-    **{"-".join(map(str, dims)): cache(lambda dims=dims: curved(*dims)) for dims in DIMS},
-    **{f"{'-'.join(map(str, d))}, no dual": cache(lambda d=d: curved(*d, dual=False)) for d in DIMS},
-    "ball": cache(lambda: within(curved(*TALL, pull=2.0), ball(0.5), into_ball, 0.2, -0.3, 0.1)),
-    "box": cache(
-        lambda: within(curved(*TALL, pull=2.0), box(LOW, HIGH), lambda y: np.clip(y, LOW, HIGH), 0.2, -0.1, 0.1)
-    ),
-    "simplex": cache(lambda: within(curved(*TALL, pull=2.0), simplex, project_simplex, 0.5, 0.1, 0.4)),
-    "ball, one level": cache(lambda: within(curved(5, 3, pull=2.0), ball(0.5), into_ball, 0.2, -0.3, 0.1)),
+    **{named(dims): cache(lambda dims=dims: curved(*dims)) for dims in DIMS},
+    **{f"{named(dims)}, no dual": cache(lambda dims=dims: curved(*dims, dual=False)) for dims in DIMS},
+    **{f"{HOME}, {name}": cache(lambda set=set: within(curved(*TALL, pull=2.0), *set)) for name, set in SETS.items()},
+    "5-3, ball": cache(lambda: within(curved(5, 3, pull=2.0), *SETS["ball"])),
     **{f"auc, {k}": cache(lambda k=k: auc_tower(k)) for k in (1, 2, 3)},
-    "auc, first order": cache(lambda: auc_tower(2, first_order=True)),
-    "auc, margin": cache(lambda: auc_tower(2, form="margin", margin=0.7)),
-    "auc, prepared, scaled": cache(lambda: auc_tower(2, p=None, scale_dual=True)),
-    "auc, forward mode": cache(lambda: forward_tower(2)),
-    "auc, network": cache(lambda: network_tower(2)),
+    "auc, 2, first order": cache(lambda: auc_tower(2, first_order=True)),
+    "auc, 2, margin": cache(lambda: auc_tower(2, form="margin", margin=0.7)),
+    "auc, 2, prepared, scaled": cache(lambda: auc_tower(2, p=None, scale_dual=True)),
+    "auc, 2, forward mode": cache(lambda: forward_tower(2)),
+    "auc, 2, network": cache(lambda: network_tower(2)),
     **{f"tower, {k}": cache(lambda k=k: turned_tower(k)) for k in (1, 2, 3)},
     "tower, no dual": cache(lambda: turned_tower(2, dual=False)),
     "risk averse": cache(risk_tower),

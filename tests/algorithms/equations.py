@@ -1,0 +1,447 @@
+"""The equation harness: the library and a NumPy reference, written from the paper's lines, run the same rounds.
+
+    world    a problem twice, for the library and in NumPy (tests/worlds.py)
+    method   an algorithm with hyperparameters, and how its reference is called
+    case     how a run draws, who takes part, where it starts, and hyperparameters of its own
+    row      a method in a world in a case; a wrong row has a change that makes the reference another one
+
+Nothing of the library is on both sides but the rule that names a batch. The tables of rows are in equations_*.py, one
+for each family of methods; test_equations.py runs them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cache, cached_property
+from typing import Any
+
+import numpy as np
+import torch
+
+import fedstrata as fs
+from fedstrata.algorithms.algorithm import kind_of
+from fedstrata.clients import Clients
+from fedstrata.training.states import state_of, tensors_of
+from reference.fedlalr import interval
+from support import drawn, make_clients, make_setting, started
+from worlds import SIZES, Arrays, Draw, N, Vector, World
+
+SEED = 11
+TOLERANCE = 1e-9
+COMMON = math.gcd(*SIZES)
+
+Options = Mapping[str, Any]
+Vectors = dict[str, Vector]
+Rows = dict[str, dict[int, Vector]]
+"""What clients keep: by name, and by client."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """How a run draws, who takes part and how clients weigh. ``given``: it starts from a random state of the server and
+    the clients, in ``first_round``. ``options`` are hyperparameters that are not the method's usual ones."""
+
+    batch_size: int | None = 3
+    sampling: str = "uniform"
+    participation: int | float = 1.0
+    weighting: str = "uniform"
+    chunk: int = N
+    given: bool = False
+    first_round: int = 0
+    rounds: int | None = None
+    options: Options = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Method:
+    """An algorithm, its reference, and its usual hyperparameters.
+
+    reference: runs the paper's rounds; returns the server's vectors, and what clients keep as rows ("c_k").
+    keep:      changes a random state of the server where it must be special; returns random rows of the clients.
+    home:      the world in which it meets every case.
+    unseen:    rows of the clients that the reference does not return.
+    weighted:  whether the reference knows weights; where it does not, a client that weighs 3 becomes 3 clients.
+    least:     how far x and y must move for a comparison to say something.
+    wrong_in:  the case in which a change of a hyperparameter, or of the weighting, shows; None where it never does.
+    """
+
+    name: str
+    family: str
+    worlds: Mapping[str, Callable[[], World]]
+    build: Callable[..., fs.Algorithm]
+    reference: Callable[[Paper], Vectors]
+    options: Options
+    keep: Callable[[World, Options, Vectors, np.random.Generator], Rows] = lambda *_: {}
+    home: str = ""
+    rounds: int = 2
+    unseen: tuple[str, ...] = ()
+    weighted: bool = False
+    least: Mapping[str, float] = field(default_factory=lambda: {"x": 1e-3, "y": 1e-3})
+    wrong_in: Mapping[str, Case | None] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Change:
+    """What a wrong reference has otherwise.
+
+    options:   hyperparameters.
+    arguments: of the reference itself.
+    lines:     of the reference's source, and what is there instead.
+    run:       how it draws and how clients weigh.
+    world_of:  from the world, another one.
+    tweaks:    what the caller of the reference does otherwise.
+    """
+
+    options: Options = field(default_factory=dict)
+    arguments: Options = field(default_factory=dict)
+    lines: tuple[tuple[str, str], ...] = ()
+    run: Options = field(default_factory=dict)
+    world_of: Callable[[World], World] = lambda world: world
+    tweaks: Options = field(default_factory=dict)
+    seed: int = SEED
+
+
+RIGHT = Change()
+
+
+@dataclass(frozen=True, repr=False)
+class Row:
+    """A method in a world in a case, and what is wrong with its reference, if anything."""
+
+    method: Method
+    world: str
+    label: str
+    case: Case = field(default_factory=Case)
+    change: Change = RIGHT
+
+    def __repr__(self) -> str:
+        return f"<{', '.join(self.place())}: {self.case}, {self.change}>"
+
+    def place(self) -> tuple[str, str, str]:
+        """What the row is on the axes of its table, and in a test's id."""
+        return self.method.name, self.world, self.label
+
+
+# --- the library -----------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Ours:
+    """What the library did: how it ended, where it started if that was given, and what its server drew."""
+
+    vectors: Vectors = field(default_factory=dict)
+    server: Vectors = field(default_factory=dict)
+    rows: Rows = field(default_factory=dict)
+    cohorts: list[list[int]] = field(default_factory=list)
+    probabilities: list[Vector] = field(default_factory=list)
+    integers: list[tuple[int, int, int]] = field(default_factory=list)
+
+    def watch(self, clients: Clients) -> None:
+        """Note what a round's server draws besides its cohort: other cohorts, and whole numbers."""
+        choose, integer = clients.choose, clients.integer
+
+        def choosing(number: int | None = None, probabilities: Any = None) -> Clients:
+            chosen = choose(number, probabilities)
+            self.cohorts.append(chosen.cohort.tolist())
+            if probabilities is not None:
+                self.probabilities.append(np.asarray(probabilities).copy())
+            return chosen
+
+        def counting(low: int, high: int) -> int:
+            self.integers.append((low, high, integer(low, high)))
+            return self.integers[-1][2]
+
+        clients.choose, clients.integer = choosing, counting  # type: ignore[method-assign]
+
+
+def steps_a_round(options: Options) -> int:
+    """Local steps in a round, as the library counts them."""
+    return int(options["steps"]) * (options.get("inner_rounds", 0) + 1) if "steps" in options else 0
+
+
+def random_state(tensors: dict[str, torch.Tensor], rng: np.random.Generator) -> Vectors:
+    """A server in the middle of things; scales are positive and spread over the size of squared gradients."""
+    state = {}
+    for name, value in tensors.items():
+        if name in ("x", "y", "h.0"):
+            state[name] = value.numpy()
+        elif name in ("v", "vhat", "a", "b", "weight"):
+            state[name] = np.exp(rng.uniform(np.log(1e-3), np.log(5.0), size=tuple(value.shape)))
+        elif value.numel():
+            state[name] = rng.normal(size=tuple(value.shape))
+    return {name: value for name, value in state.items() if value.size}
+
+
+def run_library(method: Method, world: World, case: Case) -> Ours:
+    options = {**method.options, **case.options}
+    algorithm = method.build(**options)
+    drawing: dict[str, Any] = {"batch_size": case.batch_size, "sampling": case.sampling, "seed": SEED}
+    setting = make_setting(world.problem, world.data, oracles=world.oracles, **drawing)
+    last = case.first_round + (case.rounds or method.rounds)
+    taking_part: dict[str, Any] = {"participation": case.participation, "weighting": case.weighting}
+    clients = make_clients(setting, rounds=last, chunk=case.chunk, **taking_part)
+    ours, rng = Ours(), np.random.default_rng(4)
+    ours.watch(clients)
+    with torch.no_grad():
+        state = started(algorithm, clients)
+        if case.given:
+            first = tensors_of(algorithm, state)
+            ours.server = random_state(first, rng)
+            ours.rows = method.keep(world, options, ours.server, rng)
+            state = state_of(algorithm, first | {key: torch.from_numpy(v) for key, v in ours.server.items()})
+            for key, rows in ours.rows.items():
+                setting.state.keep(np.array(list(rows)), {key: torch.from_numpy(np.stack(list(rows.values())))})
+        if case.first_round:
+            clients.progress.iteration = case.first_round * steps_a_round(options)
+        for r in range(case.first_round, last):
+            clients.begin(r)
+            ours.cohorts.append(clients.cohort.tolist())
+            state = algorithm.round(state, clients)
+    ours.vectors = {key: value.numpy() for key, value in tensors_of(algorithm, state).items() if value.numel()}
+    kept = setting.state.take_changes()
+    for key in [key for key in kept if "." not in key]:
+        ours.vectors[f"{key}_k"] = np.zeros((N, *kept[key].shape[1:]))
+        ours.vectors[f"{key}_k"][kept[f"{key}.clients"].numpy()] = kept[key].numpy()
+    return ours
+
+
+OURS: dict[str, Ours] = {}
+
+
+def ours_of(row: Row) -> Ours:
+    """What the library does; several rows ask for the same."""
+    key = f"{row.method.name} {row.world} {row.case}"
+    if key not in OURS:
+        OURS[key] = run_library(row.method, row.method.worlds[row.world](), row.case)
+    return OURS[key]
+
+
+# --- the reference ---------------------------------------------------------------------------------------------------
+
+
+DRAWN: dict[tuple[Any, ...], Arrays] = {}
+"""Batches drawn before: most rows ask for the same ones."""
+
+
+@cache
+def edited(function: Callable[..., Any], lines: tuple[tuple[str, str], ...]) -> Callable[..., Any]:
+    """A reference with some of its lines written otherwise."""
+    module = inspect.getmodule(function)
+    assert module is not None
+    source = inspect.getsource(module)
+    for line, other in lines:
+        assert source.count(line) == 1, line
+        source = source.replace(line, other)
+    space: dict[str, Any] = {"__name__": module.__name__, "__package__": module.__package__}
+    exec(source, space)
+    return space[function.__name__]  # type: ignore[no-any-return]
+
+
+@dataclass(frozen=True)
+class Paper:
+    """What a reference is to do: the same rounds, with the same names for batches.
+
+    ``asked`` is the number of exchanges that the problem's query took before the first round.
+    """
+
+    method: Method
+    world: Any
+    case: Case
+    options: Options
+    ours: Ours
+    change: Change
+    asked: int = 0
+
+    @property
+    def weighting(self) -> str:
+        return self.case.weighting
+
+    def call(self, function: Callable[..., Any], *positional: Any, **arguments: Any) -> Any:
+        """Call a reference, or what the change makes of it."""
+        function = edited(function, self.change.lines) if self.change.lines else function
+        return function(*positional, **{**arguments, **self.change.arguments})
+
+    def tweak(self, name: str, default: Any) -> Any:
+        return self.change.tweaks.get(name, default)
+
+    # --- clients --------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def copies(self) -> list[int]:
+        """The library's number of each of the reference's clients."""
+        weigh = self.weighting == "samples" and not self.method.weighted
+        return [k for k in range(N) for _ in range(SIZES[k] // COMMON if weigh else 1)]
+
+    @property
+    def clients(self) -> int:
+        return len(self.copies)
+
+    @property
+    def weights(self) -> dict[int, int]:
+        return dict(enumerate(SIZES if self.weighting == "samples" else [1] * N))
+
+    def cohorts(self, which: int = 0, of: int = 1) -> list[list[int]]:
+        """The reference's clients in each round; where a round draws several cohorts, one of them."""
+        drawn = self.ours.cohorts[which::of]
+        return [[c for c, k in enumerate(self.copies) if k in cohort] for cohort in drawn]
+
+    def rounds(self) -> Iterator[tuple[int, list[int]]]:
+        return enumerate(self.cohorts(), self.case.first_round)
+
+    @property
+    def everyone(self) -> list[list[int]]:
+        return [list(range(self.clients))] * len(self.ours.cohorts)
+
+    def rows(self, name: str) -> dict[int, Vector]:
+        """The random rows that the reference's clients keep."""
+        kept = self.ours.rows[name]
+        return {c: kept[k] for c, k in enumerate(self.copies) if k in kept}
+
+    def back(self, rows: Mapping[int, Vector] | Vector) -> Vector:
+        """Rows of the reference's clients as rows of the library's; zeros where there is none."""
+        found = [rows.get(self.copies.index(k)) if isinstance(rows, Mapping) else rows[self.copies.index(k)] for k in range(N)]
+        some = next(row for row in found if row is not None)
+        return np.stack([np.zeros_like(some) if row is None else row for row in found])
+
+    def by_steps(self, r: int, cohort: list[int], call: Callable[[list[int], int], Vectors]) -> Vectors:
+        """The mean over clients of what a reference for equal steps returns: one call for each number of steps."""
+        groups: dict[int, list[int]] = {}
+        for c in cohort:
+            groups.setdefault(self.steps_of(self.copies[c], r), []).append(c)
+        ends = [(len(group) / len(cohort), call(group, steps)) for steps, group in groups.items()]
+        return {key: sum(share * end[key] for share, end in ends) for key in ends[0][1]}
+
+    # --- batches --------------------------------------------------------------------------------------------------
+
+    def batch(
+        self, k: int, r: int, t: int, exchange: int = 0, level: int = 0, stream: int = 0, times: int | None = 1
+    ) -> Arrays:
+        """A batch of the library's client k; ``times`` as large, or all its data."""
+        return self.draw(k, r, t, exchange, stream, times)(level)
+
+    def draw(self, k: int, r: int, t: int, exchange: int = 0, stream: int = 0, times: int | None = 1) -> Draw:
+        """The batches of the library's client k by level."""
+        return self.draw_from(self.world.data, k, r, t, exchange, stream, times)
+
+    def draw_from(
+        self, data: fs.FederatedData, k: int, r: int, t: int, exchange: int, stream: int = 0, times: int | None = 1
+    ) -> Draw:
+        size = None if self.case.batch_size is None or times is None else times * self.case.batch_size
+        sampling = self.case.sampling
+
+        def draw(level: int) -> Arrays:
+            names = (self.change.seed, r, exchange, level, stream)
+            key = (id(data), k, names, t, size, sampling)
+            if key not in DRAWN:
+                DRAWN[key] = drawn(data, k, names, t, batch_size=size, sampling=sampling)
+            return DRAWN[key]
+
+        return draw
+
+    # --- time -----------------------------------------------------------------------------------------------------
+
+    def steps_of(self, k: int, r: int, sizes: Any = SIZES) -> int:
+        """Local steps of the library's client k in round r."""
+        steps, size = self.options["steps"], self.case.batch_size
+        if isinstance(steps, fs.Interval):
+            return interval(r + 1, steps.initial, steps.base, steps.rounding)  # type: ignore[no-any-return]
+        if isinstance(steps, fs.Epochs):
+            return math.ceil(round(steps.epochs * (1 if size is None else math.ceil(sizes[k] / size)), 9))
+        return int(steps)
+
+    def before(self, r: int) -> int:
+        """Local iterations before round r: those of the busiest client in each round."""
+        if isinstance(self.options.get("steps", 1), int):
+            return r * (steps_a_round(self.options) or 1)
+        cohorts = self.ours.cohorts[: r - self.case.first_round]
+        return sum(max(self.steps_of(k, s) for k in cohort) for s, cohort in enumerate(cohorts))
+
+    def at(self, key: str, r: int, iteration: int) -> float:
+        """A rate at a time, from its formula."""
+        value = self.options[key]
+        if isinstance(value, fs.CubeRoot):
+            return float(value.k / (value.n + iteration) ** (1 / 3))
+        if isinstance(value, fs.RoundDecay):
+            return float(value.value * value.factor**r)
+        if isinstance(value, fs.StepDecay):
+            rounds = self.case.first_round + (self.case.rounds or self.method.rounds)
+            passed = [r >= (at if at >= 1 else at * rounds) for at in value.at]
+            return float(value.value * value.factor ** sum(passed))
+        return float(value)
+
+    def rate(self, key: str) -> Callable[[int, int], float]:
+        """A rate by round and local step."""
+        return lambda r, t: self.at(key, r, self.before(r) + t)
+
+    def server_rate(self, key: str) -> Callable[[int], float]:
+        """A rate by round, at its start."""
+        return lambda r: self.rate(key)(r, 0)
+
+
+def run_reference(row: Row, ours: Ours) -> Vectors:
+    """The same rounds by the paper."""
+    change, method = row.change, row.method
+    case = replace(row.case, **change.run)
+    world: Any = change.world_of(method.worlds[row.world]())
+    options = {**method.options, **case.options, **change.options}
+    paper = Paper(method, world, case, options, ours, change)
+    if getattr(world, "prepare", None) is not None:
+        paper = replace(paper, world=world.prepare(paper), asked=1)
+    return method.reference(paper)
+
+
+# --- the comparison --------------------------------------------------------------------------------------------------
+
+
+def distance(ours: Vectors, theirs: Vectors, unseen: tuple[str, ...] = ()) -> float:
+    """How far the two are apart in any vector; they must have the same ones."""
+    assert set(theirs) <= set(ours) <= {*theirs, *unseen}
+    for key in theirs:
+        assert ours[key].shape == theirs[key].shape, key
+    return max(float(np.abs(ours[key] - theirs[key]).max()) for key in theirs)
+
+
+def in_point(vectors: Vectors) -> Vectors:
+    """x and y alone."""
+    return {name: vectors[key] for name, key in (("x", "x"), ("x", "h.0"), ("y", "y")) if key in vectors}
+
+
+# --- rows that many methods have --------------------------------------------------------------------------------
+
+
+def rates_of(method: Method) -> list[str]:
+    """The hyperparameters that may be schedules."""
+    kind = method.build(**method.options)
+    return [f.name for f in dataclasses.fields(kind) if f.init and kind_of(f) == "Rate"]  # type: ignore[arg-type]
+
+
+def scheduled(method: Method, schedules: Options, case: Case, world: str = "", **needed: Options) -> Iterator[Row]:
+    """Every rate by every schedule; some rates need other options to matter, ``needed``."""
+    for rate in rates_of(method):
+        for name, schedule in schedules.items():
+            options = {**case.options, rate: schedule, **needed.get(rate, {})}
+            yield Row(method, world or method.home, f"{rate}, {name}", replace(case, options=options))
+
+
+def wrong(method: Method, label: str, case: Case | None = None, world: str = "", **change: Any) -> Row:
+    """A row whose reference has something otherwise."""
+    return Row(method, world or method.home, label, case or Case(), Change(**change))
+
+
+def usual_mistakes(method: Method, case: Case) -> Iterator[Row]:
+    """Every number of the hyperparameters slightly off, other batches, other weights."""
+    for key, value in {**method.options, **case.options}.items():
+        here = method.wrong_in.get(key, case)
+        if here is None or isinstance(value, bool) or not isinstance(value, int | float):
+            continue
+        value = here.options.get(key, value)
+        other = value + 1 if isinstance(value, int) else value * 1.01 if value else 1e-3
+        yield wrong(method, key, here, options={key: other})
+    yield wrong(method, "another seed", case, seed=SEED + 1)
+    yield wrong(method, "other batches", case, run={"sampling": "stratified"})
+    if "weighting" not in method.wrong_in:
+        yield wrong(method, "other weights", case, run={"weighting": "samples"})
