@@ -61,7 +61,8 @@ class Method:
     """An algorithm, its reference, and its usual hyperparameters.
 
     reference: runs the paper's rounds; returns the server's vectors, and what clients keep as rows ("c_k").
-    keep:      changes a random state of the server where it must be special; returns random rows of the clients.
+    keep:      changes a random state of the server where it must be special; returns random rows of the clients. The
+               options of the case that it gets are all there are.
     home:      the world in which it meets every case.
     unseen:    rows of the clients that the reference does not return.
     weighted:  whether the reference knows weights; where it does not, a client that weighs 3 becomes 3 clients.
@@ -75,7 +76,7 @@ class Method:
     build: Callable[..., fs.Algorithm]
     reference: Callable[[Paper], Vectors]
     options: Options
-    keep: Callable[[World, Options, Vectors, np.random.Generator], Rows] = lambda *_: {}
+    keep: Callable[[World, Case, Vectors, np.random.Generator], Rows] = lambda *_: {}
     home: str = ""
     rounds: int = 2
     unseen: tuple[str, ...] = ()
@@ -191,7 +192,7 @@ def run_library(method: Method, world: World, case: Case) -> Ours:
         if case.given:
             first = tensors_of(algorithm, state)
             ours.server = random_state(first, rng)
-            ours.rows = method.keep(world, options, ours.server, rng)
+            ours.rows = method.keep(world, replace(case, options=options), ours.server, rng)
             state = state_of(algorithm, first | {key: torch.from_numpy(v) for key, v in ours.server.items()})
             for key, rows in ours.rows.items():
                 setting.state.keep(np.array(list(rows)), {key: torch.from_numpy(np.stack(list(rows.values())))})
@@ -380,6 +381,20 @@ class Paper:
     def server_rate(self, key: str) -> Callable[[int], float]:
         """A rate by round, at its start."""
         return lambda r: self.rate(key)(r, 0)
+
+
+def storm_weight(paper: Paper, key: str, later: bool) -> Callable[[int, int], float]:
+    """The weight of a STORM estimate's update (r, j): of iteration (r, j), at most 1, by the theorem times eta^2.
+
+    A schedule by rounds is read in the round in which the update is made: ``later`` if the last one is the next's.
+    """
+    q, theorem = paper.options["steps"], paper.options.get("weights") == "theorem"
+
+    def value(r: int, j: int) -> float:
+        when = r + (later and j == q - 1), r * q + j
+        return min(1.0, paper.at(key, *when) * (paper.at("eta", *when) ** 2 if theorem else 1.0))
+
+    return value
 
 
 def run_reference(row: Row, ours: Ours) -> Vectors:

@@ -20,6 +20,7 @@ from algorithms.equations import (
     Vector,
     Vectors,
     scheduled,
+    storm_weight,
     usual_mistakes,
     wrong,
 )
@@ -160,17 +161,6 @@ def fednest_rounds(paper: Paper) -> Vectors:
     return {"x": out["x"], "u": out["y"]}
 
 
-def storm_weight(paper: Paper, key: str, later: bool = True) -> Callable[[int, int], float]:
-    """The weight of the update (r, j): of iteration (r, j), with the round in which the update is made."""
-    q, theorem = paper.options["steps"], paper.options.get("weights") == "theorem"
-
-    def value(r: int, j: int) -> float:
-        when = r + (later and j == q - 1), r * q + j
-        return min(1.0, paper.at(key, *when) * (paper.at("eta", *when) ** 2 if theorem else 1.0))
-
-    return value
-
-
 def storm_rounds(paper: Paper) -> Vectors:
     """MFCGD and AdaMFCGD; the reference's estimator update (r, j) is made in the library's next iteration."""
     world, options, given = paper.world, paper.options, paper.case.given
@@ -182,7 +172,7 @@ def storm_rounds(paper: Paper) -> Vectors:
             return paper.draw(k, -1, 0, paper.asked, times=options.get("first_batches", 0) or q)
         return paper.draw(k, r, j + 1) if j < q - 1 else paper.draw(k, r + 1, 0)
 
-    arguments: dict[str, Any] = {key: storm_weight(paper, key) for key in ("alpha", "beta", "varrho")}
+    arguments: dict[str, Any] = {key: storm_weight(paper, key, later=True) for key in ("alpha", "beta", "varrho")}
     arguments |= {"eta": paper.rate("eta"), "gamma": options["gamma"], "clients": paper.clients}
     arguments |= {"jacobian": "product" if product else "exact", "c_g": options.get("c_g"), "c_f": options.get("c_f")}
     functions = [lambda c, r, j, z, f=f: f(draw(c, r, j), z) for f in (world.inner, world.jacobian, world.outer)]
@@ -215,13 +205,13 @@ def storm_rounds(paper: Paper) -> Vectors:
     return result | {f"{key[0]}_k": paper.back(out[key]) for key in ("x_k", "h", *(("w",) if product else ("u", "v")))}
 
 
-def keep_estimates(world: World, options: Options, server: Vectors, rng: np.random.Generator) -> Rows:
+def keep_estimates(world: World, case: Case, server: Vectors, rng: np.random.Generator) -> Rows:
     assert isinstance(world, Composition)
     d = len(world.x0)
     r = len(world.inner(lambda level: drawn(world.data, 0, (0,) * 5, 0, batch_size=1), world.x0))
     rows = {"x": world.x0 + 0.3 * rng.normal(size=(N, d)), "h": rng.normal(size=(N, r))}
     u, v = rng.normal(size=(N, r, d)), rng.normal(size=(N, r))
-    rows |= {"w": np.einsum("krd,kr->kd", u, v)} if options.get("jacobian") == "product" else {"u": u, "v": v}
+    rows |= {"w": np.einsum("krd,kr->kd", u, v)} if case.options.get("jacobian") == "product" else {"u": u, "v": v}
     return {key: dict(enumerate(value)) for key, value in rows.items()}
 
 

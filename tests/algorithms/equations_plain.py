@@ -62,10 +62,10 @@ def gradient(paper: Paper, k: int, r: int, t: int, x: Vector, stream: int = 0) -
     return paper.world.gradient(paper.batch(k, r, t, stream=stream), x)  # type: ignore[no-any-return]
 
 
-def met_before(*names: str) -> Callable[[World, Options, Vectors, np.random.Generator], Rows]:
+def met_before(*names: str) -> Callable[[World, Case, Vectors, np.random.Generator], Rows]:
     """Rows of the clients that took part before; client 1 never did."""
 
-    def keep(world: World, options: Options, server: Vectors, rng: np.random.Generator) -> Rows:
+    def keep(world: World, case: Case, server: Vectors, rng: np.random.Generator) -> Rows:
         met = [k for k in range(N) if k != 1]
         rows = {name: {k: 0.5 * rng.normal(size=len(world.x0)) for k in met} for name in names}
         return rows | {"v": {k: np.abs(row) + 1e-3 for k, row in rows["v"].items()}} if "v" in rows else rows

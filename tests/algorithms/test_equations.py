@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from algorithms import equations_composition, equations_mixture, equations_plain
+from algorithms import equations_composition, equations_mixture, equations_plain, equations_saddle
 from algorithms.equations import TOLERANCE, Row, distance, in_point, ours_of, run_reference
 from cases import table
 
-FAMILIES = [equations_plain, equations_mixture, equations_composition]
+FAMILIES = [equations_plain, equations_mixture, equations_composition, equations_saddle]
 RIGHT = [row for family in FAMILIES for row in family.right_rows()]
 WRONG = [row for family in FAMILIES for row in family.wrong_rows()]
 
