@@ -56,6 +56,24 @@ class Case:
     options: Options = field(default_factory=dict)
 
 
+USUAL = {
+    "one at a time": Case(chunk=1),
+    "two at a time": Case(chunk=2),
+    "full batches": Case(batch_size=None),
+    "epochs": Case(sampling="epochs", batch_size=4),
+    "weighted": Case(weighting="samples", chunk=2),
+    "given state": Case(given=True, first_round=3),
+}
+PARTIAL = {
+    "partial": Case(participation=3),
+    "partial, weighted, epochs": Case(participation=2, weighting="samples", sampling="epochs", chunk=1),
+}
+PASSES = {
+    "passes": Case(options={"steps": fs.Epochs(1.5)}, sampling="epochs", batch_size=4),
+    "passes, partial, weighted": Case(options={"steps": fs.Epochs(0.7)}, participation=4, weighting="samples", chunk=2),
+}
+
+
 @dataclass(frozen=True)
 class Method:
     """An algorithm, its reference, and its usual hyperparameters.
@@ -83,6 +101,41 @@ class Method:
     weighted: bool = False
     least: Mapping[str, float] = field(default_factory=lambda: {"x": 1e-3, "y": 1e-3})
     wrong_in: Mapping[str, Case | None] = field(default_factory=dict)
+
+    def row(self, label: str, case: Case | None = None, world: str = "", form: str = "") -> Row:
+        """A row of the table, by default in the method's home. ``form`` is an axis of its own."""
+        return Row(self, world or self.home, label, case or Case(), form)
+
+    def scheduled(self, schedules: Options, case: Case, world: str = "", **needed: Options) -> Iterator[Row]:
+        """Every rate by every schedule; some rates need other options to matter, ``needed``."""
+        for rate in self.rates():
+            for name, schedule in schedules.items():
+                options = {**case.options, rate: schedule, **needed.get(rate, {})}
+                yield self.row(rate, replace(case, options=options), world, name)
+
+    def rates(self) -> list[str]:
+        """The hyperparameters that may be schedules."""
+        fields = dataclasses.fields(self.build)
+        return [f.name for f in fields if f.init and kind_of(f) == "Rate"]
+
+    def wrong(self, label: str, case: Case | None = None, world: str = "", **change: Any) -> Row:
+        """A row whose reference has something otherwise."""
+        return replace(self.row(label, case, world), change=Change(**change))
+
+    def usual_mistakes(self, case: Case | None = None) -> Iterator[Row]:
+        """Every number of the hyperparameters slightly off, other batches, other weights."""
+        case = case or Case()
+        for key, value in {**self.options, **case.options}.items():
+            here = self.wrong_in.get(key, case)
+            if here is None or isinstance(value, bool) or not isinstance(value, int | float):
+                continue
+            value = here.options.get(key, value)
+            other = value + 1 if isinstance(value, int) else value * 1.01 if value else 1e-3
+            yield self.wrong(key, here, options={key: other})
+        yield self.wrong("another seed", case, seed=SEED + 1)
+        yield self.wrong("other batches", case, run={"sampling": "stratified"})
+        if "weighting" not in self.wrong_in:
+            yield self.wrong("other weights", case, run={"weighting": "samples"})
 
 
 @dataclass(frozen=True)
@@ -116,15 +169,20 @@ class Row:
     method: Method
     world: str
     label: str
-    case: Case = field(default_factory=Case)
+    case: Case
+    form: str = ""
     change: Change = RIGHT
 
     def __repr__(self) -> str:
-        return f"<{', '.join(self.place())}: {self.case}, {self.change}>"
+        return f"<{'-'.join(self.name())}: {self.case}, {self.change}>"
 
-    def place(self) -> tuple[str, str, str]:
-        """What the row is on the axes of its table, and in a test's id."""
-        return self.method.name, self.world, self.label
+    def name(self) -> list[str]:
+        """What a test's id is made of."""
+        return [part for part in (self.method.name, self.world, self.label, self.form) if part]
+
+    def axes(self) -> list[str]:
+        """The row's place in a product of cases; worlds and labels count for each family apart."""
+        return [self.method.name, *(f"{self.method.family} {part}" for part in (self.world, self.label, self.form))]
 
 
 # --- the library -----------------------------------------------------------------------------------------------------
@@ -156,7 +214,7 @@ class Ours:
             self.integers.append((low, high, integer(low, high)))
             return self.integers[-1][2]
 
-        clients.choose, clients.integer = choosing, counting  # type: ignore[method-assign]
+        clients.choose, clients.integer = choosing, counting
 
 
 def steps_a_round(options: Options) -> int:
@@ -215,7 +273,7 @@ OURS: dict[str, Ours] = {}
 
 def ours_of(row: Row) -> Ours:
     """What the library does; several rows ask for the same."""
-    key = f"{row.method.name} {row.world} {row.case}"
+    key = f"{row.method.name}, {row.world}, {row.case}"
     if key not in OURS:
         OURS[key] = run_library(row.method, row.method.worlds[row.world](), row.case)
     return OURS[key]
@@ -239,7 +297,7 @@ def edited(function: Callable[..., Any], lines: tuple[tuple[str, str], ...]) -> 
         source = source.replace(line, other)
     space: dict[str, Any] = {"__name__": module.__name__, "__package__": module.__package__}
     exec(source, space)
-    return space[function.__name__]  # type: ignore[no-any-return]
+    return space[function.__name__]
 
 
 @dataclass(frozen=True)
@@ -304,9 +362,9 @@ class Paper:
 
     def back(self, rows: Mapping[int, Vector] | Vector) -> Vector:
         """Rows of the reference's clients as rows of the library's; zeros where there is none."""
-        found = [rows.get(self.copies.index(k)) if isinstance(rows, Mapping) else rows[self.copies.index(k)] for k in range(N)]
-        some = next(row for row in found if row is not None)
-        return np.stack([np.zeros_like(some) if row is None else row for row in found])
+        rows = rows if isinstance(rows, Mapping) else dict(enumerate(rows))
+        none = np.zeros_like(next(iter(rows.values())))
+        return np.stack([rows.get(self.copies.index(k), none) for k in range(N)])
 
     def by_steps(self, r: int, cohort: list[int], call: Callable[[list[int], int], Vectors]) -> Vectors:
         """The mean over clients of what a reference for equal steps returns: one call for each number of steps."""
@@ -349,7 +407,7 @@ class Paper:
         """Local steps of the library's client k in round r."""
         steps, size = self.options["steps"], self.case.batch_size
         if isinstance(steps, fs.Interval):
-            return interval(r + 1, steps.initial, steps.base, steps.rounding)  # type: ignore[no-any-return]
+            return interval(r + 1, steps.initial, steps.base, steps.rounding)
         if isinstance(steps, fs.Epochs):
             return math.ceil(round(steps.epochs * (1 if size is None else math.ceil(sizes[k] / size)), 9))
         return int(steps)
@@ -423,40 +481,3 @@ def distance(ours: Vectors, theirs: Vectors, unseen: tuple[str, ...] = ()) -> fl
 def in_point(vectors: Vectors) -> Vectors:
     """x and y alone."""
     return {name: vectors[key] for name, key in (("x", "x"), ("x", "h.0"), ("y", "y")) if key in vectors}
-
-
-# --- rows that many methods have --------------------------------------------------------------------------------
-
-
-def rates_of(method: Method) -> list[str]:
-    """The hyperparameters that may be schedules."""
-    kind = method.build(**method.options)
-    return [f.name for f in dataclasses.fields(kind) if f.init and kind_of(f) == "Rate"]  # type: ignore[arg-type]
-
-
-def scheduled(method: Method, schedules: Options, case: Case, world: str = "", **needed: Options) -> Iterator[Row]:
-    """Every rate by every schedule; some rates need other options to matter, ``needed``."""
-    for rate in rates_of(method):
-        for name, schedule in schedules.items():
-            options = {**case.options, rate: schedule, **needed.get(rate, {})}
-            yield Row(method, world or method.home, f"{rate}, {name}", replace(case, options=options))
-
-
-def wrong(method: Method, label: str, case: Case | None = None, world: str = "", **change: Any) -> Row:
-    """A row whose reference has something otherwise."""
-    return Row(method, world or method.home, label, case or Case(), Change(**change))
-
-
-def usual_mistakes(method: Method, case: Case) -> Iterator[Row]:
-    """Every number of the hyperparameters slightly off, other batches, other weights."""
-    for key, value in {**method.options, **case.options}.items():
-        here = method.wrong_in.get(key, case)
-        if here is None or isinstance(value, bool) or not isinstance(value, int | float):
-            continue
-        value = here.options.get(key, value)
-        other = value + 1 if isinstance(value, int) else value * 1.01 if value else 1e-3
-        yield wrong(method, key, here, options={key: other})
-    yield wrong(method, "another seed", case, seed=SEED + 1)
-    yield wrong(method, "other batches", case, run={"sampling": "stratified"})
-    if "weighting" not in method.wrong_in:
-        yield wrong(method, "other weights", case, run={"weighting": "samples"})

@@ -10,20 +10,7 @@ from typing import Any
 import numpy as np
 
 import fedstrata as fs
-from algorithms.equations import (
-    Case,
-    Method,
-    Options,
-    Paper,
-    Row,
-    Rows,
-    Vector,
-    Vectors,
-    scheduled,
-    storm_weight,
-    usual_mistakes,
-    wrong,
-)
+from algorithms.equations import PARTIAL, PASSES, USUAL, Case, Method, Options, Paper, Row, Rows, Vectors, storm_weight
 from reference.comfedl import comfedl
 from reference.fednest import fednest
 from reference.local_moml import local_moml
@@ -38,6 +25,7 @@ from worlds import (
     Composition,
     Draw,
     N,
+    Vector,
     World,
     damaml_world,
     logistic,
@@ -75,7 +63,7 @@ def weight(paper: Paper, key: str, r: int) -> Callable[[int, int], float]:
 
 
 def comfedl_round(paper: Paper, r: int, state: Vectors, group: list[int], steps: int) -> Vectors:
-    return paper.call(comfedl, state["x"], [group], *functions(paper, r), steps, lr=rate(paper, "lr", r))  # type: ignore[no-any-return]
+    return paper.call(comfedl, state["x"], [group], *functions(paper, r), steps, lr=rate(paper, "lr", r))
 
 
 def scgd_round(paper: Paper, r: int, state: Vectors, group: list[int], steps: int) -> Vectors:
@@ -84,7 +72,7 @@ def scgd_round(paper: Paper, r: int, state: Vectors, group: list[int], steps: in
     if paper.method.build is fs.LocalSCGDM:
         rates |= {"alpha": weight(paper, "alpha", r), "m": state.get("m")}
     method = local_scgdm if "alpha" in rates else local_scgd
-    return paper.call(method, state["x"], [group], *functions(paper, r), steps, **rates)  # type: ignore[no-any-return]
+    return paper.call(method, state["x"], [group], *functions(paper, r), steps, **rates)
 
 
 def moml_round(paper: Paper, r: int, state: Vectors, group: list[int], steps: int) -> Vectors:
@@ -190,7 +178,7 @@ def storm_rounds(paper: Paper) -> Vectors:
         more |= {"w_bar": a[1]} if matrix == "belief" else {"a_max": a[1]} if matrix == "amsgrad" else {}
 
     def after(rounds: int) -> dict[str, Any]:
-        return paper.call(adamfcgd, world.x0, paper.everyone[:rounds], *functions, q, **arguments, **more)  # type: ignore[no-any-return]
+        return paper.call(adamfcgd, world.x0, paper.everyone[:rounds], *functions, q, **arguments, **more)
 
     out = after(len(paper.everyone))
     if matrix == "identity" and not given:  # the printed loop over t
@@ -249,31 +237,15 @@ FEDNEST = composition(
     home="mixed, global",
 )
 storm = partial(composition, reference=storm_rounds, keep=keep_estimates, home="mixed", rounds=3)
-STORMS = [
-    storm("mfcgd", build=fs.MFCGD, options=STORM),
-    storm("adamfcgd", build=fs.AdaMFCGD, options={**STORM, **ADAPTIVE}),
-]
+ADAMFCGD = storm("adamfcgd", build=fs.AdaMFCGD, options={**STORM, **ADAPTIVE})
+STORMS = [storm("mfcgd", build=fs.MFCGD, options=STORM), ADAMFCGD]
 METHODS = {method.name: method for method in (*LOCAL, FEDNEST, *STORMS)}
 
 
 # --- rows ------------------------------------------------------------------------------------------------------------
 
 
-FULL = {
-    "one at a time": Case(chunk=1),
-    "two at a time": Case(chunk=2),
-    "full batches": Case(batch_size=None),
-    "epochs": Case(sampling="epochs", batch_size=4),
-    "weighted": Case(weighting="samples", chunk=2),
-    "given state": Case(given=True, first_round=3),
-    "one step": Case(options={"steps": 1}),
-}
-PARTIAL = {
-    "partial": Case(participation=3),
-    "partial, weighted, epochs": Case(participation=2, weighting="samples", sampling="epochs", chunk=1),
-    "passes": Case(options={"steps": fs.Epochs(1.5)}, sampling="epochs", batch_size=4),
-    "passes, partial, weighted": Case(options={"steps": fs.Epochs(0.7)}, participation=4, weighting="samples", chunk=2),
-}
+FULL = {**USUAL, "one step": Case(options={"steps": 1})}
 SCHEDULES = {"cube root": fs.CubeRoot(0.9, 2.0), "round decay": fs.RoundDecay(0.5, 0.6)}
 ABOVE_1: dict[str, Options] = {
     "local_scgd": {"eta": fs.CubeRoot(2.5, 2.0)},
@@ -309,82 +281,79 @@ def worlds_of(name: str) -> list[str]:
     return [w for w in COMPOSITIONS if "global" not in w and not w.startswith(("constant", *unlike))]
 
 
-def in_form(row: Row, form: str) -> Row:
-    case = replace(row.case, options={**row.case.options, "jacobian": form})
-    return replace(row, label=f"{row.label}, {form}", case=case)
-
-
 def right_rows() -> Iterator[Row]:
     for method in (*LOCAL, FEDNEST):
         for world in worlds_of(method.name):
-            yield Row(method, world, "minibatches")
-        for label, case in (FULL if method is FEDNEST else {**FULL, **PARTIAL}).items():
-            yield Row(method, method.home, label, case)
+            yield method.row("minibatches", world=world)
+        for label, case in (FULL if method is FEDNEST else {**FULL, **PARTIAL, **PASSES}).items():
+            yield method.row(label, case)
         if method.name in ABOVE_1:
-            yield Row(method, method.home, "weights above 1", Case(options=ABOVE_1[method.name]))
-        yield from scheduled(method, SCHEDULES, Case())
+            yield method.row("weights above 1", Case(options=ABOVE_1[method.name]))
+        yield from method.scheduled(SCHEDULES, Case())
     for method in STORMS:
-        adaptive = method.name == "adamfcgd"
         for world in worlds_of(method.name):
             one = "exact" if world.startswith("robust") else "product"
-            for form in (one,) if adaptive else FORMS:
-                yield in_form(Row(method, world, "minibatches"), form)
-        rows = [Row(method, method.home, label, case) for label, case in OF_STORMS.items()]
-        rows += scheduled(method, SCHEDULES, Case(), theta={"first_matrix": "accumulator"})
-        yield from (in_form(row, form) for row in rows for form in FORMS)
-        yield Row(method, method.home, "auto")
+            for form in (one,) if method is ADAMFCGD else FORMS:
+                yield in_form(method, form, "minibatches", Case(), world)
+        for label, case in OF_STORMS.items():
+            yield from (in_form(method, form, label, case) for form in FORMS)
+        for row in method.scheduled(SCHEDULES, Case(), theta={"first_matrix": "accumulator"}):
+            yield from (in_form(method, form, f"{row.label}, {row.form}", row.case) for form in FORMS)
+        yield method.row("auto")
         for world in ("mixed", "maml", "robust, exp"):
-            yield in_form(Row(method, world, "projected", Case(options=BALLS)), "exact")
+            yield in_form(method, "exact", "projected", Case(options=BALLS), world)
     for matrix in MATRICES:
-        method, options = METHODS["adamfcgd"], {"matrix": matrix}
         for first in ("average", "accumulator", "identity"):
-            case = Case(options={**options, "first_matrix": first})
-            yield in_form(Row(method, "mixed", f"{matrix}, {first}", case), "exact")
+            case = Case(options={"matrix": matrix, "first_matrix": first})
+            yield in_form(ADAMFCGD, "exact", f"{matrix}, {first}", case)
         for form in FORMS:
-            given = Case(options=options, given=True, first_round=2)
-            yield in_form(Row(method, "mixed", f"{matrix}, given state", given), form)
-            one_step = Case(options={**options, "steps": 1})
-            yield in_form(Row(method, "robust, exp", f"{matrix}, one step", one_step), form)
-    theta = {"theta": SCHEDULES["round decay"]}
-    yield Row(METHODS["adamfcgd"], "mixed", "the first theta", Case(rounds=1, options=theta))
+            given = Case(options={"matrix": matrix}, given=True, first_round=2)
+            yield in_form(ADAMFCGD, form, f"{matrix}, given state", given)
+            one_step = Case(options={"matrix": matrix, "steps": 1})
+            yield in_form(ADAMFCGD, form, f"{matrix}, one step", one_step, "robust, exp")
+    yield ADAMFCGD.row("the first theta", Case(rounds=1, options={"theta": SCHEDULES["round decay"]}))
+
+
+def in_form(method: Method, form: str, label: str, case: Case, world: str = "") -> Row:
+    return method.row(label, replace(case, options={**case.options, "jacobian": form}), world, form)
 
 
 def wrong_rows() -> Iterator[Row]:
     for method in METHODS.values():
-        yield from usual_mistakes(method, Case())
-    plain, normalised, moml = METHODS["comfedl"], METHODS["comfedl, normalised"], METHODS["local_moml"]
+        yield from method.usual_mistakes()
+    comfedl, normalised, moml = (METHODS[name] for name in ("comfedl", "comfedl, normalised", "local_moml"))
 
-    def other_world(method: Method, label: str, world: str, build: Callable[..., World], **options: Any) -> Row:
-        case = Case(batch_size=1) if label == "tangent" else None
-        return wrong(method, label, case, world, world_of=lambda _: build(**options))
+    def built(build: Callable[..., World], *arguments: Any, **options: Any) -> Callable[[World], World]:
+        """Another world, built anew."""
+        return lambda _: build(*arguments, **options)
 
-    yield wrong(normalised, "most", Case(participation=2), "robust, prepared", tweaks={"most": 1.98})
-    exp = partial(robust_world, np.exp)
-    yield other_world(normalised, "tangent", "robust, prepared", exp, shift=None, gamma=0.15, most=N + 1)
-    yield other_world(plain, "gamma", "robust, exp", exp, gamma=GAMMA * 1.01)
-    yield other_world(plain, "shift", "robust, exp", exp, shift=SHIFT * 1.01)
-    steeper = partial(robust_world, lambda t: 2.02 / (1 + np.exp(-2.02 * t)))
-    yield other_world(plain, "link", "robust, own link", steeper, link=steep)
-    yield other_world(plain, "order", "damaml, first order", damaml_world, first_order=False)
-    yield wrong(moml, "inner lr", arguments={"inner_lr": INNER_LR * 1.01})
-    yield wrong(moml, "order", arguments={"first_order": True})
+    yield normalised.wrong("most", Case(participation=2), "robust, prepared", tweaks={"most": 1.98})
+    other = built(robust_world, np.exp, shift=None, gamma=0.15, most=N + 1)
+    yield normalised.wrong("tangent", Case(batch_size=1), "robust, prepared", world_of=other)
+    yield comfedl.wrong("gamma", None, "robust, exp", world_of=built(robust_world, np.exp, gamma=GAMMA * 1.01))
+    yield comfedl.wrong("shift", None, "robust, exp", world_of=built(robust_world, np.exp, shift=SHIFT * 1.01))
+    other = built(robust_world, lambda t: 2.02 / (1 + np.exp(-2.02 * t)), link=steep)
+    yield comfedl.wrong("link", None, "robust, own link", world_of=other)
+    yield comfedl.wrong("order", None, "damaml, first order", world_of=built(damaml_world, first_order=False))
+    yield moml.wrong("inner lr", arguments={"inner_lr": INNER_LR * 1.01})
+    yield moml.wrong("order", arguments={"first_order": True})
     for method in STORMS:
-        yield wrong(method, "form", Case(options={"jacobian": "exact"}), options={"jacobian": "product"})
+        yield method.wrong("form", Case(options={"jacobian": "exact"}), options={"jacobian": "product"})
         product, theorem = Case(options={"jacobian": "product"}), Case(options=THEOREM)
         for key in ("alpha", "beta"):
-            yield wrong(method, f"{key}, product", product, options={key: STORM[key] * 1.01})
-        yield wrong(method, "first batches", options={"first_batches": 4})
+            yield method.wrong(f"{key}, product", product, options={key: STORM[key] * 1.01})
+        yield method.wrong("first batches", options={"first_batches": 4})
         for key, radius in BALLS.items():
             for value in (radius * 1.01, None):
-                yield wrong(method, f"{key} {value}", Case(options=BALLS), options={key: value})
-        yield wrong(method, "no theorem", theorem, options={"weights": "constant"})
+                yield method.wrong(f"{key} {value}", Case(options=BALLS), options={key: value})
+        yield method.wrong("no theorem", theorem, options={"weights": "constant"})
         for key in ("alpha", "beta", "varrho"):
-            yield wrong(method, f"{key}, theorem", theorem, options={key: 0.99 * THEOREM[key]})
-        yield wrong(method, "eta, theorem", theorem, options={"eta": fs.CubeRoot(1.3, 2.1)})
+            yield method.wrong(f"{key}, theorem", theorem, options={key: 0.99 * THEOREM[key]})
+        yield method.wrong("eta, theorem", theorem, options={"eta": fs.CubeRoot(1.3, 2.1)})
     for matrix in MATRICES:
-        method, case = METHODS["adamfcgd"], Case(given=True, first_round=2, options={"matrix": matrix})
+        case = Case(given=True, first_round=2, options={"matrix": matrix})
         for key in ("rho", "theta"):
-            yield wrong(method, f"{key}, {matrix}", case, options={key: ADAPTIVE[key] * 1.01})
-        yield wrong(method, f"{matrix}, not adam", case, options={"matrix": "norm" if matrix == "adam" else "adam"})
+            yield ADAMFCGD.wrong(f"{key}, {matrix}", case, options={key: ADAPTIVE[key] * 1.01})
+        yield ADAMFCGD.wrong(f"{matrix}, not adam", case, options={"matrix": "norm" if matrix == "adam" else "adam"})
     for first in ("accumulator", "identity"):
-        yield wrong(METHODS["adamfcgd"], f"first matrix {first}", options={"first_matrix": first})
+        yield ADAMFCGD.wrong(f"first matrix {first}", options={"first_matrix": first})

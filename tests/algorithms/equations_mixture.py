@@ -8,27 +8,16 @@ from functools import partial
 import numpy as np
 
 import fedstrata as fs
-from algorithms.equations import (
-    RIGHT,
-    TOLERANCE,
-    Case,
-    Method,
-    Paper,
-    Row,
-    Vector,
-    Vectors,
-    usual_mistakes,
-    wrong,
-)
+from algorithms.equations import RIGHT, TOLERANCE, Case, Method, Paper, Row, Vectors
 from plain_worlds import MIXTURES
 from reference.afl import afl
 from reference.drfa import drfa
-from worlds import N
+from worlds import N, Vector
 
 
 def gradient(paper: Paper, k: int, r: int, t: int, x: Vector) -> Vector:
     decay = paper.options.get("weight_decay", 0.0)
-    return paper.world.gradient(paper.batch(k, r, t), x) + decay * x  # type: ignore[no-any-return]
+    return paper.world.gradient(paper.batch(k, r, t), x) + decay * x
 
 
 def loss(paper: Paper, k: int, r: int, x: Vector, exchange: int) -> float:
@@ -114,10 +103,10 @@ OF_DRFA = {
 def right_rows() -> Iterator[Row]:
     for method in METHODS.values():
         for label, case in (USUAL if method is AFL else {**USUAL, **OF_DRFA}).items():
-            yield Row(method, method.home, label, case)
+            yield method.row(label, case)
 
 
 def wrong_rows() -> Iterator[Row]:
-    yield from usual_mistakes(AFL, Case())
-    yield from usual_mistakes(DRFA, Case(participation=3))
-    yield wrong(DRFA, "last iterates as snapshots", Case(participation=3), tweaks={"snapshot": 4})
+    yield from AFL.usual_mistakes()
+    yield from DRFA.usual_mistakes(Case(participation=3))
+    yield DRFA.wrong("last iterates as snapshots", Case(participation=3), tweaks={"snapshot": 4})

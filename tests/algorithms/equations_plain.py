@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 import fedstrata as fs
-from algorithms.equations import Case, Method, Options, Paper, Row, Rows, Vector, Vectors, usual_mistakes, wrong
+from algorithms.equations import Case, Method, Options, Paper, Row, Rows, Vectors
 from plain_worlds import PLAIN
 from reference.fedams import fedams
 from reference.fedavg import fedavg
@@ -22,7 +22,7 @@ from reference.local_adaalter import local_adaalter
 from reference.local_amsgrad import local_amsgrad
 from reference.qfedavg import qfedavg
 from reference.scaffold import scaffold
-from worlds import N, World
+from worlds import N, Vector, World
 
 Reference = Callable[..., dict[str, Any]]
 
@@ -52,14 +52,16 @@ def by_rounds(function: Reference, server: tuple[str, ...], kept: tuple[str, ...
             cohort = [k for k in cohort for _ in range(weights[k])]
             arguments["loss"] = lambda k, x: paper.world.loss(paper.batch(k, 0, 0, times=None), x)
         steps = lambda k, *_, r=r: paper.steps_of(k, r)  # noqa: E731
-        state = paper.call(function, x, [cohort], lambda k, _, t, x, r=r: gradient(paper, k, r, t, x), steps, **arguments)
+        state = paper.call(
+            function, x, [cohort], lambda k, _, t, x, r=r: gradient(paper, k, r, t, x), steps, **arguments
+        )
         x = state.pop("x")
     rows = {f"{key.removesuffix('_k')}_k": paper.back(state[key]) for key in kept}
     return {"x": x, **{key: state[names[key]] for key in server}, **rows}
 
 
 def gradient(paper: Paper, k: int, r: int, t: int, x: Vector, stream: int = 0) -> Vector:
-    return paper.world.gradient(paper.batch(k, r, t, stream=stream), x)  # type: ignore[no-any-return]
+    return paper.world.gradient(paper.batch(k, r, t, stream=stream), x)
 
 
 def met_before(*names: str) -> Callable[[World, Case, Vectors, np.random.Generator], Rows]:
@@ -189,33 +191,33 @@ def right_rows() -> Iterator[Row]:
         for label, here in {**USUAL, **OF_AVERAGING}.items():
             if method.build is not fs.Scaffold or here.weighting == "uniform":  # weighted SCAFFOLD has no paper
                 for world in PLAIN:
-                    yield Row(method, world, label, fitted(method, here))
+                    yield method.row(label, fitted(method, here), world)
     for method in ADAPTIVE:
         for label, here in {**USUAL, **GROWING}.items():
             for world in PLAIN if label in IN_SOFTMAX else ["quadratic"]:
-                yield Row(method, world, label, fitted(method, here))
+                yield method.row(label, fitted(method, here), world)
         for label in OWN_STARTS:
             here = fitted(method, {**USUAL, **GROWING}[label])
-            yield Row(method, "softmax", f"own start, {label}", replace(here, given=False))
+            yield method.row(f"own start, {label}", replace(here, given=False), "softmax")
 
 
 def wrong_rows() -> Iterator[Row]:
     usual, minibatches = USUAL["partial participation"], USUAL["minibatches"]
     for method in METHODS.values():
-        yield from usual_mistakes(method, usual)
-        yield wrong(method, "interval", usual, options={"steps": fs.Interval(3, 2.0)})
+        yield from method.usual_mistakes(usual)
+        yield method.wrong("interval", usual, options={"steps": fs.Interval(3, 2.0)})
 
     def option(name: str, key: str, *values: Any) -> Iterator[Row]:
         for value in values:
-            yield wrong(METHODS[name], f"{key} {value}", usual, options={key: value})
+            yield METHODS[name].wrong(f"{key} {value}", usual, options={key: value})
 
     yield from option("scaffold II", "option", "I")
-    yield wrong(METHODS["fedadam"], "fedyogi", usual, tweaks={"function": fedyogi})
+    yield METHODS["fedadam"].wrong("fedyogi", usual, tweaks={"function": fedyogi})
     yield from option("fedlalr", "aggregate", "max")
     yield from option("fedlalr, max", "aggregate", "mean")
     yield from option("fedlalr, restart", "aggregate", "max")
     for name in ("fedlalr, restart", "fedlalr, restart, max"):
-        yield wrong(METHODS[name], "restart forgotten", minibatches, options={"restart": False})
+        yield METHODS[name].wrong("restart forgotten", minibatches, options={"restart": False})
     for version in (1, 2):
         yield from option(f"fedams {version}", "option", 3 - version)
         yield from option(f"fedams {version}", "maximum", False)
@@ -224,5 +226,5 @@ def wrong_rows() -> Iterator[Row]:
     for optimizer in ("adagrad", "adam", "yogi"):
         yield from option(f"lafedopt {optimizer} joint", "correction", "local", "none")
         yield from option(f"lafedopt {optimizer} local", "correction", "none")
-    yield wrong(METHODS["lafedopt, server adam"], "tau, own start", options={"tau": 0.0404})
-    yield wrong(METHODS["local_amsgrad"], "moments forgotten", minibatches, tweaks={"forgets": True})
+    yield METHODS["lafedopt, server adam"].wrong("tau, own start", options={"tau": 0.0404})
+    yield METHODS["local_amsgrad"].wrong("moments forgotten", minibatches, tweaks={"forgets": True})

@@ -13,19 +13,7 @@ import numpy as np
 import pytest
 
 import fedstrata as fs
-from algorithms.equations import (
-    Case,
-    Method,
-    Options,
-    Paper,
-    Row,
-    Rows,
-    Vectors,
-    scheduled,
-    storm_weight,
-    usual_mistakes,
-    wrong,
-)
+from algorithms.equations import PARTIAL, PASSES, USUAL, Case, Method, Options, Paper, Row, Rows, Vectors, storm_weight
 from reference import fgda as fgda_module
 from reference.cdma import cdma, cdma_ada
 from reference.coda import coda
@@ -178,7 +166,7 @@ def sgda_rounds(paper: Paper) -> Vectors:
         arguments = {**usual_arguments(paper), "first_round": r}
 
         def call(group: list[int], steps: int, state: Vectors = state, arguments: Any = arguments) -> Vectors:
-            return paper.call(local_sgda, *state.values(), [group], partial(gradients, paper), steps, **arguments)  # type: ignore[no-any-return]
+            return paper.call(local_sgda, *state.values(), [group], partial(gradients, paper), steps, **arguments)
 
         state = paper.by_steps(r, cohort, call)
     return state
@@ -205,7 +193,7 @@ def plus_rounds(method: Callable[..., Any], paper: Paper) -> Vectors:
 
     def after(cohorts: list[list[int]]) -> dict[str, Any]:
         point = paper.world.x0, paper.world.y0
-        return paper.call(method, *point, cohorts, partial(gradients, paper), steps, **arguments)  # type: ignore[no-any-return]
+        return paper.call(method, *point, cohorts, partial(gradients, paper), steps, **arguments)
 
     out, before = after(paper.cohorts()), after(paper.cohorts()[:-1])
     return {"x": out["x"], "y": out["y"], "snapshot_k": np.tile(before["snapshot"], (N, 1))}
@@ -228,7 +216,7 @@ def momentum_rounds(paper: Paper) -> Vectors:
     point = paper.world.x0, paper.world.y0, paper.cohorts(), partial(gradients, paper), paper.options["steps"]
     out = paper.call(local_sgdam, *point, average_momentum=average, **arguments)
     if average:
-        return out  # type: ignore[no-any-return]
+        return out
     return {"x": out["x"], "y": out["y"], "d_x_k": paper.back(out["d_x"]), "d_y_k": paper.back(out["d_y"])}
 
 
@@ -330,7 +318,7 @@ def coda_rounds(paper: Paper) -> Vectors:
             paper.batch(k, ends[s], 0, 2 if average else 1, times=options["estimate_batches"]) for k in paper.copies
         ]
         mean = np.mean([world.best(batch, v) for batch in batches], axis=0)
-        return mean if world.project is None else world.project(mean)  # type: ignore[no-any-return]
+        return mean if world.project is None else world.project(mean)
 
     arguments: dict[str, Any] = {"clients": paper.clients, "eta0": options["lr"], "t0": options["stage_steps"]}
     arguments |= {"gamma": options["gamma"], "factor": options["factor"], "average_iterates": average}
@@ -460,22 +448,6 @@ def with_options(**options: Any) -> Case:
     return Case(options=options)
 
 
-USUAL = {
-    "one at a time": Case(chunk=1),
-    "two at a time": Case(chunk=2),
-    "full batches": Case(batch_size=None),
-    "epochs": Case(sampling="epochs", batch_size=4),
-    "weighted": Case(weighting="samples", chunk=2),
-    "given state": given(3),
-}
-PARTIAL = {
-    "partial": Case(participation=3),
-    "partial, weighted, epochs": Case(participation=2, weighting="samples", sampling="epochs", chunk=1),
-}
-PASSES = {
-    "passes": Case(options={"steps": fs.Epochs(1.5)}, sampling="epochs", batch_size=4),
-    "passes, partial, weighted": Case(options={"steps": fs.Epochs(0.7)}, participation=4, weighting="samples", chunk=2),
-}
 ONE_STEP = {"one step": with_options(steps=1)}
 DECAY = {
     "weight decay": given(3, options={"weight_decay": 0.2}),
@@ -489,9 +461,7 @@ OF_STORMS = {
     "theorem": with_options(**THEOREM),
     "theorem, round decay": with_options(**{**THEOREM, "eta": fs.RoundDecay(0.9, 0.7)}),
     "theorem, given state": given(2, options=THEOREM),
-    "theorem, scheduled": with_options(
-        **{**THEOREM, "alpha": fs.RoundDecay(1.5, 0.5), "beta": fs.CubeRoot(2.0, 3.0)}
-    ),
+    "theorem, scheduled": with_options(**{**THEOREM, "alpha": fs.RoundDecay(1.5, 0.5), "beta": fs.CubeRoot(2.0, 3.0)}),
     "first batches": with_options(first_batches=5),
     "first batches, epochs": Case(options={"first_batches": 2}, sampling="epochs"),
     "weights 0": with_options(alpha=0.0, beta=0.0),
@@ -564,32 +534,32 @@ def right_rows() -> Iterator[Row]:
     """Every method in each world, and in its home in every case."""
     for method in METHODS.values():
         for world in SADDLES:
-            yield Row(method, world, "minibatches")
+            yield method.row("minibatches", world=world)
         for label, case in {**USUAL, **CASES[method.name]}.items():
-            yield Row(method, method.home, label, case)
-        yield from scheduled(method, SCHEDULES, Case(rounds=3), "free", theta={"first_matrix": "accumulator"})
-        yield Row(method, "ball", "given state", given(3))
+            yield method.row(label, case)
+        yield from method.scheduled(SCHEDULES, Case(rounds=3), "free", theta={"first_matrix": "accumulator"})
+        yield method.row("given state", given(3), "ball")
     coda = METHODS["coda"]
-    yield Row(coda, "free", "three stages", Case(rounds=7))
-    yield Row(coda, ACTIVE, "three stages", Case(rounds=7))
-    yield Row(coda, ACTIVE, "last iterates", Case(options={"average": False}, rounds=5))
-    yield Row(coda, "auc, prepared, scaled", "weighted", Case(weighting="samples", rounds=5))
-    yield Row(coda, "auc, margin", "full batches", Case(batch_size=None, rounds=5))
-    yield Row(METHODS["codasca"], ACTIVE, "three stages", Case(rounds=5))
+    yield coda.row("three stages", Case(rounds=7), "free")
+    yield coda.row("three stages", Case(rounds=7), ACTIVE)
+    yield coda.row("last iterates", Case(options={"average": False}, rounds=5), ACTIVE)
+    yield coda.row("weighted", Case(weighting="samples", rounds=5), "auc, prepared, scaled")
+    yield coda.row("full batches", Case(batch_size=None, rounds=5), "auc, margin")
+    yield METHODS["codasca"].row("three stages", Case(rounds=5), ACTIVE)
     for world in PROJECTED:
-        yield Row(METHODS["codasca"], world, "server rates above 1", with_options(server_lr=1.6))
-        yield Row(METHODS["sagda"], world, "server rates above 1", with_options(server_lr=1.6, server_dual_lr=1.6))
+        yield METHODS["codasca"].row("server rates above 1", with_options(server_lr=1.6), world)
+        yield METHODS["sagda"].row("server rates above 1", with_options(server_lr=1.6, server_dual_lr=1.6), world)
     for name in ("fgda", "local_sgdam", "sagda"):
         for world in ("auc, prepared, scaled", "fair, classes"):
-            yield Row(METHODS[name], world, "weighted", Case(weighting="samples"))
+            yield METHODS[name].row("weighted", Case(weighting="samples"), world)
     for name in ("adafgda", "adafgda, single"):
         for matrix in MATRICES:
             for first in ("average", "accumulator", "identity"):
-                yield Row(METHODS[name], "free", f"{matrix}, {first}", with_options(matrix=matrix, first_matrix=first))
-            yield Row(METHODS[name], "free", f"{matrix}, given state", given(2, options={"matrix": matrix}))
-            yield Row(METHODS[name], "ball", f"{matrix}, one step", with_options(matrix=matrix, steps=1))
+                yield METHODS[name].row(f"{matrix}, {first}", with_options(matrix=matrix, first_matrix=first), "free")
+            yield METHODS[name].row(f"{matrix}, given state", given(2, options={"matrix": matrix}), "free")
+            yield METHODS[name].row(f"{matrix}, one step", with_options(matrix=matrix, steps=1), "ball")
     theta = {"theta": SCHEDULES["round decay"]}
-    yield Row(METHODS["adafgda"], "free", "the first theta", Case(rounds=1, options=theta))
+    yield METHODS["adafgda"].row("the first theta", Case(rounds=1, options=theta), "free")
 
 
 def wrong_rows() -> Iterator[Row]:
@@ -597,44 +567,44 @@ def wrong_rows() -> Iterator[Row]:
         return replace(world, project=None)
 
     for method in METHODS.values():
-        yield from usual_mistakes(method, Case())
+        yield from method.usual_mistakes()
         for world in (*PROJECTED, ACTIVE):
-            yield wrong(method, "no projection", None, world, world_of=without_projection)
+            yield method.wrong("no projection", None, world, world_of=without_projection)
         if "weight decay" in CASES[method.name]:
-            yield wrong(method, "weight_decay", DECAY["weight decay"], options={"weight_decay": 0.202})
+            yield method.wrong("weight_decay", DECAY["weight decay"], options={"weight_decay": 0.202})
     for name in ("local_sgda_plus", "local_sgdam_plus"):
-        yield wrong(METHODS[name], "steps", options={"steps": 4, "snapshot_every": 8})
-        yield wrong(METHODS[name], "snapshot_every", options={"snapshot_every": 3})
+        yield METHODS[name].wrong("steps", options={"steps": 4, "snapshot_every": 8})
+        yield METHODS[name].wrong("snapshot_every", options={"snapshot_every": 3})
     for method in STORMS:
         theorem = with_options(**THEOREM)
-        yield wrong(method, "first batches", options={"first_batches": 4})
-        yield wrong(method, "hat", None, "ball", arguments={"projection": "hat"})
-        yield wrong(method, "estimates from the means", arguments={"two_phase": False, "never_averaged": False})
-        yield wrong(method, "no theorem", theorem, options={"weights": "constant"})
+        yield method.wrong("first batches", options={"first_batches": 4})
+        yield method.wrong("hat", None, "ball", arguments={"projection": "hat"})
+        yield method.wrong("estimates from the means", arguments={"two_phase": False, "never_averaged": False})
+        yield method.wrong("no theorem", theorem, options={"weights": "constant"})
         for key in ("alpha", "beta"):
             case = with_options(**{**THEOREM, "alpha": 0.9})
-            yield wrong(method, f"{key}, theorem", case, options={key: 0.99 * THEOREM[key]})
-        yield wrong(method, "eta, theorem", theorem, options={"eta": fs.CubeRoot(1.2, 2.1)})
+            yield method.wrong(f"{key}, theorem", case, options={key: 0.99 * THEOREM[key]})
+        yield method.wrong("eta, theorem", theorem, options={"eta": fs.CubeRoot(1.2, 2.1)})
         if "single" not in method.name:
-            yield wrong(method, "never averaged", arguments={"never_averaged": True})
+            yield method.wrong("never averaged", arguments={"never_averaged": True})
     for name in ("adafgda", "adafgda, single"):
         for first in ("accumulator", "identity"):
-            yield wrong(METHODS[name], f"first matrix {first}", options={"first_matrix": first})
+            yield METHODS[name].wrong(f"first matrix {first}", options={"first_matrix": first})
         for matrix in MATRICES:
             case = given(2, options={"matrix": matrix})
             for key in ("rho", "theta"):
-                yield wrong(METHODS[name], f"{key}, {matrix}", case, options={key: ADAPTIVE[key] * 1.01})
+                yield METHODS[name].wrong(f"{key}, {matrix}", case, options={key: ADAPTIVE[key] * 1.01})
     for name in ("local_sgdam", "local_sgdam, own momenta", "local_sgdam_plus"):
-        yield wrong(METHODS[name], "hat", None, "ball", arguments={"projection": "hat"})
+        yield METHODS[name].wrong("hat", None, "ball", arguments={"projection": "hat"})
     partly = Case(participation=3)
-    yield wrong(METHODS["sagda"], "variates of the cohort", partly, arguments={"server": "cohort"})
-    yield wrong(METHODS["sagda"], "no control", arguments={"control": False})
+    yield METHODS["sagda"].wrong("variates of the cohort", partly, arguments={"server": "cohort"})
+    yield METHODS["sagda"].wrong("no control", arguments={"control": False})
     for name in ("cdma", "cdma, ada"):
-        yield wrong(METHODS[name], "one cohort", partly, arguments={"update_cohorts": None})
-    yield wrong(METHODS["fednest"], "light", arguments={"light": True})
-    yield wrong(METHODS["coda"], "last iterates", arguments={"average_iterates": False})
-    yield wrong(METHODS["coda"], "no estimate", arguments={"estimate": None})
-    yield wrong(METHODS["codasca"], "dual at the new point", arguments={"dual": "new"})
-    yield wrong(METHODS["codasca"], "centre from rounds", arguments={"reference": "rounds"})
-    yield wrong(METHODS["codasca"], "no control", arguments={"control": False})
-    yield wrong(METHODS["codasca"], "no clip", arguments={"clip": None})
+        yield METHODS[name].wrong("one cohort", partly, arguments={"update_cohorts": None})
+    yield METHODS["fednest"].wrong("light", arguments={"light": True})
+    yield METHODS["coda"].wrong("last iterates", arguments={"average_iterates": False})
+    yield METHODS["coda"].wrong("no estimate", arguments={"estimate": None})
+    yield METHODS["codasca"].wrong("dual at the new point", arguments={"dual": "new"})
+    yield METHODS["codasca"].wrong("centre from rounds", arguments={"reference": "rounds"})
+    yield METHODS["codasca"].wrong("no control", arguments={"control": False})
+    yield METHODS["codasca"].wrong("no clip", arguments={"clip": None})

@@ -5,23 +5,18 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from algorithms import equations_composition, equations_mixture, equations_plain, equations_saddle
+from algorithms import equations_composition, equations_levels, equations_mixture, equations_plain, equations_saddle
 from algorithms.equations import TOLERANCE, Row, distance, in_point, ours_of, run_reference
 from cases import table
 
-FAMILIES = [equations_plain, equations_mixture, equations_composition, equations_saddle]
+FAMILIES = [equations_plain, equations_mixture, equations_composition, equations_saddle, equations_levels]
 RIGHT = [row for family in FAMILIES for row in family.right_rows()]
 WRONG = [row for family in FAMILIES for row in family.wrong_rows()]
 
 pytestmark = pytest.mark.untraced
 
 
-def axes(row: Row) -> tuple[str, ...]:
-    """Worlds and cases count for each family apart."""
-    return row.method.name, f"{row.method.family} {row.world}", f"{row.method.family} {row.label}"
-
-
-@table("row", [(row,) for row in RIGHT], key=axes, name=Row.place)
+@table("row", [(row,) for row in RIGHT], key=Row.axes, name=Row.name)
 def test_rounds_agree_with_the_reference(row: Row) -> None:
     ours, world = ours_of(row), row.method.worlds[row.world]()
     theirs = run_reference(row, ours)
@@ -31,7 +26,7 @@ def test_rounds_agree_with_the_reference(row: Row) -> None:
         assert row.method.least[key] < np.abs(end - start).max() < 20, f"{key} hardly moved, or far away"
 
 
-@table("row", [(row,) for row in WRONG], key=axes, name=Row.place)
+@table("row", [(row,) for row in WRONG], key=Row.axes, name=Row.name)
 def test_a_wrong_reference_breaks_the_agreement(row: Row) -> None:
     ours = ours_of(row)
     assert distance(in_point(ours.vectors), in_point(run_reference(row, ours))) > 1e4 * TOLERANCE
