@@ -6,18 +6,15 @@
     row      a method in a world in a case; a wrong row has a change that makes the reference another one
 
 Nothing of the library is on both sides but the rule that names a batch. The tables of rows are in equations_*.py, one
-for each family of methods; test_equations.py runs them.
+for each family of methods; what a reference is told is in paper.py; test_equations.py runs both sides.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import inspect
-import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cache, cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -26,13 +23,14 @@ import fedstrata as fs
 from fedstrata.algorithms.algorithm import kind_of
 from fedstrata.clients import Clients
 from fedstrata.training.states import state_of, tensors_of
-from reference.fedlalr import interval
-from support import drawn, make_clients, make_setting, started
-from worlds import SIZES, Arrays, Draw, N, Vector, World
+from support import make_clients, make_setting, started
+from worlds import N, Vector, World
+
+if TYPE_CHECKING:
+    from algorithms.paper import Paper
 
 SEED = 11
 TOLERANCE = 1e-9
-COMMON = math.gcd(*SIZES)
 
 Options = Mapping[str, Any]
 Vectors = dict[str, Vector]
@@ -277,194 +275,6 @@ def ours_of(row: Row) -> Ours:
     if key not in OURS:
         OURS[key] = run_library(row.method, row.method.worlds[row.world](), row.case)
     return OURS[key]
-
-
-# --- the reference ---------------------------------------------------------------------------------------------------
-
-
-DRAWN: dict[tuple[Any, ...], Arrays] = {}
-"""Batches drawn before: most rows ask for the same ones."""
-
-
-@cache
-def edited(function: Callable[..., Any], lines: tuple[tuple[str, str], ...]) -> Callable[..., Any]:
-    """A reference with some of its lines written otherwise."""
-    module = inspect.getmodule(function)
-    assert module is not None
-    source = inspect.getsource(module)
-    for line, other in lines:
-        assert source.count(line) == 1, line
-        source = source.replace(line, other)
-    space: dict[str, Any] = {"__name__": module.__name__, "__package__": module.__package__}
-    exec(source, space)
-    return space[function.__name__]
-
-
-@dataclass(frozen=True)
-class Paper:
-    """What a reference is to do: the same rounds, with the same names for batches.
-
-    ``asked`` is the number of exchanges that the problem's query took before the first round.
-    """
-
-    method: Method
-    world: Any
-    case: Case
-    options: Options
-    ours: Ours
-    change: Change
-    asked: int = 0
-
-    @property
-    def weighting(self) -> str:
-        return self.case.weighting
-
-    def call(self, function: Callable[..., Any], *positional: Any, **arguments: Any) -> Any:
-        """Call a reference, or what the change makes of it."""
-        function = edited(function, self.change.lines) if self.change.lines else function
-        return function(*positional, **{**arguments, **self.change.arguments})
-
-    def tweak(self, name: str, default: Any) -> Any:
-        return self.change.tweaks.get(name, default)
-
-    # --- clients --------------------------------------------------------------------------------------------------
-
-    @cached_property
-    def copies(self) -> list[int]:
-        """The library's number of each of the reference's clients."""
-        weigh = self.weighting == "samples" and not self.method.weighted
-        return [k for k in range(N) for _ in range(SIZES[k] // COMMON if weigh else 1)]
-
-    @property
-    def clients(self) -> int:
-        return len(self.copies)
-
-    @property
-    def weights(self) -> dict[int, int]:
-        return dict(enumerate(SIZES if self.weighting == "samples" else [1] * N))
-
-    def cohorts(self, which: int = 0, of: int = 1) -> list[list[int]]:
-        """The reference's clients in each round; where a round draws several cohorts, one of them."""
-        drawn = self.ours.cohorts[which::of]
-        return [[c for c, k in enumerate(self.copies) if k in cohort] for cohort in drawn]
-
-    def rounds(self) -> Iterator[tuple[int, list[int]]]:
-        return enumerate(self.cohorts(), self.case.first_round)
-
-    @property
-    def everyone(self) -> list[list[int]]:
-        return [list(range(self.clients))] * len(self.ours.cohorts)
-
-    def rows(self, name: str) -> dict[int, Vector]:
-        """The random rows that the reference's clients keep."""
-        kept = self.ours.rows[name]
-        return {c: kept[k] for c, k in enumerate(self.copies) if k in kept}
-
-    def back(self, rows: Mapping[int, Vector] | Vector) -> Vector:
-        """Rows of the reference's clients as rows of the library's; zeros where there is none."""
-        rows = rows if isinstance(rows, Mapping) else dict(enumerate(rows))
-        none = np.zeros_like(next(iter(rows.values())))
-        return np.stack([rows.get(self.copies.index(k), none) for k in range(N)])
-
-    def by_steps(self, r: int, cohort: list[int], call: Callable[[list[int], int], Vectors]) -> Vectors:
-        """The mean over clients of what a reference for equal steps returns: one call for each number of steps."""
-        groups: dict[int, list[int]] = {}
-        for c in cohort:
-            groups.setdefault(self.steps_of(self.copies[c], r), []).append(c)
-        ends = [(len(group) / len(cohort), call(group, steps)) for steps, group in groups.items()]
-        return {key: sum(share * end[key] for share, end in ends) for key in ends[0][1]}
-
-    # --- batches --------------------------------------------------------------------------------------------------
-
-    def batch(
-        self, k: int, r: int, t: int, exchange: int = 0, level: int = 0, stream: int = 0, times: int | None = 1
-    ) -> Arrays:
-        """A batch of the library's client k; ``times`` as large, or all its data."""
-        return self.draw(k, r, t, exchange, stream, times)(level)
-
-    def draw(self, k: int, r: int, t: int, exchange: int = 0, stream: int = 0, times: int | None = 1) -> Draw:
-        """The batches of the library's client k by level."""
-        return self.draw_from(self.world.data, k, r, t, exchange, stream, times)
-
-    def draw_from(
-        self, data: fs.FederatedData, k: int, r: int, t: int, exchange: int, stream: int = 0, times: int | None = 1
-    ) -> Draw:
-        size = None if self.case.batch_size is None or times is None else times * self.case.batch_size
-        sampling = self.case.sampling
-
-        def draw(level: int) -> Arrays:
-            names = (self.change.seed, r, exchange, level, stream)
-            key = (id(data), k, names, t, size, sampling)
-            if key not in DRAWN:
-                DRAWN[key] = drawn(data, k, names, t, batch_size=size, sampling=sampling)
-            return DRAWN[key]
-
-        return draw
-
-    # --- time -----------------------------------------------------------------------------------------------------
-
-    def steps_of(self, k: int, r: int, sizes: Any = SIZES) -> int:
-        """Local steps of the library's client k in round r."""
-        steps, size = self.options["steps"], self.case.batch_size
-        if isinstance(steps, fs.Interval):
-            return interval(r + 1, steps.initial, steps.base, steps.rounding)
-        if isinstance(steps, fs.Epochs):
-            return math.ceil(round(steps.epochs * (1 if size is None else math.ceil(sizes[k] / size)), 9))
-        return int(steps)
-
-    def before(self, r: int) -> int:
-        """Local iterations before round r: those of the busiest client in each round."""
-        if isinstance(self.options.get("steps", 1), int):
-            return r * (steps_a_round(self.options) or 1)
-        cohorts = self.ours.cohorts[: r - self.case.first_round]
-        return sum(max(self.steps_of(k, s) for k in cohort) for s, cohort in enumerate(cohorts))
-
-    def at(self, key: str, r: int, iteration: int) -> float:
-        """A rate at a time, from its formula."""
-        value = self.options[key]
-        if isinstance(value, fs.CubeRoot):
-            return float(value.k / (value.n + iteration) ** (1 / 3))
-        if isinstance(value, fs.RoundDecay):
-            return float(value.value * value.factor**r)
-        if isinstance(value, fs.StepDecay):
-            rounds = self.case.first_round + (self.case.rounds or self.method.rounds)
-            passed = [r >= (at if at >= 1 else at * rounds) for at in value.at]
-            return float(value.value * value.factor ** sum(passed))
-        return float(value)
-
-    def rate(self, key: str) -> Callable[[int, int], float]:
-        """A rate by round and local step."""
-        return lambda r, t: self.at(key, r, self.before(r) + t)
-
-    def server_rate(self, key: str) -> Callable[[int], float]:
-        """A rate by round, at its start."""
-        return lambda r: self.rate(key)(r, 0)
-
-
-def storm_weight(paper: Paper, key: str, later: bool) -> Callable[[int, int], float]:
-    """The weight of a STORM estimate's update (r, j): of iteration (r, j), at most 1, by the theorem times eta^2.
-
-    A schedule by rounds is read in the round in which the update is made: ``later`` if the last one is the next's.
-    """
-    q, theorem = paper.options["steps"], paper.options.get("weights") == "theorem"
-
-    def value(r: int, j: int) -> float:
-        when = r + (later and j == q - 1), r * q + j
-        return min(1.0, paper.at(key, *when) * (paper.at("eta", *when) ** 2 if theorem else 1.0))
-
-    return value
-
-
-def run_reference(row: Row, ours: Ours) -> Vectors:
-    """The same rounds by the paper."""
-    change, method = row.change, row.method
-    case = replace(row.case, **change.run)
-    world: Any = change.world_of(method.worlds[row.world]())
-    options = {**method.options, **case.options, **change.options}
-    paper = Paper(method, world, case, options, ours, change)
-    if getattr(world, "prepare", None) is not None:
-        paper = replace(paper, world=world.prepare(paper), asked=1)
-    return method.reference(paper)
 
 
 # --- the comparison --------------------------------------------------------------------------------------------------

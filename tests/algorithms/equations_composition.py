@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 import fedstrata as fs
-from algorithms.equations import PARTIAL, PASSES, USUAL, Case, Method, Options, Paper, Row, Rows, Vectors, storm_weight
+from algorithms.equations import PARTIAL, PASSES, USUAL, Case, Method, Options, Row, Rows, Vectors
+from algorithms.paper import Paper, storm_weight
 from reference.comfedl import comfedl
 from reference.fednest import fednest
 from reference.local_moml import local_moml

@@ -8,7 +8,8 @@ from functools import partial
 import numpy as np
 
 import fedstrata as fs
-from algorithms.equations import RIGHT, TOLERANCE, Case, Method, Paper, Row, Vectors
+from algorithms.equations import RIGHT, TOLERANCE, Case, Method, Row, Vectors
+from algorithms.paper import Paper
 from plain_worlds import MIXTURES
 from reference.afl import afl
 from reference.drfa import drfa

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 import fedstrata as fs
-from algorithms.equations import Case, Method, Options, Paper, Row, Rows, Vectors
+from algorithms.equations import Case, Method, Options, Row, Rows, Vectors
+from algorithms.paper import Paper
 from plain_worlds import PLAIN
 from reference.fedams import fedams
 from reference.fedavg import fedavg
@@ -26,20 +27,17 @@ from worlds import N, Vector, World
 
 Reference = Callable[..., dict[str, Any]]
 
-IN_REFERENCE = {"b": "b2", "optimizer": "client_optimizer"}
+RENAMED = {"optimizer": "client_optimizer"}
+STATE = {"b": "b2", "m_k": "m", "v_k": "v"}
 """What the references call otherwise."""
 
 
-def by_rounds(function: Reference, server: tuple[str, ...], kept: tuple[str, ...], paper: Paper) -> Vectors:
-    """Call a reference once per round, so that the server's rate may change; ``server`` and ``kept`` name its state."""
-    names = {key: IN_REFERENCE.get(key, key) for key in (*server, *kept, *paper.options)}
-    function = paper.tweak("function", function)
-    x, state = paper.world.x0, {}
-    if paper.case.given:
-        state = {names[key]: paper.ours.server[key] for key in server}
-        state |= {key: paper.rows("c" if key == "c_k" else key) for key in kept if not paper.tweak("forgets", False)}
+def by_rounds(function: Reference, names: Mapping[str, str], paper: Paper) -> Vectors:
+    """Call a reference once per round, so that the server's rate may change; ``names`` are those of its state."""
+    function, x = paper.tweak("function", function), paper.world.x0
+    state = {} if paper.tweak("forgets", False) else paper.given(**names)
     for r, cohort in paper.rounds():
-        arguments = {names[key]: value for key, value in paper.options.items() if key != "steps"} | state
+        arguments = {RENAMED.get(key, key): value for key, value in paper.options.items() if key != "steps"} | state
         arguments |= {"weights": paper.weights, "lr": lambda _, t, r=r: paper.rate("lr")(r, t)}
         if "server_lr" in arguments:
             arguments["server_lr"] = paper.server_rate("server_lr")(r)
@@ -51,13 +49,10 @@ def by_rounds(function: Reference, server: tuple[str, ...], kept: tuple[str, ...
             weights = arguments.pop("weights")
             cohort = [k for k in cohort for _ in range(weights[k])]
             arguments["loss"] = lambda k, x: paper.world.loss(paper.batch(k, 0, 0, times=None), x)
-        steps = lambda k, *_, r=r: paper.steps_of(k, r)  # noqa: E731
-        state = paper.call(
-            function, x, [cohort], lambda k, _, t, x, r=r: gradient(paper, k, r, t, x), steps, **arguments
-        )
+        functions = lambda k, _, t, x, r=r: gradient(paper, k, r, t, x), lambda k, *_, r=r: paper.steps_of(k, r)
+        state = paper.call(function, x, [cohort], *functions, **arguments)
         x = state.pop("x")
-    rows = {f"{key.removesuffix('_k')}_k": paper.back(state[key]) for key in kept}
-    return {"x": x, **{key: state[names[key]] for key in server}, **rows}
+    return {"x": x, **paper.found(state, **names)}
 
 
 def gradient(paper: Paper, k: int, r: int, t: int, x: Vector, stream: int = 0) -> Vector:
@@ -85,11 +80,11 @@ AT_THE_START = {"eps": Case(options={"eps": 10.0})}
 """eps is where vhat starts and nothing else; a larger one than gradients are, or vhat forgets where it began."""
 
 
-def plain(
-    name: str, build: Any, reference: Reference, options: Options, *server: str, kept: str = "", **more: Any
-) -> Method:
-    call = partial(by_rounds, reference, server, tuple(kept.split()))
-    keep = met_before(*kept.replace("c_k", "c").split())
+def plain(name: str, build: Any, reference: Reference, options: Options, state: str = "", **more: Any) -> Method:
+    """``state`` names what the server has besides x, and what clients keep ("c_k")."""
+    names = {key: STATE.get(key, key) for key in state.split()}
+    keep = met_before(*(key[:-2] for key in names if key.endswith("_k")))
+    call = partial(by_rounds, reference, names)
     return Method(name, "plain", PLAIN, build, call, options, keep, "quadratic", weighted=True, **more)
 
 
@@ -101,23 +96,23 @@ NO_MOMENTS = {"beta1": None, "beta2": None}
 AVERAGING = [
     plain("fedavg", fs.FedAvg, fedavg, SERVER),
     plain("fedprox", fs.FedProx, fedprox, {**SERVER, "mu": 0.9}),
-    *(plain(f"scaffold {v}", fs.Scaffold, scaffold, {**SERVER, "option": v}, "c", kept="c_k") for v in ("I", "II")),
-    plain("fedadam", fs.FedAdam, fedadam, {**SERVER, **MOMENTS, "tau": 0.05}, "m", "v"),
-    plain("fedyogi", fs.FedYogi, fedyogi, {**SERVER, **MOMENTS, "tau": 0.05}, "m", "v"),
-    plain("fedadagrad", fs.FedAdagrad, fedadagrad, {**SERVER, "beta1": 0.8, "tau": 0.05}, "m", "v"),
+    *(plain(f"scaffold {v}", fs.Scaffold, scaffold, {**SERVER, "option": v}, "c c_k") for v in ("I", "II")),
+    plain("fedadam", fs.FedAdam, fedadam, {**SERVER, **MOMENTS, "tau": 0.05}, "m v"),
+    plain("fedyogi", fs.FedYogi, fedyogi, {**SERVER, **MOMENTS, "tau": 0.05}, "m v"),
+    plain("fedadagrad", fs.FedAdagrad, fedadagrad, {**SERVER, "beta1": 0.8, "tau": 0.05}, "m v"),
     plain("qfedavg", fs.QFedAvg, qfedavg, {**LOCAL, "q": 0.7}),
     plain("qfedavg, large q", fs.QFedAvg, qfedavg, {**LOCAL, "q": 2.5}),
 ]
 ADAPTIVE = [
-    plain("fedlalr", fs.FedLALR, fedlalr, FEDLALR, "vhat", "m", wrong_in=AT_THE_START),
-    plain("fedlalr, max", fs.FedLALR, fedlalr, {**FEDLALR, "aggregate": "max"}, "vhat", "m", wrong_in=AT_THE_START),
+    plain("fedlalr", fs.FedLALR, fedlalr, FEDLALR, "vhat m", wrong_in=AT_THE_START),
+    plain("fedlalr, max", fs.FedLALR, fedlalr, {**FEDLALR, "aggregate": "max"}, "vhat m", wrong_in=AT_THE_START),
     *(
         plain(name, fs.FedLALR, fedlalr, {**FEDLALR, "restart": True, **more}, "vhat", wrong_in=AT_THE_START)
         for name, more in (("fedlalr, restart", {}), ("fedlalr, restart, max", {"aggregate": "max"}))
     ),
     *(
         plain(f"fedams {v}{', no maximum' * (not top)}", fs.FedAMS, fedams, {**FEDAMS, "option": v, "maximum": top},
-              "m", "v", "vhat", wrong_in={"option": None})
+              "m v vhat", wrong_in={"option": None})
         for v in (1, 2)
         for top in (True, False)
     ),
@@ -129,8 +124,8 @@ ADAPTIVE = [
         for correction in ("joint", "local", "none")
     ),
     plain("lafedopt, v0", fs.LaFedOPT, lafedopt, {**LAFEDOPT, "v0": 0.3}),
-    plain("lafedopt, server adam", fs.LaFedOPT, lafedopt, {**LAFEDOPT, **SERVER_ADAM}, "m", "v"),
-    plain("local_amsgrad", fs.LocalAMSGrad, local_amsgrad, {**LOCAL, **MOMENTS, "eps": 0.02}, "vhat", kept="m v",
+    plain("lafedopt, server adam", fs.LaFedOPT, lafedopt, {**LAFEDOPT, **SERVER_ADAM}, "m v"),
+    plain("local_amsgrad", fs.LocalAMSGrad, local_amsgrad, {**LOCAL, **MOMENTS, "eps": 0.02}, "vhat m_k v_k",
           wrong_in=AT_THE_START),
     plain("local_adaalter", fs.LocalAdaAlter, local_adaalter, {**LOCAL, "eps": 0.4, "b0": 0.7}, "b",
           wrong_in={"b0": Case()}),
