@@ -1,4 +1,4 @@
-"""Compositions whose solution is known: who finds it, who misses it, and by how much."""
+"""Problems whose solution is known: who finds it, who misses it, and by how much."""
 
 from __future__ import annotations
 
@@ -10,9 +10,32 @@ import pytest
 import torch
 
 import fedstrata as fs
+from cases import product
 from fedstrata.algorithms.matrices import MATRICES
 from fedstrata.problems import Quadratic
 from fedstrata.training.metrics.evaluation import gradient_norm
+
+
+def test_the_solution_of_the_quadratic_is_its_minimiser() -> None:
+    q = fs.quadratic(clients=4, dimension=3, samples=5, seed=3)
+    gradient = torch.zeros(3, dtype=torch.float64)
+    for k in range(4):
+        leaf = q.solution.clone().requires_grad_()
+        gradient += torch.autograd.grad(q.problem.outer(leaf, q.data.train.of_client(k)), leaf)[0]
+    assert gradient.abs().max() < 1e-12
+
+
+@product("option, participation", ["I", "II"], [1.0, 5])
+def test_scaffold_finds_the_minimiser_that_fedavg_misses(option: str, participation: int | float) -> None:
+    q = fs.quadratic(clients=10, dimension=5, condition=4, heterogeneity=3.0)
+    options: dict[str, Any] = {"rounds": 200, "participation": participation, "eval_every": 200}
+    ours = fs.train(q.problem, q.data, fs.Scaffold(lr=0.05, steps=5, option=option), **options)
+    plain = fs.train(q.problem, q.data, fs.FedAvg(lr=0.05, steps=5), **options)
+    assert (ours.x - q.solution).abs().max() < 1e-10
+    assert (plain.x - q.solution).abs().max() > 1e-3
+
+
+# --- compositions ----------------------------------------------------------------------------------------------------
 
 
 @cache

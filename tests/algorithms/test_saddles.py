@@ -22,7 +22,7 @@ def away(q: Quadratic, algorithm: fs.Algorithm, rounds: int) -> float:
     """The distance to the saddle after so many rounds."""
     state, _ = play(algorithm, q.problem, q.data, rounds)
     assert q.dual is not None
-    return float(torch.cat([state["x"] - q.solution, state["y"] - q.dual]).norm())
+    return float(torch.cat([state.x - q.solution, state.y - q.dual]).norm())
 
 
 def test_fgda_finds_the_saddle_that_it_misses_when_estimates_are_never_averaged() -> None:
