@@ -20,7 +20,7 @@ MIXTURE = (0.3, 0.15, 0.05, 0.4, 0.1)
 
 @dataclass(frozen=True)
 class Plain(World):
-    """The loss and its gradient on a batch. With a dual the problem is the agnostic one: f_k is N y_k times the loss."""
+    """The loss and its gradient on a batch. With a dual it is the agnostic problem: f_k is N y_k times the loss."""
 
     loss: Callable[[Arrays, Vector], float]
     gradient: Callable[[Arrays, Vector], Vector]

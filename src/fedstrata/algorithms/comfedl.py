@@ -9,8 +9,13 @@ Problem: min_x M_k[ f_k( g_k(x) ) ], any number K >= 1 of levels, a local inner 
                          x_k <- x_k - lr * J_k(x_k; inner batch)^T v
     x   <- M_k[x_k]
 
-Sent: up d, down d. Where f weighs losses (``robust``, ``damaml``) and ``normalise`` is on: one number more each way,
-and before the first round one up and d down.
+Sent, per client and round:
+    comfedl                                                                 up d        down d
+    comfedl (f weighs losses)                                               up d + 1    down d + 1
+    comfedl (f weighs losses), normalise = false                            up d        down d
+    comfedl (f weighs losses), before the first round                       up 1        down d
+    comfedl (f weighs losses), normalise = false, before the first round    up 0        down 0
+f weighs losses in ``robust`` and ``damaml``.
 
 Departures from the paper: with more than one level, every level has a batch of its own and the Jacobians are chained.
 The mean inside exp is over a minibatch, as printed, so the direction is biased for small inner batches.

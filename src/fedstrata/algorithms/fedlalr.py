@@ -19,10 +19,8 @@ nor a bias correction. ``restart`` is Corollary 2: every round begins with m_k =
 ``steps = Interval(initial, base)``.
 
 Sent, per client and round:
-    fedlalr                                       up 3*d    down 3*d
-    fedlalr, aggregate = "max"                    up 3*d    down 3*d
-    fedlalr, restart = true                       up 2*d    down 2*d
-    fedlalr, restart = true, aggregate = "max"    up 2*d    down 2*d
+    fedlalr                    up 3*d    down 3*d
+    fedlalr, restart = true    up 2*d    down 2*d
 
 Departures from the paper: section V-D prints a ceiling around the interval's logarithm, but only a floor gives the 10
 local steps in rounds 64 to 100 that it tells of (a ceiling gives 11 from round 65 on), so an ``Interval`` rounds down

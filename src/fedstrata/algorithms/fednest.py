@@ -20,11 +20,9 @@ round.
                        x_k <- x;   tau times:  x_k <- x_k - (alpha / tau) h;   x <- M_k[x_k]
 
 Sent, per client and round, with T = inner_rounds:
-    fednest (minimax)                                      up 2*T*p + 2*d        down 2*T*d + 3*T*p + 3*d + 2*p
-    fednest (minimax), inner_rounds = 4                    up 2*T*p + 2*d        down 2*T*d + 3*T*p + 3*d + 2*p
-    fednest (compositional)                                up 2*T*r + r + 2*d    down T*d + 3*T*r + 3*d + 2*r
-    fednest (compositional), inner_rounds = 4              up 2*T*r + r + 2*d    down T*d + 3*T*r + 3*d + 2*r
-    fednest (compositional), before the first round        up r                  down d
+    fednest (minimax)                                  up 2*T*p + 2*d        down 2*T*d + 3*T*p + 3*d + 2*p
+    fednest (compositional)                            up 2*T*r + r + 2*d    down T*d + 3*T*r + 3*d + 2*r
+    fednest (compositional), before the first round    up r                  down d
 In 2T + 2 exchanges (minimax) or 2T + 3.
 
 Departures from the paper: not the general bilevel mode. In these two the inner Hessian needs no Neumann series: at the

@@ -15,14 +15,15 @@ Problem: min_x max_y M_k[ f_k(x, y) ], no inner level; every client in every rou
     B likewise, from vbar; see ``matrices.py`` for the other matrices.
 
 Sent, per client and round:
-    fgda                                               up 3*(d + p)    down 2*(d + p)
-    fgda, synchronisation = "single"                   up 2*(d + p)    down d + p
-    adafgda                                            up 3*(d + p)    down 3*(d + p)
-    adafgda, matrix = "belief"                         up 3*(d + p)    down 3*(d + p)
-    adafgda, matrix = "norm"                           up 3*(d + p)    down 2*(d + p) + 2
-    adafgda, synchronisation = "single"                up 2*(d + p)    down 2*(d + p)
-    adafgda, synchronisation = "single", matrix = "norm"    up 2*(d + p)    down d + p + 2
-    before the first round                             up d + p        down d + p
+    fgda                                                        up 3*(d + p)    down 2*(d + p)
+    fgda, synchronisation = "single"                            up 2*(d + p)    down d + p
+    adafgda                                                     up 3*(d + p)    down 3*(d + p)
+    adafgda, matrix = "norm"                                    up 3*(d + p)    down 2*(d + p) + 2
+    adafgda, matrix = "identity"                                up 3*(d + p)    down 2*(d + p)
+    adafgda, synchronisation = "single"                         up 2*(d + p)    down 2*(d + p)
+    adafgda, synchronisation = "single", matrix = "norm"        up 2*(d + p)    down d + p + 2
+    adafgda, synchronisation = "single", matrix = "identity"    up 2*(d + p)    down d + p
+    before the first round                                      up d + p        down d + p
 In two exchanges, down w, v, A, B and up x, y, w, v, then down x, y and up w, v; one with "single". Kept on a client:
 x_k, y_k, w_k, v_k.
 

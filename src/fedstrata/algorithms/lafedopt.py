@@ -24,9 +24,9 @@ Clients whose steps are long would draw the mean towards their own minima; divid
 would have been multiplied with, takes that away.
 
 Sent, per client and round:
-    lafedopt                                           up 2*d    down d
-    lafedopt, correction = "local"                     up d      down d
-    lafedopt, correction = "none", server = "adam"     up d      down d
+    lafedopt                          up 2*d    down d
+    lafedopt, correction = "local"    up d      down d
+    lafedopt, correction = "none"     up d      down d
 
 Departures from the paper: the optimisers have no bias correction (the program's Adam has one, which its P leaves out).
 A client that diverges stops the run, where the program leaves it out of the mean. Means are weighted as the run says,

@@ -12,13 +12,13 @@ Problem: min_x max_y M_k[ f_k(x, y) ], no inner level; for "+" every client in e
     x, y, d <- M_k[x_k], M_k[y_k], M_k[d_k];   "+": every S steps  z <- x
 
 Sent, per client and round:
-    local_sgdam                               up 2*(d + p)    down 2*(d + p)
-    local_sgdam, average_momentum = false     up d + p        down d + p
-    local_sgdam_plus                          up d + p        down d + p
-    local_sgdam, before the first round       up d + p        down d + p
-(Momenta that stay on their clients, average_momentum = false, are not sent up before the first round.) Kept on a
-client: its momenta, where they are not averaged; "+": z, the snapshot, which is the x of the round in which it was
-taken.
+    local_sgdam                                                      up 2*(d + p)    down 2*(d + p)
+    local_sgdam, average_momentum = false                            up d + p        down d + p
+    local_sgdam_plus                                                 up d + p        down d + p
+    local_sgdam, before the first round                              up d + p        down d + p
+    local_sgdam, average_momentum = false, before the first round    up 0            down d + p
+Kept on a client: its momenta, where they are not averaged; "+": z, the snapshot, which is the x of the round in which
+it was taken.
 
 Departures from the paper: ``average_momentum = false`` is what the paper's experiments do by a footnote. The first d is
 the gradient on one batch, averaged where momenta are; the original text could not be consulted on that, nor on "+",

@@ -16,15 +16,16 @@ Problem: min_x M_k[ f_k( g_k(x) ) ], one level, a local inner mean, no dual; eve
     see ``matrices.py`` for the other matrices
 
 Sent, per client and round:
-    mfcgd                              up 2*d    down d
-    mfcgd, jacobian = "product"        up 2*d    down d
-    adamfcgd                           up 2*d    down 2*d
-    adamfcgd, matrix = "belief"        up 2*d    down 2*d
-    adamfcgd, matrix = "norm"          up 2*d    down d + 1
-    mfcgd, before the first round      up 0      down d
-    adamfcgd, before the first round   up d      down d
-(adamfcgd sends nothing up before the first round unless first_matrix = "average".) Kept on a client: x_k, h_k, u_k,
-v_k, or x_k, h_k, w_k.
+    mfcgd                                                             up 2*d    down d
+    adamfcgd                                                          up 2*d    down 2*d
+    adamfcgd, matrix = "norm"                                         up 2*d    down d + 1
+    adamfcgd, matrix = "identity"                                     up 2*d    down d
+    mfcgd, before the first round                                     up 0      down d
+    adamfcgd, before the first round                                  up d      down d
+    adamfcgd, matrix = "identity", before the first round             up 0      down d
+    adamfcgd, first_matrix = "accumulator", before the first round    up 0      down d
+    adamfcgd, first_matrix = "identity", before the first round       up 0      down d
+Kept on a client: x_k, h_k, u_k, v_k, or x_k, h_k, w_k.
 
 Departures from the paper: ``jacobian = "product"`` is for inner functions whose Jacobian, d times r numbers, is too
 large to keep (MAML has r = d). It replaces u and v by one STORM estimate of their product, w <- z(x_new, h_new) + (1 -

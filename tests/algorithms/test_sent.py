@@ -1,0 +1,261 @@
+"""What is counted is what the "Sent" rows in the docstrings of the algorithms' files say (sent.py), for every option."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from functools import cache
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+
+import fedstrata as fs
+from algorithms.sent import Row, numbers, row_for, rows_of
+from cases import product, table
+from fedstrata.algorithms import ALGORITHMS
+from fedstrata.clients import Clients, Usage
+from saddle_worlds import SADDLES, Saddle
+from support import example_for, make_clients, make_setting, shared_oracles, smooth_example, started
+
+pytestmark = pytest.mark.untraced
+
+# --- counting --------------------------------------------------------------------------------------------------------
+
+
+def counted(
+    algorithm: fs.Algorithm, problem: fs.Problem, data: fs.FederatedData, rounds: int = 2, **options: Any
+) -> tuple[Usage, Usage, Clients]:
+    """What was counted before the first round, what in the rounds after it, and the clients."""
+    setting = make_setting(problem, data, batch_size=4, oracles=shared_oracles(problem))
+    clients = make_clients(setting, rounds=rounds, chunk=2, **options)
+    with torch.no_grad():
+        state = started(algorithm, clients)
+        before = dataclasses.replace(clients.usage)
+        for r in range(rounds):
+            clients.begin(r)
+            state = algorithm.round(state, clients)
+    names = [f.name for f in dataclasses.fields(Usage)]
+    return before, Usage(**{n: getattr(clients.usage, n) - getattr(before, n) for n in names}), clients
+
+
+def sizes_of(algorithm: fs.Algorithm, clients: Clients) -> dict[str, int]:
+    """What the letters of a formula stand for."""
+    problem = clients.problem
+    return {
+        "d": len(problem.x0),
+        "p": 0 if problem.y0 is None else len(problem.y0),
+        "K": len(problem.levels),
+        "r": clients.inner_sizes[-1] if problem.levels else 0,
+        "R": sum(clients.inner_sizes),
+        "C": clients.classes,
+        "T": getattr(algorithm, "inner_rounds", 0),
+    }
+
+
+@cache
+def example(name: str, variant: str, dtype: torch.dtype) -> tuple[fs.Problem, fs.FederatedData]:
+    """A problem of the algorithm's class, or of a variant's, in which no two of d, r, R, p and C are the same.
+
+    One level returns 4 numbers; LocalSMCGDAM has three, of 4, 6 and 7.
+    """
+    kind = ALGORITHMS[name]
+    problem, data = example_for(kind, dtype, 1 if variant == "compositional" else None)
+    if variant == "f weighs losses":
+        plain, data = smooth_example(dtype)
+        assert plain.flat is not None
+        return fs.robust(plain.flat.module, shift=0.0), data
+    if not problem.levels:
+        return problem, data
+
+    def outer(u: torch.Tensor, *rest: Any) -> torch.Tensor:
+        *y, batch = rest
+        return (u**2).sum() * batch[0].mean() + sum(v @ u[: len(v)] - 0.5 * v @ v for v in y)
+
+    def cut(size: int) -> Any:
+        return lambda u, batch: torch.tanh(torch.cat([u, u])[:size] + batch[0].mean())
+
+    sizes = (4, 6, 7) if kind is fs.LocalSMCGDAM else (4,)
+    return dataclasses.replace(problem, outer=outer, levels=tuple(map(cut, sizes))), data
+
+
+def check(algorithm: fs.Algorithm, variant: str, dtype: torch.dtype, share: int | float) -> None:
+    """Compare what is counted in two rounds, and before them, with the rows that apply."""
+    problem, data = example(algorithm.name, variant, dtype)
+    participation = 1.0 if algorithm.full_participation else share
+    before, during, clients = counted(algorithm, problem, data, participation=participation)
+    sizes = sizes_of(algorithm, clients)
+    named = [size for letter, size in sizes.items() if letter in "drpC" and size > 1]
+    assert len(set(named)) == len(named) and sizes["R"] not in (set(named) - {sizes["r"]}), "two letters are the same"
+    cohort = data.clients if participation == 1.0 else share
+    for usage, messages, first in ((before, data.clients, True), (during, 2 * cohort, False)):
+        row, unit = row_for(algorithm, variant, first), messages * problem.x0.element_size()
+        found = usage.bytes_up / unit, usage.bytes_down / unit
+        assert found == (numbers(row.up, **sizes), numbers(row.down, **sizes)), f"{algorithm}: {row}, {sizes}"
+    assert before.steps == 0
+
+
+def written_rows() -> Iterator[tuple[str, Row]]:
+    for name, kind in sorted(ALGORITHMS.items()):
+        try:
+            yield from ((name, row) for row in rows_of(kind) if row.name in ("", name) and not row.first)
+        except AssertionError:  # said by the checklist of test_conformance.py
+            continue
+
+
+def place(name: str, row: Row, dtype: torch.dtype, share: int | float) -> list[Any]:
+    shown = [f"{key}={value}" for key, value in row.options.items()]
+    return [", ".join(part for part in (name, row.variant, *shown) if part), dtype, share]
+
+
+ROWS = [
+    (*row, dtype, share) for row in written_rows() for dtype in (torch.float32, torch.float64) for share in (1.0, 3)
+]
+
+
+@table("name, row, dtype, share", ROWS, key=place)
+def test_a_row_is_what_is_counted(name: str, row: Row, dtype: torch.dtype, share: int | float) -> None:
+    algorithm = ALGORITHMS[name](**row.options)
+    assert row_for(algorithm, row.variant) is row
+    check(algorithm, row.variant, dtype, share)
+
+
+def choices() -> Iterator[tuple[str, str, Any]]:
+    """Every choice of every option that is not a number, and not the default."""
+    for name, kind in sorted(ALGORITHMS.items()):
+        for f in dataclasses.fields(kind):
+            values = (True, False) if isinstance(f.default, bool) else f.metadata.get("choices", ())
+            yield from ((name, f.name, value) for value in values if f.init and value != f.default)
+
+
+@table("name, option, value", choices(), key=lambda *row: row[:2], name=lambda *row: row)
+def test_every_choice_of_an_option_sends_what_its_row_says(name: str, option: str, value: Any) -> None:
+    for variant in {row.variant for row in rows_of(ALGORITHMS[name])}:
+        check(ALGORITHMS[name](**{option: value}), variant, torch.float64, 1.0)
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        fs.FedAMS(option=2),
+        fs.LaFedOPT(correction="none", server="adam", optimizer="yogi"),
+        fs.FedNest(inner_rounds=4),
+        fs.AdaFGDA(synchronisation="single", first_matrix="identity"),
+        fs.AdaMFCGD(matrix="amsgrad", jacobian="product", first_matrix="accumulator"),
+    ],
+    ids=str,
+)
+def test_several_options_send_what_the_closest_row_says(algorithm: fs.Algorithm) -> None:
+    for variant in {row.variant for row in rows_of(type(algorithm))}:
+        check(algorithm, variant, torch.float64, 1.0)
+
+
+# --- what is no row --------------------------------------------------------------------------------------------------
+
+
+SADDLE = sorted(name for name, kind in ALGORITHMS.items() if kind.dual and not kind.mixture)
+ASKING = {"auc, prepared, scaled": 2, "fair, classes": 3}
+
+
+@product("name, world", SADDLE, ASKING)
+def test_what_a_problem_asks_comes_on_top(name: str, world: str) -> None:
+    """The clients' class counts, one number for each class, before the first round."""
+    w = SADDLES[world]()
+    for row in rows_of(ALGORITHMS[name]):
+        if row.name in ("", name) and not row.first:
+            algorithm = ALGORITHMS[name](**row.options)
+            before, _, clients = counted(algorithm, w.problem, w.data, 0)
+            first, sizes = row_for(algorithm, row.variant or "minimax", first=True), sizes_of(algorithm, clients)
+            unit = 8 * w.data.clients
+            if row.variant != "compositional":
+                assert before.bytes_up == unit * (ASKING[world] + numbers(first.up, **sizes))
+                assert before.bytes_down == unit * numbers(first.down, **sizes)
+            assert before.steps == 0
+
+
+@product("variant, inner_rounds", ["minimax", "compositional"], [1, 2, 5])
+def test_fednest_makes_2t_plus_2_exchanges_or_3(variant: str, inner_rounds: int) -> None:
+    algorithm = fs.FedNest(inner_rounds=inner_rounds)
+    _, usage, clients = counted(algorithm, *example("fednest", variant, torch.float64), rounds=1)
+    assert clients.progress.exchanges == 2 * inner_rounds + (2 if variant == "minimax" else 3)
+    assert usage.steps == (inner_rounds + 1) * algorithm.steps
+
+
+def sent_each_round(algorithm: fs.Algorithm, world: Saddle, rounds: int) -> list[tuple[int, int]]:
+    """Numbers that a client sent and got in each round."""
+    found = [counted(algorithm, world.problem, world.data, r)[1] for r in range(rounds + 1)]
+    unit = 8 * world.data.clients
+    return [((b.bytes_up - a.bytes_up) // unit, (b.bytes_down - a.bytes_down) // unit) for a, b in pairwise(found)]
+
+
+@pytest.mark.parametrize("average", [True, False])
+@pytest.mark.parametrize(("world", "best"), [("auc", True), ("free", False)])
+def test_coda_sends_more_at_the_end_of_a_stage(world: str, best: bool, average: bool) -> None:
+    """The stage's mean up, unless it goes on from the last point; x down and the best y up, where that is known.
+
+    The stages are 3 and 6 steps: two rounds, then three.
+    """
+    w = SADDLES[world]()
+    d, p = len(w.x0), len(w.y0)
+    assert (w.problem.best_y is not None) == best and d != p
+    found = sent_each_round(fs.CoDA(lr=0.01, steps=2, stage_steps=3, factor=2.0, average=average), w, 5)
+    usual = (d + p, d + p)
+    last = (d + p + average * d + best * p, d + p + best * d)
+    assert found == [usual, last, usual, usual, last]
+
+
+@pytest.mark.parametrize("control", [True, False])
+def test_codasca_sends_more_at_the_end_of_a_stage(control: bool) -> None:
+    """The stage's mean up, and the new centre down."""
+    w = SADDLES["free"]()
+    d, p = len(w.x0), len(w.y0)
+    found = sent_each_round(fs.CODASCA(lr=0.01, steps=2, stage_rounds=2, control=control), w, 5)
+    usual = (1 + control) * (d + p)
+    assert found == [(usual, usual), (usual + d, usual + d)] * 2 + [(usual, usual)]
+
+
+def test_drfa_makes_two_exchanges_of_their_own_cohorts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """d down and 2d up, then d down and one number up."""
+    problem, data = example_for(fs.DRFA)
+    seen: list[tuple[int, int, int]] = []
+
+    def noted(method: Any) -> Any:
+        def call(clients: Clients, *args: Any, **options: Any) -> Any:
+            before = dataclasses.replace(clients.usage)
+            out = method(clients, *args, **options)
+            up, down = clients.usage.bytes_up - before.bytes_up, clients.usage.bytes_down - before.bytes_down
+            seen.append((len(clients), up // 8, down // 8))
+            return out
+
+        return call
+
+    for verb in ("mean", "gather"):
+        monkeypatch.setattr(Clients, verb, noted(getattr(Clients, verb)))
+    counted(fs.DRFA(), problem, data, rounds=1, participation=3)
+    d = len(problem.x0)
+    assert seen == [(3, 3 * 2 * d, 3 * d), (3, 3, 3 * d)]
+
+
+@product("normalise, shift", [True, False], [None, 0.0])
+def test_robust_asks_for_losses_besides_what_comfedl_asks_for(normalise: bool, shift: float | None) -> None:
+    plain, data = smooth_example()
+    assert plain.flat is not None
+    algorithm, problem = fs.ComFedL(normalise=normalise), fs.robust(plain.flat.module, shift=shift)
+    before, _, clients = counted(algorithm, problem, data)
+    d, unit, asks = len(plain.x0), 8 * data.clients, shift is None
+    row = row_for(algorithm, "f weighs losses", first=True)
+    assert before.bytes_up == unit * (asks + numbers(row.up, d=d))
+    assert before.bytes_down == unit * (asks * d + numbers(row.down, d=d))
+    assert clients.inner_sizes == (1,)
+
+
+def test_a_number_that_is_no_loss_is_not_normalised() -> None:
+    """Only where the outer function weighs losses, not wherever the inner one gives a single number."""
+    problem, data = example_for(fs.ComFedL)
+    single = dataclasses.replace(problem, levels=(lambda u, batch: (u**2).sum().reshape(1) * batch[0].mean(),))
+    single = dataclasses.replace(single, outer=lambda u, batch: (u**2).sum())
+    before, during, clients = counted(fs.ComFedL(lr=1e-3), single, data)
+    assert clients.inner_sizes == (1,)
+    assert before.bytes_down == 0
+    assert during.bytes_up == 2 * 8 * data.clients * len(problem.x0)
