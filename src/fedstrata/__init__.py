@@ -35,7 +35,8 @@ from fedstrata.problems.problem import Problem
 from fedstrata.training.callbacks import Callback, ShowProgress, TensorBoard
 from fedstrata.training.diagnostics import Diagnostics
 from fedstrata.training.metrics.evaluation import Evaluation
-from fedstrata.training.train import Run, train
+from fedstrata.training.run import Run
+from fedstrata.training.train import train
 
 __all__ = [
     *_algorithms.__all__,

@@ -502,7 +502,7 @@ def test_run_shows_and_draws_what_the_file_asks_for(fedstrata, tmp_path, monkeyp
     assert "distance dual" in out and "loss" not in out
     _, (runs, picture, options) = drawn  # the run plots itself first
     assert list(runs) == ["local_smcgdam"] and picture == tmp_path / "run" / "plot.png"
-    assert options["measures"] == options["log"] == ("distance_dual",)
+    assert options["measures"] == options["log"] == ["distance_dual"]
     code, _, err = fedstrata("show", "towers")
     assert code == 2 and "Unknown name 'towers'. Did you mean 'tower'?" in " ".join(err.split())
 

@@ -371,7 +371,7 @@ def test_everything_public_that_takes_options_is_among_these() -> None:
         "Run",
         "ShowProgress",
     }
-    others |= {"State", "TensorBoard", "Algorithm", "algorithm", "param"}
+    others |= {"State", "TensorBoard", "Algorithm", "Variables", "algorithm", "param", "remote"}
     others |= {"Diverged", "FedstrataError", "InputError", "MissingData", "QuorumError"}
     for name in fs.__all__:
         thing = getattr(fs, name)
@@ -418,7 +418,6 @@ def test_no_option_is_declared_twice() -> None:
             if function.name == "train":
                 named = {a.arg for a in (*function.args.args, *function.args.kwonlyargs)}
                 assert not named & set(options_of(Settings))
-    classes.pop("Terms")  # the part of the settings that an engine needs: it has no defaults to check
     for name, table in TABLES.items():
         own = set(options_of(table)) - {"name", "options"}
         for other, fields in classes.items():

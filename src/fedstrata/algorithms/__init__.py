@@ -40,4 +40,4 @@ from fedstrata.algorithms.qfedavg import QFedAvg as QFedAvg
 from fedstrata.algorithms.sagda import SAGDA as SAGDA
 from fedstrata.algorithms.scaffold import Scaffold as Scaffold
 
-__all__ = ["ALGORITHMS", "Algorithm", "State", "algorithm", "param", *sorted(k.__name__ for k in ALGORITHMS.values())]
+__all__ = ["Algorithm", "State", "algorithm", "param", *sorted(k.__name__ for k in ALGORITHMS.values())]

@@ -17,7 +17,7 @@ def show(
     name: Annotated[str, typer.Argument(help="A name that fedstrata list prints, or a table such as train.")],
     as_json: Json = False,
 ) -> None:
-    """Describe an algorithm, problem, data set, model, partition or schedule, or a table of a configuration file.
+    """Describe anything that a configuration file can name.
 
     NAME is one that fedstrata list prints, or a table: data, pretrain, train, evaluate, channel, faults, diagnostics,
     tune, compare or plot. An algorithm is described by its equations, its options and what it sends.

@@ -20,7 +20,7 @@ from fedstrata.problems import PROBLEMS, ProblemKind
 from fedstrata.problems.problem import Problem
 
 if TYPE_CHECKING:
-    from fedstrata.training.train import Run
+    from fedstrata.training.run import Run
 
 
 class Experiment:

@@ -17,7 +17,7 @@ from fedstrata.experiments.overlay import slug
 from fedstrata.experiments.runs import Say, candidates, check_all
 from fedstrata.experiments.tables import as_markdown, measured_in_all
 from fedstrata.training.callbacks import Callback, Titled
-from fedstrata.training.train import Run
+from fedstrata.training.run import Run
 
 
 @dataclass(frozen=True)

@@ -24,9 +24,11 @@ from fedstrata.problems.problem import Problem
 from fedstrata.training.callbacks import Callback
 from fedstrata.training.fingerprint import digest_of
 from fedstrata.training.metrics.evaluation import Evaluation
+from fedstrata.training.preflight import check_run
+from fedstrata.training.run import Run
 from fedstrata.training.rundir import RunDirectory
 from fedstrata.training.settings import Settings
-from fedstrata.training.train import Run, check_run, train
+from fedstrata.training.train import make_clients, train
 
 
 @dataclass(frozen=True)
@@ -121,9 +123,10 @@ def pretrain(
         experiment.problem,
         experiment.data,
         experiment.algorithm,
-        experiment.evaluation,
         experiment.config.settings,
+        experiment.evaluation,
     )
+    make_clients(experiment.problem, experiment.data, experiment.config.settings)  # a device, a participation
     pretraining.check()
     if out is None:
         experiment.start_from(pretraining.run(None, callbacks))

@@ -12,7 +12,9 @@ from fedstrata.experiments.config import Config
 from fedstrata.experiments.pretrain import Pretraining, pretrain
 from fedstrata.training.callbacks import Callback
 from fedstrata.training.diagnostics import Diagnostics
-from fedstrata.training.train import Run, check_pretraining, train
+from fedstrata.training.preflight import check_pretraining
+from fedstrata.training.run import Run
+from fedstrata.training.train import train
 
 Say = Callable[[str], None]
 """Prints a message to the user."""

@@ -26,7 +26,7 @@ from fedstrata.experiments.pretrain import Pretraining
 from fedstrata.experiments.runs import Say, candidates, check_all, labelled
 from fedstrata.experiments.schema import AlgorithmTable
 from fedstrata.training.callbacks import Callback
-from fedstrata.training.train import Run
+from fedstrata.training.run import Run
 
 Options = dict[str, Any]
 

@@ -13,7 +13,7 @@ from fedstrata.experiments.build import build_algorithm, named_problem
 from fedstrata.experiments.config import Config
 from fedstrata.models import MODELS
 from fedstrata.training.metrics.evaluation import Evaluation
-from fedstrata.training.train import check_passage
+from fedstrata.training.preflight import check_passage
 
 
 def check_config(config: Config, nodes: int) -> None:

@@ -17,7 +17,7 @@ from fedstrata.core.files import Row
 from fedstrata.core.schedules import Clock
 
 if TYPE_CHECKING:
-    from fedstrata.training.train import Run
+    from fedstrata.training.run import Run
 
 Reports = Mapping[str, Callable[[], torch.Tensor]]
 """What a local step reports, by name: functions that return tensors [C, ...]."""

@@ -17,7 +17,8 @@ from fedstrata.federation.server.meeting import Say, meet
 from fedstrata.federation.server.notes import Notes
 from fedstrata.federation.server.roster import Roster
 from fedstrata.training.callbacks import Callback
-from fedstrata.training.train import Run, train
+from fedstrata.training.run import Run
+from fedstrata.training.train import train
 
 
 def serve(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -41,6 +42,9 @@ MEASURES = (
     ),
 )
 """Every measure there is; which of them a run has depends on its problem, data and evaluation."""
+
+Evaluate = Callable[[Problem, FederatedData, torch.Tensor, torch.Tensor | None], Measures]
+"""What measures a model: ``(problem, data, x, y) -> {name: number}``."""
 
 POOLED = ("loss", "accuracy", "auc", "accuracy_worst_class", "attacked_loss", "attacked_accuracy", "attacked_auc")
 """What is measured of a model as it is, on one set of samples."""

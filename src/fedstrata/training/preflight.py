@@ -1,0 +1,140 @@
+"""What is refused before a run starts: settings, data and functions that do not fit together."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from fedstrata.algorithms.algorithm import Algorithm
+from fedstrata.clients.channel import Channel
+from fedstrata.clients.privacy import check_privacy
+from fedstrata.core.errors import InputError, invalid
+from fedstrata.data.federated import FederatedData
+from fedstrata.data.sampling import SAMPLINGS, check_balanced
+from fedstrata.problems.problem import Problem
+from fedstrata.training.metrics.evaluation import Evaluate, Evaluation
+from fedstrata.training.settings import Settings
+
+
+def check_run(
+    problem: Problem, data: FederatedData, algorithm: Algorithm, settings: Settings, evaluate: Evaluate | None
+) -> None:
+    """Refuse a run that cannot work; nothing is written."""
+    _check_kinds(problem, data, algorithm)
+    if problem.check is not None:
+        problem.check(data)
+    _check_sampling(problem, data, settings)
+    _check_dual(problem, data, algorithm, settings)
+    algorithm.check(problem, settings.participation, data.clients)
+    check_passage(settings, data.clients)
+    if algorithm.auxiliary:
+        _check_auxiliary(algorithm, data)
+    if problem.flat is None and problem.query is None:
+        _try_out(problem, data)
+    if isinstance(evaluate, Evaluation):
+        evaluate.part(data)
+        evaluate.adaptation(problem)
+        evaluate.attacks(problem, data.train.arrays[0])
+
+
+def check_pretraining(channel: Channel, pretrains: bool) -> None:
+    """Refuse noise for a run that starts from another one, which it does not cover."""
+    if channel.noise and pretrains:
+        raise InputError("The noise of a channel does not cover a pre-training: leave out one of the two.")
+
+
+def check_passage(settings: Settings, clients: int) -> None:
+    """Refuse noise without an accountant, and injected faults of clients that do not exist."""
+    check_privacy(settings.channel)
+    inject = None if settings.faults is None else settings.faults.inject
+    for client in () if inject is None else inject.clients:
+        if client >= clients:
+            raise invalid("clients of the injected faults", client, f"from 0 to {clients - 1}")
+
+
+def _check_kinds(problem: Problem, data: FederatedData, algorithm: Algorithm) -> None:
+    if not isinstance(problem, Problem):
+        raise invalid("problem", type(problem).__name__, "a fedstrata Problem, e.g. fs.erm(model)")
+    if not isinstance(data, FederatedData):
+        raise invalid("data", type(data).__name__, "FederatedData: call .split(...) on a data set first")
+    if not isinstance(algorithm, Algorithm):
+        raise invalid("algorithm", repr(algorithm), "an Algorithm, e.g. fs.FedAvg(lr=0.1)")
+
+
+def _check_sampling(problem: Problem, data: FederatedData, settings: Settings) -> None:
+    sampling = settings.sampling
+    if sampling == "balanced" and not problem.takes_weights:
+        fit = ", ".join(name for name, kind in SAMPLINGS.items() if not kind.weighted)
+        raise invalid("sampling", sampling, f"one of {fit}: the problem {problem.name} takes no weights of samples")
+    if sampling in ("stratified", "balanced") and not data.classes:
+        raise InputError(f"The sampling {sampling!r} needs classes, which the data {data.name!r} do not have.")
+    if sampling == "balanced" and settings.batch_size is not None:
+        for level in range(0 if problem.outer_draws else 1, 1 + len(problem.levels)):
+            check_balanced(settings.batch_size, data.part(level).class_counts, np.arange(data.clients))
+
+
+def _check_dual(problem: Problem, data: FederatedData, algorithm: Algorithm, settings: Settings) -> None:
+    if problem.mixture and problem.y0 is not None and len(problem.y0) != data.clients:
+        raise invalid(f"length of y0 of the problem {problem.name}", len(problem.y0), f"{data.clients}, one per client")
+    per_client = problem.numbered and problem.y0 is not None and len(problem.y0) == data.clients
+    if per_client and settings.weighting == "samples" and not algorithm.mixture:
+        why = f"the dual of the problem {problem.name} has an entry for each client, and means would weigh them twice"
+        raise invalid("weighting", "samples", f"'uniform': {why}")
+
+
+def _check_auxiliary(algorithm: Algorithm, data: FederatedData) -> None:
+    if data.classes < 2:
+        raise invalid(f"number of classes for {algorithm.name}", data.classes, "at least 2: it weighs classes")
+    if data.auxiliary is None:
+        raise InputError(
+            f"{algorithm.name} needs samples on the server, some of every class (data {data.name!r} have none there): "
+            "split with auxiliary=8 (data.auxiliary in a file), which takes so many rows of each class from the "
+            "clients, or give it others with with_auxiliary(inputs, targets)."
+        )
+
+
+def _try_out(problem: Problem, data: FederatedData) -> None:
+    """Refuse a user's functions that fail on a few samples, or give no number, before a hundred clients do."""
+    two, three = (_sizes_on(problem, data, samples) for samples in (2, 3))
+    for k, (size, other) in enumerate(zip(two, three, strict=True), 1):
+        if size != other:
+            got = f"{size} numbers for 2 samples, {other} for 3"
+            what = f"value of level {k} of the problem {problem.name}"
+            raise invalid(what, got, "a vector of one length: a mean over the samples")
+
+
+@torch.no_grad()
+def _sizes_on(problem: Problem, data: FederatedData, samples: int) -> list[int]:
+    """Return how many numbers each level gives for so many samples, and refuse what no function may give."""
+
+    def batch(level: int) -> tuple[torch.Tensor, ...]:
+        if level == 0 and not problem.outer_draws:
+            return (torch.tensor(0),) if problem.numbered else ()
+        rows = np.zeros((1, samples), dtype=np.int64)
+        part = data.part(level).gather(np.zeros(1, dtype=np.int64), rows, None, False)
+        arrays = tuple(a[0].to(problem.x0.dtype) if a.is_floating_point() else a[0] for a in part.parts[0])
+        return (*arrays, torch.tensor(0)) if level == 0 and problem.numbered else arrays
+
+    u, what, level_of, sizes = problem.x0, f"outer function of the problem {problem.name}", 0, []
+    try:
+        for k, level in enumerate(problem.levels, 1):
+            what, level_of = f"level {k} of the problem {problem.name}", k
+            u = level(u, batch(k))
+            if not isinstance(u, torch.Tensor) or u.dim() != 1:
+                got = f"shape {tuple(u.shape)}" if isinstance(u, torch.Tensor) else type(u).__name__
+                raise invalid(f"value of {what}", got, "a vector (1-d)")
+            sizes.append(len(u))
+        what, level_of = f"outer function of the problem {problem.name}", 0
+        value = problem.outer(u, *(() if problem.y0 is None else (problem.y0,)), batch(0))
+    except InputError:
+        raise
+    except (RuntimeError, TypeError, ValueError, IndexError, AttributeError) as error:
+        shapes = ", ".join(str(tuple(a.shape)) for a in batch(level_of))
+        dual = "" if problem.y0 is None or level_of else f", y of {len(problem.y0)}"
+        drawn = f"a batch of shapes {shapes}" if shapes else "an empty batch (outer_draws is false)"
+        given = f"{'u' if sizes else 'x'} of {len(u)} numbers{dual}, and {drawn}"
+        raise InputError(f"The {what} fails, given {given}: {str(error).splitlines()[0]}") from error
+    if not isinstance(value, torch.Tensor) or value.dim() != 0:
+        got = f"shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
+        raise invalid(f"value of the {what}", got, "a single number, a tensor of shape ()")
+    return sizes

@@ -1,0 +1,38 @@
+"""A finished run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from fedstrata.core.files import Row
+from fedstrata.problems.problem import Problem
+
+
+@dataclass(frozen=True, repr=False)
+class Run:
+    """A finished run.
+
+    x, y:     the solution (y is None without a dual).
+    history:  one row per evaluation: round, steps, samples, bytes_up, bytes_down, seconds, measures.
+    summary:  the last row, what it was measured on, and what was chosen automatically.
+    """
+
+    x: torch.Tensor
+    y: torch.Tensor | None
+    history: list[Row]
+    summary: Row
+    problem: Problem
+
+    def __repr__(self) -> str:
+        measures = [f"{k} {v:.4g}" for k, v in self.history[-1].items() if k in ("loss", "accuracy", "auc")]
+        return f"<Run of {self.summary['algorithm']} on {self.summary['data']}: {', '.join(measures)}>"
+
+    def model(self) -> nn.Module:
+        """Return the trained model as an ordinary module: the one at ``x``, before any steps inside the problem.
+
+        For the one after them see :func:`fedstrata.training.metrics.adaptation.adapted_point`.
+        """
+        return self.problem.model(self.x)
