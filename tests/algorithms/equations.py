@@ -11,7 +11,6 @@ for each family of methods; what a reference is told is in paper.py; test_equati
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -20,8 +19,9 @@ import numpy as np
 import torch
 
 import fedstrata as fs
-from fedstrata.algorithms.algorithm import kind_of
 from fedstrata.clients import Clients
+from fedstrata.core.options import options_of
+from fedstrata.core.schedules import Rate
 from fedstrata.training.states import state_of, tensors_of
 from support import make_clients, make_setting, started
 from worlds import N, Vector, World
@@ -113,8 +113,7 @@ class Method:
 
     def rates(self) -> list[str]:
         """The hyperparameters that may be schedules."""
-        fields = dataclasses.fields(self.build)
-        return [f.name for f in fields if f.init and kind_of(f) == "Rate"]
+        return [option.name for option in options_of(self.build).values() if option.annotation == Rate]
 
     def wrong(self, label: str, case: Case | None = None, world: str = "", **change: Any) -> Row:
         """A row whose reference has something otherwise."""

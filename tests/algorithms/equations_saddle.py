@@ -91,7 +91,7 @@ OTHERS = [
         keep=partial(keep_centre, "x_0"),
         home="auc",
         rounds=4,
-        unseen=("x_0_k", "total_k"),
+        unseen=("x_0_k", "total_k", "y_k"),
     ),
     saddle("codasca", fs.CODASCA, codasca_rounds, CODASCA, **CENTRE),
     saddle("codasca, no control", fs.CODASCA, codasca_rounds, {**CODASCA, "control": False}, **CENTRE),

@@ -297,7 +297,7 @@ def keep_centre(name: str, world: World, case: Case, server: Vectors, rng: Gener
 def coda_rounds(paper: Paper) -> Vectors:
     """The best y is found in the last exchange of the stage's last round: the projected mean of the clients' own.
 
-    The library keeps sums of distances from the centre, the reference sums of points.
+    The library keeps sums of distances from the centre, the reference sums of points; it also keeps the round's y.
     """
     options, world, first = paper.options, paper.world, paper.case.first_round
     average, stage = options.get("average", True), stage_of(options, first)

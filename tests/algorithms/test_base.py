@@ -4,6 +4,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ import torch
 import fedstrata as fs
 from fedstrata.algorithms import ALGORITHMS
 from fedstrata.core.schedules import Rate, Steps
-from support import make_clients, make_setting
+from support import make_clients, make_setting, started
 
 
 @pytest.fixture(autouse=True)
@@ -91,17 +92,41 @@ def test_tables_become_schedules_and_epochs() -> None:
     )
 
 
-def test_algorithms_do_not_inherit() -> None:
-    with pytest.raises(TypeError, match="algorithms do not inherit"):
+def test_a_preset_is_an_algorithm_with_other_defaults() -> None:
+    class Quick(fs.FedAvg):
+        """FedAvg in a hurry."""
 
-        class Child(fs.FedAvg):
-            name = "child"
+        name = "quick"
+        defaults = {"lr": 0.5, "steps": 2}  # noqa: RUF012
+        hidden = "server_lr"
+
+    assert fs.algorithm("quick") == Quick() and (Quick().lr, Quick().steps, Quick().server_lr) == (0.5, 2, 1.0)
+    assert Quick(lr=0.1).lr == 0.1
+    with pytest.raises(fs.InputError, match="Unknown option of quick 'server_lr'"):
+        fs.algorithm("quick", server_lr=0.5)
+    assert fs.FedAvg().lr == 0.1
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"round": lambda self, s, clients: s},
+        {"local": lambda self, client, x: x},
+        {"defaults": {"rate": 0.5}},
+        {"hidden": "rate"},
+        {"__annotations__": {"rate": float}, "rate": 0.5},
+    ],
+    ids=["a round", "local work", "an unknown default", "an unknown option to hide", "a field"],
+)
+def test_algorithms_do_not_inherit(more: dict[str, Any]) -> None:
+    with pytest.raises(TypeError, match="algorithms do not inherit"):
+        type("Child", (fs.FedAvg,), {"name": "child", **more})
+    assert "child" not in ALGORITHMS
 
 
 def test_an_algorithm_with_plain_fields_works() -> None:
     class Plain(fs.Algorithm):
         name = "plain"
-        up = down = "d"
         lr: Rate = fs.StepDecay(0.1)
         rate: float = 0.5
         steps: Steps = fs.Epochs(1)
@@ -121,7 +146,6 @@ def test_an_algorithm_with_plain_fields_works() -> None:
 def test_a_text_without_choices_may_be_any_text() -> None:
     class Texted(fs.Algorithm):
         name = "texted"
-        up = down = "d"
         kind: str = "a"
 
         def round(self, s: fs.State, clients: fs.Clients) -> fs.State:
@@ -133,7 +157,6 @@ def test_a_text_without_choices_may_be_any_text() -> None:
 def everyone() -> type[fs.Algorithm]:
     class Everyone(fs.Algorithm):
         name = "everyone"
-        up = down = "d"
         full_participation = True
 
         def round(self, s: fs.State, clients: fs.Clients) -> fs.State:
@@ -160,13 +183,13 @@ def test_full_participation_is_checked_by_train(tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
-def test_the_state_names_what_it_has() -> None:
-    state = fs.State(x=torch.zeros(2), c=torch.ones(2))
-    assert list(state) == ["x", "c"]
-    assert torch.equal(state.replace(c=torch.zeros(2)).c, torch.zeros(2))
-    assert torch.equal(state.c, torch.ones(2))
-    with pytest.raises(AttributeError, match="no 'm'"):
-        _ = state.m
+def test_an_algorithm_starts_with_the_point_and_ends_with_it_unless_it_says_otherwise() -> None:
+    x, y = torch.zeros(2), torch.ones(1)
+    state = fs.FedAvg().start(x, y, None)
+    assert type(state) is fs.State and state.x is x and state.y is y
+    assert fs.FedAvg().solution(state) == (x, y)
+    own = fs.algorithms.scaffold.State(x, x)
+    assert fs.Scaffold().solution(own) == (x, None)
 
 
 def test_a_gradient_that_shares_memory_is_not_written_to() -> None:
@@ -179,7 +202,9 @@ def test_a_gradient_that_shares_memory_is_not_written_to() -> None:
     problem = fs.Problem(outer, torch.zeros(3, dtype=torch.float32))
     clients = make_clients(make_setting(problem, data), chunk=1)
     algorithm = fs.Scaffold(lr=0.5, steps=1)
-    state = algorithm.round(algorithm.init(problem), clients)
+    first = started(algorithm, clients)
+    clients.begin(0)
+    state = algorithm.round(first, clients)
     torch.testing.assert_close(state.x, torch.full((3,), -1.5))
 
 

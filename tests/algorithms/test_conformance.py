@@ -18,11 +18,12 @@ import torch
 
 import fedstrata as fs
 from algorithms.families import METHODS
-from algorithms.sent import rows_of
 from cases import product
 from fedstrata.algorithms import ALGORITHMS
+from fedstrata.algorithms.sent import sent
 from fedstrata.clients import Client
 from fedstrata.clients.work import is_remote
+from fedstrata.core.options import options_of
 from fedstrata.training.states import state_of, tensors_of
 from support import example_for, make_clients, make_setting, play, shared_oracles, started, without_seconds
 
@@ -89,19 +90,20 @@ def missing_in(name: str) -> Iterator[str]:
     for heading in ("Problem: ", "Departures from the paper"):
         if not re.search(rf"^{heading}", text, re.M):
             yield f"{where}: a paragraph of the module's docstring that begins with '{heading.strip()}'"
-    if not re.search(r"^[A-Z].*, .*\d{4}|arXiv", text.partition("Problem:")[0], re.M | re.S):
-        yield f"{where}: the paper, with its authors, title and year, at the top of the module's docstring"
+    if '"' not in text.partition("Problem:")[0]:
+        yield f'{where}: authors, "title" and year of the paper at the top of the module\'s docstring'
     try:
-        rows_of(kind)
-    except AssertionError as problem:
-        yield str(problem)
+        sent(kind)
+    except fs.FedstrataError as problem:
+        yield f"{where}: what is sent. {problem}"
     if not inspect.getdoc(kind):
         yield f"{where}: a docstring of one line for {kind.__name__}, for 'fedstrata list'"
-    if not any(f.metadata.get("search") for f in dataclasses.fields(kind)):
+    options = options_of(kind).values()
+    if not any(option.search for option in options):
         yield f"{where}: a range for 'fedstrata tune' (search=) of at least the learning rate"
-    for f in dataclasses.fields(kind):
-        if not f.metadata.get("doc"):
-            yield f"{where}: an explanation of {f.name}: param({f.default!r}, 'what it is')"
+    for option in options:
+        if not option.doc:
+            yield f"{where}: an explanation of {option.name}: param({option.default!r}, 'what it is')"
     if not any(is_remote(getattr(kind, method)) for method in dir(kind) if callable(getattr(kind, method))):
         yield f"{where}: @remote on the methods that run on clients"
     if not re.search(rf"^\|.*`{name}`", (ROOT / "README.md").read_text(), re.M):
