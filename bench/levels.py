@@ -25,14 +25,14 @@ from torch.func import functional_call
 from torch.nn import functional as F
 
 import fedstrata as fs
-from fedstrata.algorithms.layered import to_send
+from fedstrata.algorithms.layered import State
 from fedstrata.clients import Client
-from fedstrata.clients.simulated import _for_each
+from fedstrata.clients.engine import for_each
 from fedstrata.core.machine import keep_memory
 from fedstrata.core.schedules import Clock
 from fedstrata.problems.trace import trace
 from fedstrata.training.settings import Settings
-from fedstrata.training.train import _clients
+from fedstrata.training.train import make_clients
 
 P, LR = 0.05, 0.1
 Tensors = tuple[torch.Tensor, ...]
@@ -94,52 +94,44 @@ class Ours:
         problem = fs.compositional_auc(case.model(), levels=levels, inner_lr=LR, p=P)
         if forward_mode is not None:
             problem = replace(problem, levels=tuple(replace(g, forward=forward_mode) for g in problem.levels))
-        self.setting, self.clients = _clients(problem, self.data, settings, None)
+        self.clients = make_clients(problem, self.data, settings)
         self.clients.begin(-1)
-        self.start = self.algorithm.start(self.algorithm.init(problem), self.clients)
+        self.start = self.algorithm.start(problem.x0, problem.y0, self.clients)
         self.clients.begin(0)
         self.state = self.algorithm.round(self.start, self.clients) if begun else self.start
-        self.clients.counts.steps = steps
+        self.clients.progress.iteration = steps
         self.clients.begin(1)
 
     def client(self) -> Client:
         """Return the client at the start of this round."""
-        return Client(self.setting, np.zeros(1, dtype=np.int64), self.clients.clock, 0)
+        return Client(self.clients.engine.setting, np.zeros(1, dtype=np.int64), self.clients.clock, 0)
 
     def point(self) -> Point:
         """Return the server's vectors."""
-        x, (y,), (h, p, (q,)) = to_send(self.state, self.clients)
-        return Point(x, y, h, p, q).copy()
+        return point_of(self.state).copy()
 
     @torch.no_grad()
     def round(self) -> Point:
         """Do the second round, always from the same state and with the same batches."""
         self.clients.begin(1)
-        x, (y,), (h, p, (q,)) = to_send(self.algorithm.round(self.state, self.clients), self.clients)
-        return Point(x, y, h, p, q)
-
-    def stepper(self) -> Callable[[], None]:
-        """Return a function that takes one local step from wherever the last one led, nothing else."""
-        client, at = self.client(), [_for_each(to_send(self.state, self.clients), 1)]
-        x, y, (h, p, q) = at[0]
-        at[0] = (x, y, tuple(v.clone() for v in h), p, q)
-
-        @torch.no_grad()
-        def step() -> None:
-            at[0] = self.algorithm.step(client, *at[0])
-
-        return step
+        return point_of(self.algorithm.round(self.state, self.clients))
 
     @torch.no_grad()
     def local(self) -> object:
         """Do what a client does in the second round; the server's vectors are there already."""
-        return self.algorithm.local(self.client(), *_for_each(to_send(self.state, self.clients), 1))
+        return self.algorithm.local(self.client(), *for_each(tuple(self.state), 1))
 
     @torch.no_grad()
     def first_local(self) -> object:
         """Do what a client does in the first round."""
-        client = Client(self.setting, np.zeros(1, dtype=np.int64), Clock(0, 1000), 0)
-        return self.algorithm.local(client, *_for_each(to_send(self.start, self.clients), 1))
+        client = Client(self.clients.engine.setting, np.zeros(1, dtype=np.int64), Clock(0, 1000), 0)
+        return self.algorithm.local(client, *for_each(tuple(self.start), 1))
+
+
+def point_of(state: State) -> Point:
+    """Return a server's state as a point."""
+    x, *h = state.h
+    return Point(x, state.y, tuple(h), state.p, state.q)
 
 
 class ByHand:
@@ -290,11 +282,9 @@ def same_numbers(ours: Ours, hand: ByHand) -> float:
     """
     batches: list[list[Tensors]] = []
 
-    def follow(client: Client) -> tuple[()]:
+    client = ours.client()
+    for _ in client.loop(hand.steps, client.variables()):
         batches.append(drawn_by(client))
-        return ()
-
-    ours.client().repeat(hand.steps, follow)
     start, one = ours.point(), ours.round()
     worst = 0.0
     for step in (hand.step, hand.hoarding_step):
@@ -324,15 +314,19 @@ def in_turns(seconds: float, *works: Callable[[], object]) -> list[float]:
 
 
 def step_against_hand(case: Case, levels: int, seconds: float) -> None:
-    """Print the cost of one local step over that of the same by hand."""
+    """Print the cost of a local step, a fifth of five, over that of the same by hand."""
     ours = Ours(case, levels)
     hand, at = ByHand(ours, case), ours.point()
     off = same_numbers(ours, hand)
-    mine, plain, hoarding = in_turns(
-        seconds,
-        ours.stepper(),
-        lambda: hand.step(at, hand.draw(levels)),
-        lambda: hand.hoarding_step(at, hand.draw(levels)),
+    steps = range(hand.steps)
+    mine, plain, hoarding = (
+        total / hand.steps
+        for total in in_turns(
+            seconds,
+            ours.local,
+            lambda: [hand.step(at, hand.draw(levels)) for _ in steps],
+            lambda: [hand.hoarding_step(at, hand.draw(levels)) for _ in steps],
+        )
     )
     print(
         f"step, {case}, K = {levels}: by hand {plain * 1e3:.2f}, fedstrata {mine * 1e3:.2f} ms, ratio "
@@ -427,7 +421,7 @@ def products(case: Case, seconds: float) -> None:
         one, other = back(x, v, *batch), ahead(x, v, *batch)
         torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4 * float(one.abs().max()))
         g, r, f = (1e3 * t for t in in_turns(seconds, *(partial(w, x, v, *batch) for w in (alone, back, ahead))))
-        steppers = [Ours(case, 3, 1, mode, begun=False).stepper() for mode in (False, True)]
+        steppers = [Ours(case, 3, 1, mode, begun=False).local for mode in (False, True)]
         backs, aheads = (1e3 * t for t in in_turns(seconds, *steppers))
     print(
         f"Hessian product, {case}: gradient {g:.2f}, reverse {r:.2f}, forward {f:.2f} ms, forward / reverse "

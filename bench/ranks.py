@@ -24,7 +24,7 @@ import fedstrata as fs
 from fedstrata.clients.ranks import ranks_here
 from fedstrata.core.machine import keep_memory
 from fedstrata.training.settings import Settings
-from fedstrata.training.train import _clients
+from fedstrata.training.train import make_clients
 from speed import timed
 
 SETTINGS = {"two ranks of one thread": (2, 1), "one rank of one thread": (1, 1), "one rank of two threads": (1, 2)}
@@ -38,8 +38,8 @@ def rounds_of(clients: int) -> Callable[[int], None]:
     owned = torch.arange(60 * clients).split(60)
     data = fs.FederatedData.from_arrays([(inputs[o], targets[o]) for o in owned], name="random")
     problem, algorithm = fs.erm(fs.models.model("lenet5", (1, 28, 28), 10)), fs.FedAvg(lr=0.01, steps=10)
-    _, engine = _clients(problem, data, Settings(rounds=1000, batch_size=32), None, ranks=ranks_here())
-    state, done = algorithm.init(problem), 0
+    engine = make_clients(problem, data, Settings(rounds=1000, batch_size=32), ranks=ranks_here())
+    state, done = algorithm.start(problem.x0, problem.x0[:0], engine), 0
 
     @torch.no_grad()
     def run(rounds: int) -> None:

@@ -18,7 +18,7 @@ import torch
 import fedstrata as fs
 from fedstrata.core.machine import keep_memory
 from fedstrata.training.settings import Settings
-from fedstrata.training.train import _clients
+from fedstrata.training.train import make_clients
 
 
 def bare_fedavg(
@@ -45,9 +45,10 @@ def bare_fedavg(
 
 def rounds_of(problem: fs.Problem, data: fs.FederatedData, algorithm: fs.Algorithm, **options: object) -> Callable:
     """Return a function that runs so many rounds, nothing else: no evaluation, no checkpoint."""
-    _, clients = _clients(problem, data, Settings(rounds=1000, **options), None)
+    clients = make_clients(problem, data, Settings(rounds=1000, **options))
     clients.begin(-1)
-    state = algorithm.start(algorithm.init(problem), clients)
+    y = problem.x0[:0] if problem.y0 is None else problem.y0
+    state = algorithm.start(problem.x0, y, clients)
     done = 0
 
     @torch.no_grad()
