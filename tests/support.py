@@ -12,8 +12,9 @@ from torch import nn
 import fedstrata as fs
 from fedstrata.algorithms import Algorithm
 from fedstrata.clients import Clients, Simulated, Usage
-from fedstrata.clients.client import Client, Setting
+from fedstrata.clients.client import Client
 from fedstrata.clients.queries import learn
+from fedstrata.clients.setting import Setting
 from fedstrata.clients.state import ClientState
 from fedstrata.core.schedules import Clock
 from fedstrata.data.sampling import SAMPLINGS

@@ -6,7 +6,8 @@ from typing import Any
 
 import torch
 
-from fedstrata.clients.client import Client, Setting
+from fedstrata.clients.client import Client
+from fedstrata.clients.setting import Setting
 from support import make_setting, sized_data, softmax_problem
 
 SIZES = [9, 4, 7, 2, 4]

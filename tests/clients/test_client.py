@@ -166,10 +166,10 @@ def test_recalling_what_a_client_has_not_kept_is_an_error_that_names_it(deferred
     client = make_client(s, DECREASING, round=1)
     lost = [1, 4, 3] if deferred else [1, 3]
     who = ", ".join(f"hospital {'abcde'[k]}" if named else f"client {k}" for k in lost)
-    message = rf"^{who} must have kept 'x' from an earlier exchange, and has not, or has lost it\.$"
+    message = rf"^{who} must have kept 'x' in an earlier exchange, but has not, or has lost it\.$"
     with pytest.raises(fs.FedstrataError, match=message):
         client.recall("x")
-    with pytest.raises(fs.FedstrataError, match="must have kept 'never' from an earlier exchange"):
+    with pytest.raises(fs.FedstrataError, match="must have kept 'never' in an earlier exchange"):
         client.recall("never", "x")
     assert torch.equal(make_client(s, [0, 2]).recall("x").x, column(0, 2)), "those who kept it have it"
 
@@ -241,7 +241,7 @@ def test_state_that_a_node_has_lost_does_not_start_at_a_gradient() -> None:
     """FGDA's clients keep the server's last point; one that was left out of the first exchange has none."""
     world = SADDLES["auc, prepared, scaled"]()
     faults = fs.Faults(quorum=1, retries=0, inject=fs.Inject(drop=1.0, clients=(1,)))
-    message = r"^client 1 must have kept 'x' from an earlier exchange.* \(in local of fgda, round 1, clients .*1.*\)$"
+    message = r"^client 1 must have kept 'x' in an earlier exchange.* \(in local of fgda, round 1, clients .*1.*\)$"
     with only_before_the_first_round(), pytest.raises(fs.FedstrataError, match=message):
         fs.train(world.problem, world.data, fs.FGDA(steps=2), rounds=2, batch_size=4, faults=faults)
 

@@ -3,42 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 
-from fedstrata.clients.state import ClientState, LostState
+from fedstrata.clients.memory import Memory
+from fedstrata.clients.setting import Setting
 from fedstrata.clients.variables import Variables
 from fedstrata.core.errors import FedstrataError, InputError
 from fedstrata.core.schedules import Clock, Epochs, EqualSteps, Rate, Steps, rate_at, steps_at
 from fedstrata.data.batch import NO_DATA, Batch
-from fedstrata.data.federated import FederatedData
 from fedstrata.data.sampling import Everything, Sampling, steps_per_epoch
-from fedstrata.problems.oracles import Chain, Oracles, Tensors
+from fedstrata.problems.oracles import Chain, Tensors
 from fedstrata.problems.problem import Problem
-
-Listener = Callable[[Clock, np.ndarray, dict[str, Callable[[], torch.Tensor]]], None]
-
-
-@dataclass(frozen=True)
-class Setting:
-    """What the clients' side of a run knows: the problem, the data that are here, and how batches are drawn.
-
-    ``listeners`` are called after every local step with the time, the clients, and what the step reported. With
-    ``deferred`` what clients keep is theirs only once the server has taken their answers: see :meth:`Client.commit`.
-    """
-
-    oracles: Oracles
-    data: FederatedData
-    sampling: type[Sampling]
-    batch_size: int | None
-    seed: int
-    state: ClientState
-    listeners: tuple[Listener, ...] = ()
-    deferred: bool = False
 
 
 class Client:
@@ -60,7 +39,7 @@ class Client:
         self._samplers: dict[tuple[int, int, int], Sampling] = {}
         self._everything: dict[int, Batch] = {}
         self._reports: dict[str, Callable[[], torch.Tensor]] = {}
-        self._kept: dict[str, list[torch.Tensor]] = {}
+        self._memory = Memory(setting, ids)
 
     def __len__(self) -> int:
         return self._active
@@ -231,57 +210,22 @@ class Client:
 
     def keep(self, k: Variables | None = None, **values: torch.Tensor) -> None:
         """Keep rows [C, ...] on the clients until a later exchange: all variables of ``k``, and ``values``."""
-        values = {**({} if k is None else vars(k)), **values}
-        if not self._setting.deferred:
-            self._setting.state.keep(self.ids[: self._active], values)
-            return
-        for name, value in values.items():
-            wider = [rows for rows in self._kept.get(name, []) if len(rows) > len(value)]
-            self._kept[name] = [*wider, value.clone()]
+        self._memory.keep(self._active, {**({} if k is None else vars(k)), **values})
 
     def recall(self, *names: str, **values: Any) -> Variables:
         """Return variables: those that every client kept under ``names``, and ``values`` as they are.
 
         A client that has not kept one of them, or has lost it, is an error that names the client.
         """
-        return Variables(**{name: self._recalled(name, None) for name in names}, **values)
+        return Variables(**{name: self._memory.recall(self._active, name, None) for name in names}, **values)
 
     def kept(self, name: str, default: torch.Tensor) -> torch.Tensor:
         """Return what each client kept under ``name``; ``default`` [C, ...] for clients that kept nothing yet."""
-        return self._recalled(name, default)
-
-    def _recalled(self, name: str, default: torch.Tensor | None) -> torch.Tensor:
-        ids, kept = self.ids[: self._active], self._kept.get(name, [])
-        if default is None:
-            self._check_kept(name, ids[len(kept[0]) if kept else 0 :])
-            default = kept[0].new_empty(len(ids), *kept[0].shape[1:]) if kept else self.problem.x0
-        recalled = self._setting.state.recall(ids, name, default)
-        if not kept:
-            return recalled
-        recalled = recalled.clone(memory_format=torch.contiguous_format)
-        for rows in kept:  # from the widest to the latest: some clients may have left the loop in between
-            recalled[: len(rows)] = rows[: len(ids)]
-        return recalled
-
-    def _check_kept(self, name: str, ids: np.ndarray) -> None:
-        missing = self._setting.state.missing(ids, name)
-        if len(missing):
-            names = self._setting.data.client_names
-            who = ", ".join(names[c] if names else f"client {c}" for c in missing[:8].tolist())
-            lost = tuple(missing.tolist())
-            raise LostState(f"{who} must have kept {name!r} in an earlier exchange, but has not, or has lost it.", lost)
+        return self._memory.recall(self._active, name, default)
 
     def commit(self, taken: np.ndarray) -> None:
-        """Store what those clients kept whose answers the server has taken: a mask [C].
-
-        A client whose answer was dropped must not continue from something that the server knows nothing of.
-        """
-        for name, kept in self._kept.items():
-            for value in kept:
-                rows = np.flatnonzero(taken[: len(value)])
-                if len(rows):
-                    self._setting.state.keep(self.ids[rows], {name: value[torch.from_numpy(rows).to(value.device)]})
-        self._kept = {}
+        """Store what those clients kept whose answers the server has taken: a mask [C]."""
+        self._memory.commit(taken)
 
     def steps_now(self, steps: EqualSteps) -> int:
         """Return the local steps of this round: a number, or what an interval has grown to."""

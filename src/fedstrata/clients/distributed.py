@@ -16,10 +16,10 @@ import torch
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from fedstrata.clients.channel import PLAIN, Channel
-from fedstrata.clients.client import Setting
 from fedstrata.clients.engine import Reduced, Request, Usage
 from fedstrata.clients.faults import Fault, Faults
 from fedstrata.clients.ranks import Ranks, dtype_named
+from fedstrata.clients.setting import Setting
 from fedstrata.clients.simulated import Simulated
 
 DIGIT = 1 << 16

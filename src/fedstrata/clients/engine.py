@@ -12,10 +12,10 @@ import torch
 from torch.utils._pytree import TreeSpec, tree_leaves, tree_map, tree_unflatten
 
 from fedstrata.clients.channel import PLAIN, Channel
-from fedstrata.clients.client import Setting
 from fedstrata.clients.faults import Fault, Faults
 from fedstrata.clients.privacy import Ledger
 from fedstrata.clients.queries import is_query
+from fedstrata.clients.setting import Setting
 from fedstrata.core.errors import FedstrataError
 from fedstrata.core.schedules import Clock
 from fedstrata.problems.oracles import Oracles

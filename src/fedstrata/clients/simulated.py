@@ -12,9 +12,10 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from fedstrata.clients.channel.channel import PLAIN, Channel, FlatAnswer
 from fedstrata.clients.chunk import choose_chunk
-from fedstrata.clients.client import Client, Setting
+from fedstrata.clients.client import Client
 from fedstrata.clients.engine import Answer, Engine, Request, for_each
 from fedstrata.clients.faults import SILENT, Fault, Faults, Inject
+from fedstrata.clients.setting import Setting
 from fedstrata.clients.state import ClientState, LostState
 from fedstrata.clients.work import perform
 from fedstrata.core.errors import InputError

@@ -14,7 +14,6 @@ import torch
 from fedstrata.algorithms.algorithm import Algorithm
 from fedstrata.clients.channel import Channel
 from fedstrata.clients.chunk import choose_chunk
-from fedstrata.clients.client import Listener, Setting
 from fedstrata.clients.clients import Clients
 from fedstrata.clients.distributed import Distributed
 from fedstrata.clients.engine import Engine
@@ -22,6 +21,7 @@ from fedstrata.clients.faults import Faults, QuorumError
 from fedstrata.clients.privacy import epsilon
 from fedstrata.clients.queries import learn
 from fedstrata.clients.ranks import ALONE, Ranks, ranks_here
+from fedstrata.clients.setting import Listener, Setting
 from fedstrata.clients.simulated import Simulated
 from fedstrata.clients.state import ClientState
 from fedstrata.core.errors import Diverged, FedstrataError, InputError, invalid

@@ -13,9 +13,10 @@ from torch.utils._pytree import tree_map
 from fedstrata.algorithms import Algorithm
 from fedstrata.clients.channel import Channel
 from fedstrata.clients.channel.channel import FlatAnswer
-from fedstrata.clients.client import Client, Setting
+from fedstrata.clients.client import Client
 from fedstrata.clients.engine import Request, for_each
 from fedstrata.clients.queries import QUERIES, is_query
+from fedstrata.clients.setting import Setting
 from fedstrata.clients.state import ClientState
 from fedstrata.clients.work import is_remote, perform
 from fedstrata.core.errors import InputError, unknown

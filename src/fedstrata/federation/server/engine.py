@@ -12,10 +12,10 @@ import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
 from fedstrata.clients.channel import Channel
-from fedstrata.clients.client import Setting
 from fedstrata.clients.engine import Answer, Engine, Request
 from fedstrata.clients.faults import Fault, Faults
 from fedstrata.clients.queries import is_query
+from fedstrata.clients.setting import Setting
 from fedstrata.federation import wire
 from fedstrata.federation.messages import QUERY, Call, Version
 from fedstrata.federation.server.desk import Desk
