@@ -1015,10 +1015,10 @@ BAD_DATA: list[tuple[str, fs.FederatedData, str, str]] = [
         "many targets",
         arrays(ONES, np.ones((3, 2), dtype=int)),
         "cross_entropy",
-        r"must be class numbers, one per sample",
+        r"must be one class number per sample",
     ),
     ("three logits", arrays(ONES, [0, 1, 1]), "binary_cross_entropy", r"must be one number per sample"),
-    ("one target, three outputs", arrays(ONES, [0.0, 1.0, 1.0]), "squared", r"must be as large as a target"),
+    ("one target, three outputs", arrays(ONES, [0.0, 1.0, 1.0]), "squared", r"must be of the shape of the targets"),
 ]
 
 

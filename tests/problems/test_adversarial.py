@@ -146,9 +146,9 @@ def words() -> fs.FederatedData:
 @pytest.mark.parametrize(
     ("network", "shape", "data", "message"),
     [
-        (model(), (3, 2), DATA, r"must be the shape of one input, of floats\. Got .*\(3, 2\).*images are \(2, 3\)"),
-        (model(), (6,), DATA, r"Got .*\(6,\), while the inputs of images are \(2, 3\)"),
-        (Words(), (6,), words(), "words are .6,. of whole numbers, which cannot be perturbed"),
+        (model(), (3, 2), DATA, r"must be the shape of one floating-point input\. Got .*\(3, 2\).*images have shape \(2, 3\)"),
+        (model(), (6,), DATA, r"Got .*\(6,\), but the inputs of images have shape \(2, 3\)"),
+        (Words(), (6,), words(), "words have shape .6,. and are integers, which cannot be perturbed"),
         (model(2), SHAPE, DATA, "labels of the data must be between 0 and 1"),
     ],
     ids=["turned", "flat", "whole numbers", "too few outputs"],

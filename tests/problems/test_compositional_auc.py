@@ -585,7 +585,7 @@ def test_what_does_not_fit_is_refused() -> None:
         fs.train(problem, binary(), fs.LocalSCGDAM(), rounds=1)
     fs.train(fs.compositional_auc(model(), 1), binary(), fs.LocalSCGDAM(steps=1), rounds=1)
     data = fs.FederatedData.from_arrays([(np.ones((6, 3)), np.arange(6) % 3)])
-    with pytest.raises(fs.InputError, match="wants two classes, 0 and 1"):
+    with pytest.raises(fs.InputError, match="needs two classes, 0 and 1"):
         fs.train(problem, data, METHOD, rounds=1)
-    with pytest.raises(fs.InputError, match="does not know the share of positives yet"):
+    with pytest.raises(fs.InputError, match="does not know the fraction of positives yet"):
         objective(problem, binary(), problem.x0, problem.y0)
