@@ -423,7 +423,7 @@ def test_a_run_below_the_quorum_is_resumed_with_a_lower_one(
 
 def test_a_run_is_not_resumed_with_other_injected_faults(tmp_path: Path) -> None:
     train(always("drop", 1), 1, out=tmp_path / "run")
-    with pytest.raises(fs.InputError, match=r"faults\.inject\.clients was \[1\] there and is \[2\] now"):
+    with pytest.raises(fs.InputError, match=r"faults\.inject\.clients was \[1\] and is now \[2\]"):
         train(always("drop", 2), 2, out=tmp_path / "run", resume=True)
     train(always("drop", 1, quorum=2, retries=4, timeout=3.0, max_bytes=10**6), 2, out=tmp_path / "run", resume=True)
 

@@ -52,7 +52,9 @@ def test_the_dual_of_one_client_is_one() -> None:
 
 
 def test_the_number_of_clients_must_be_that_of_the_data() -> None:
-    with pytest.raises(fs.InputError, match=r"clients of the problem must be 7, the number of clients of the data\. Got 6"):
+    with pytest.raises(
+        fs.InputError, match=r"clients of the problem must be 7, the number of clients of the data\. Got 6"
+    ):
         fs.train(problem(6), DATA, fs.AFL(), rounds=1)
 
 

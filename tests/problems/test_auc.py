@@ -515,7 +515,9 @@ def test_data_that_do_not_fit_are_refused(
 def test_nothing_can_be_computed_before_p_is_known() -> None:
     problem, data = fs.auc(model()), binary(EQUAL)
     assert problem.best_y is None
-    with pytest.raises(fs.InputError, match="does not know the fraction of positives yet: fs.train asks the clients for it"):
+    with pytest.raises(
+        fs.InputError, match=r"does not know the fraction of positives yet: fs.train asks the clients for it"
+    ):
         objective(problem, data, problem.x0, problem.y0)
 
 

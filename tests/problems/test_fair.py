@@ -284,7 +284,7 @@ def test_data_that_do_not_fit_are_refused(problem: fs.Problem, data: fs.Federate
 
 def test_nothing_can_be_computed_before_the_shares_are_known() -> None:
     problem = fs.fair(model(), classes=3)
-    with pytest.raises(fs.InputError, match="does not know the class frequencies yet: fs.train asks the clients"):
+    with pytest.raises(fs.InputError, match=r"does not know the class frequencies yet: fs.train asks the clients"):
         objective(problem, skewed([5, 5]), problem.x0, problem.y0)
 
 
