@@ -931,7 +931,7 @@ BAD_OPTIONS: list[tuple[dict[str, Any], str]] = [
     ({"seed": None}, r"The seed of the run must be a whole number of at least 0\. Got None\."),
     (
         {"participation": 0},
-        r"The participation of the run must be a share in \(0, 1\] or a whole number of at least 1",
+        r"The participation of the run must be a fraction in \(0, 1\] or a whole number of at least 1",
     ),
     ({"participation": 8}, r"The participation must be .* from 1 to 7\. Got 8\."),
     ({"participation": 0.0}, r"The participation of the run must be .* Got 0\.0\."),

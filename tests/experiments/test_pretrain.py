@@ -344,7 +344,7 @@ def test_a_second_process_is_kept_out_during_pretraining(tmp_path: Path, monkeyp
 
     def second(self: Pretraining, out: Path, callbacks: list[fs.Callback]) -> fs.Run:
         monkeypatch.setattr(Pretraining, "run", real)
-        with pytest.raises(fs.InputError, match="Another process is at work"):
+        with pytest.raises(fs.InputError, match="Another process is using"):
             run_config(config, tmp_path / "run", True, [])
         return real(self, out, callbacks)
 

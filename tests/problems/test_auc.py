@@ -456,7 +456,7 @@ def test_measures_are_of_the_logits_and_the_run_has_a_model(outputs: int, score:
     [
         ({"form": "hinge"}, r"The form of the auc problem must be 'square' or 'margin'\. Got 'hinge'\."),
         ({"form": None}, r"The form of the auc problem must be"),
-        ({"margin": 2.0}, r"The margin of the auc problem has a meaning only with form = 'margin'\."),
+        ({"margin": 2.0}, r"The margin of the auc problem applies only with form = 'margin'\."),
         *(
             ({"form": "margin", "margin": bad}, r"The margin of the auc problem must be a number above 0\. Got")
             for bad in (0, -1.0, math.inf, math.nan, True, "1")

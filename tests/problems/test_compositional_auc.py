@@ -564,7 +564,7 @@ def test_batch_norm_is_refused_or_replaced() -> None:
             for bad in ("yes", 1, None)
         ),
         ({"form": "hinge"}, "'square' or 'margin'. Got 'hinge'"),
-        ({"margin": 2.0}, "has a meaning only with form = 'margin'"),
+        ({"margin": 2.0}, "applies only with form = 'margin'"),
         ({"p": 1.0}, "a number above 0 and below 1, or left out"),
         ({"score": "softmax"}, "'sigmoid' or 'none'"),
         ({"scale_dual": "no"}, "must be true or false"),
