@@ -460,7 +460,7 @@ def test_a_channel_of_wrong_settings_is_refused(options: dict[str, Any], wanted:
 def test_noise_needs_a_clip_and_a_mean() -> None:
     with pytest.raises(fs.InputError, match=r"^The noise of the channel is in units of its clip: set clip too"):
         fs.Channel(noise=1.0)
-    with pytest.raises(fs.InputError, match=r"^The reduce of the channel must be 'mean' where there is noise"):
+    with pytest.raises(fs.InputError, match=r"^The reduce of the channel must be 'mean' if there is noise"):
         fs.Channel(noise=1.0, clip=1.0, reduce="median")
 
 
