@@ -1,4 +1,4 @@
-"""Estimators that carry the past: STORM, and the estimates of a composition built on it."""
+"""Recursive estimators: STORM, and estimates of a composition built on it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def weight_of(client: Client, rate: Rate, scale: float) -> float:
 
 
 def weights_now(client: Client, rates: Sequence[Rate], eta: Rate, kind: str, ago: int = 1) -> list[float]:
-    """Return the weights of fresh values after the step so many iterations ago, at most 1.
+    """Return the weights of fresh values for the step ``ago`` iterations ago, at most 1.
 
     ``kind`` "theorem" multiplies them by eta_t^2.
     """
