@@ -454,4 +454,4 @@ def test_a_problem_tells_its_inner_mean_and_its_mixture() -> None:
     assert inside.kind == "1 inner level, a global inner mean, no dual"
     assert fs.Problem(outer, x0, inner_mean="global").kind == "no inner level, no dual"
     mixed = fs.Problem(outer, x0, y0=x0, project_y=project_simplex, mixture=True)
-    assert mixed.kind == "no inner level, a dual that weighs the clients"
+    assert mixed.kind == "no inner level, a dual that weights the clients"

@@ -23,7 +23,7 @@ def problem(clients: int = N) -> fs.Problem:
 
 def test_y_starts_uniform_and_there_the_objective_is_ordinary() -> None:
     mixed = problem()
-    assert mixed.kind == "no inner level, a dual that weighs the clients"
+    assert mixed.kind == "no inner level, a dual that weights the clients"
     assert mixed.mixture
     assert mixed.project_y is simplex
     assert torch.equal(mixed.y0, torch.full((N,), 1 / N, dtype=torch.float64))

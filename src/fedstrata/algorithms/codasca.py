@@ -92,8 +92,8 @@ class CODASCA(Algorithm):
     def mean_of_stage(self, client: Client) -> torch.Tensor:
         """Return the mean of the client's iterates in the stage, minus the centre of the stage."""
         total: torch.Tensor = client.recall("total").total
-        now = client.clock.round
-        stage = range(now - self.stage_rounds + 1, now + 1)
+        last = client.clock.round
+        stage = range(last - self.stage_rounds + 1, last + 1)
         return total / sum(steps_at(self.steps, number) for number in stage)
 
     @remote

@@ -45,9 +45,9 @@ class DRFA(Algorithm):
         snapshot = clients.integer(1, steps)
         drawn = clients.choose(len(clients), probabilities=s.y.cpu())
         dx, dz = drawn.mean(self.local, s.x, snapshot, weighting="uniform")
-        asked = clients.choose(len(clients))
+        uniform = clients.choose(len(clients))
         v = torch.zeros_like(s.y)
-        v[torch.from_numpy(asked.cohort)] = clients.total / len(asked) * asked.gather(self.loss, s.x + dz)
+        v[torch.from_numpy(uniform.cohort)] = clients.total / len(uniform) * uniform.gather(self.loss, s.x + dz)
         return State(s.x + dx, clients.project_y(s.y + steps * clients.rate(self.dual_lr) * v))
 
     @remote

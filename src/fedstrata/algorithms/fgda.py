@@ -85,7 +85,7 @@ class FGDA(Algorithm):
     beta: Rate = param(0.5, "weight of a fresh gradient in x; c_2", least=0, search=(0.05, 1))
     weights: str = param(
         "constant",
-        "'constant': alpha and beta as they are; 'theorem': times eta_t^2; either way at most 1",
+        "'constant': use alpha and beta; 'theorem': multiply them by eta_t^2; in both cases at most 1",
         choices=("constant", "theorem"),
     )
     matrix: str = param("identity", "the matrices A and B", choices=MATRICES)
@@ -96,7 +96,7 @@ class FGDA(Algorithm):
     )
     synchronisation: str = param(
         "two_phase",
-        "'two_phase' averages the estimates too; 'single' saves that exchange",
+        "'two_phase' also averages the estimates; 'single' saves that exchange",
         choices=("two_phase", "single"),
     )
     first_batches: int = param(0, "batches for the first estimates; 0 means as many as steps", least=0)

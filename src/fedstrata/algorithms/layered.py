@@ -51,7 +51,7 @@ class State(NamedTuple):
 
 
 def estimate_first(client: Client, k: Variables, batches: int, weight_decay: float) -> None:
-    """Set h_j = g_j(h_{j-1}), and p and q to the gradients there, on ``batches`` batches' worth of samples."""
+    """Set h_j = g_j(h_{j-1}), and p and q to the gradients there, on as many samples as ``batches`` batches."""
     drawn = client.draw_all(FIRST, client.worth(batches))
     for j, batch in enumerate(drawn[:-1], 1):
         k.h[j] = client.g(j, k.h[j - 1], batch)

@@ -51,9 +51,7 @@ class LocalSGDMRL(Algorithm):
     steps: Steps = param(10, "local steps per round, or Epochs(e), or an Interval")
     momentum: float = param(0.9, "decay rate of the momentum", least=0, below=1, search=(0.1, 0.95))
     slope: float = param(0.1, "weight of a class is 1 + slope R", least=0)
-    share: float = param(
-        0.8, "how large the others' changes may be at a class's position, as a share of its own", above=0
-    )
+    share: float = param(0.8, "largest change of other classes at a class's position, relative to its own", above=0)
     weight_decay: float = param(0.0, "L2 penalty", least=0)
 
     @classmethod

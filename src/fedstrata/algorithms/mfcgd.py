@@ -78,13 +78,13 @@ class MFCGD(Algorithm):
     varrho: Rate = param(0.5, "weight of a fresh outer gradient; c_3", above=0, search=(0.05, 1))
     weights: str = param(
         "constant",
-        "'constant': alpha, beta, varrho as they are; 'theorem': times eta_t^2; either way at most 1",
+        "'constant': use alpha, beta and varrho; 'theorem': multiply them by eta_t^2; in both cases at most 1",
         choices=("constant", "theorem"),
     )
     matrix: str = param("identity", "the matrix A", choices=MATRICES)
     theta: Rate = param(0.9, "decay rate of the matrix", above=0, below=1)
     rho: float = param(
-        0.1, "added to the matrix, its smallest entry; small ones make long steps where clients cancel out", above=0
+        0.1, "added to the matrix, its smallest entry; small values give long steps where gradients cancel", above=0
     )
     first_matrix: str = param(
         "average", "the matrix before the first synchronisation", choices=("average", "accumulator", "identity")

@@ -125,7 +125,7 @@ class Problem:
         """The problem class in words, for error messages and tables."""
         levels = {0: "no inner level", 1: "1 inner level"}.get(len(self.levels), f"{len(self.levels)} inner levels")
         mean = f", a {self.inner_mean} inner mean" if self.levels else ""
-        dual = "a dual that weighs the clients" if self.mixture else "a dual" if self.dual else "no dual"
+        dual = "a dual that weights the clients" if self.mixture else "a dual" if self.dual else "no dual"
         return f"{levels}{mean}, {dual}"
 
     def projected(self, y: torch.Tensor) -> torch.Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -78,11 +79,7 @@ def composition(
         raise invalid(
             "inner of the composition problem", inner, f"at least the dimension, {dimension}, for a unique minimiser"
         )
-    generator = torch.Generator().manual_seed(seed)
-
-    def normal(*shape: int) -> torch.Tensor:
-        return torch.randn(*shape, generator=generator, dtype=dtype)
-
+    normal = partial(torch.randn, generator=torch.Generator().manual_seed(seed), dtype=dtype)
     scale = dimension**-0.5
     common = torch.eye(inner, dimension, dtype=dtype)
     own = common + 0.3 * heterogeneity * scale * normal(clients, 1, inner, dimension)
@@ -134,10 +131,7 @@ def quadratic_saddle(
     """
     check_noise("quadratic_saddle", noise, samples)
     generator = torch.Generator().manual_seed(seed)
-
-    def normal(*shape: int) -> torch.Tensor:
-        return torch.randn(*shape, generator=generator, dtype=dtype)
-
+    normal = partial(torch.randn, generator=generator, dtype=dtype)
     t = coupling * torch.rand(clients, generator=generator, dtype=dtype)
     b = spread * normal(clients, dimension)
     b = b - b.mean(0)

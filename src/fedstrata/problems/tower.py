@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 
 from fedstrata.core.options import options, param
@@ -32,10 +34,7 @@ def tower(
     rotations; below 1 the minimiser is unique.
     """
     check_noise("tower", noise, samples)
-    generator = torch.Generator().manual_seed(seed)
-
-    def normal(*shape: int) -> torch.Tensor:
-        return torch.randn(*shape, generator=generator, dtype=dtype)
+    normal = partial(torch.randn, generator=torch.Generator().manual_seed(seed), dtype=dtype)
 
     def centred(*shape: int) -> torch.Tensor:
         e = noise * normal(clients, samples, *shape)

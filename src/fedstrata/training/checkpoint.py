@@ -61,15 +61,15 @@ class Checkpoints:
         """Whether it is time to rewrite all ``rows`` of the clients, not only those that changed."""
         return self._saved_rows > 2 * rows + 1
 
-    def save(self, checkpoint: Checkpoint, anew: bool) -> None:
+    def save(self, checkpoint: Checkpoint, complete: bool) -> None:
         """Write a checkpoint, then remove those older than the last two and the last durable one.
 
-        Its rows are those that changed since the previous checkpoint, or all of them if ``anew``.
+        Its rows are those that changed since the previous checkpoint, or all of them if it is ``complete``.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         now = time.monotonic()
         durable = now - self._synced >= DURABLE_SECONDS
-        if anew:
+        if complete:
             self._segments, self._saved_rows = [], 0
         for number, rows in enumerate(checkpoint.rows):
             if rows:
