@@ -272,11 +272,11 @@ def test_a_title_passes_local_steps_on() -> None:
 @pytest.mark.parametrize(
     ("algorithm", "options", "message"),
     [
-        (fs.FedLALR(), {"norms": ["vhat", "v"]}, "No 'v' is reported by the local steps of fedlalr. Reported: "),
+        (fs.FedLALR(), {"norms": ["vhat", "v"]}, "The local steps of fedlalr do not report 'v'. Reported: "),
         (fs.FedLALR(), {"norms": ["nothing"]}, "Reported: vhat, rate."),
         (fs.LocalAMSGrad(), {"norms": ["vhat"]}, "Reported: v, rate."),
         (fs.FedAvg(), {"norms": ["vhat"]}, "Reported: rate."),
-        (fs.FedProx(), {"rates": True}, "No 'rate' is reported by the local steps of fedprox. Reported: nothing."),
+        (fs.FedProx(), {"rates": True}, "The local steps of fedprox do not report 'rate'. Reported: nothing."),
     ],
 )
 def test_a_name_that_is_not_reported_is_refused(algorithm: fs.Algorithm, options: dict[str, Any], message: str) -> None:
@@ -413,7 +413,7 @@ def test_a_resumed_run_has_the_rows_of_one_that_was_never_interrupted(
 def test_a_wrong_name_in_a_file_is_an_error_in_words(fedstrata, experiment: Path, tmp_path: Path) -> None:
     out = ("--out", tmp_path / "run")
     code, _, err = fedstrata("run", experiment, "--quiet", "--set", "diagnostics.norms=['m']", *out)
-    assert code == 2 and "No 'm' is reported" in err and "Reported: vhat, rate." in err
+    assert code == 2 and "do not report 'm'" in err and "Reported: vhat, rate." in err
     code, _, err = fedstrata("run", experiment, "--quiet", "--set", "diagnostics.client=3")
     assert code == 2 and "diagnostics.client" in err and "diagnostics.clients" in err
 

@@ -439,8 +439,8 @@ def test_a_problem_tells_its_class(levels: int, dual: bool, kind: str) -> None:
         ({"x0": torch.zeros(3), "y0": torch.zeros(())}, "y0 of the problem problem must be a vector of floats"),
         ({"x0": torch.zeros(3), "inner_mean": "all"}, "inner_mean must be 'local' or 'global'"),
         ({"x0": torch.zeros(3), "project_y": lambda y: y}, "has project_y but no dual: pass y0 too"),
-        ({"x0": torch.zeros(3), "y0": torch.zeros(3), "mixture": True}, "pass y0 and project_y, onto the simplex, too"),
-        ({"x0": torch.zeros(3), "mixture": True}, "is a mixture: pass y0 and project_y, onto the simplex, too"),
+        ({"x0": torch.zeros(3), "y0": torch.zeros(3), "mixture": True}, "pass y0 and a project_y onto the simplex too"),
+        ({"x0": torch.zeros(3), "mixture": True}, "is a mixture: pass y0 and a project_y onto the simplex too"),
     ],
 )
 def test_a_bad_problem_is_refused(arguments: dict[str, object], message: str) -> None:
@@ -454,4 +454,4 @@ def test_a_problem_tells_its_inner_mean_and_its_mixture() -> None:
     assert inside.kind == "1 inner level, a global inner mean, no dual"
     assert fs.Problem(outer, x0, inner_mean="global").kind == "no inner level, no dual"
     mixed = fs.Problem(outer, x0, y0=x0, project_y=project_simplex, mixture=True)
-    assert mixed.kind == "no inner level, a dual that weighs the clients"
+    assert mixed.kind == "no inner level, a dual that weights the clients"

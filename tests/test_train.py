@@ -158,13 +158,13 @@ def test_resume_without_a_directory_is_refused() -> None:
 
 
 OTHER_SETTINGS: list[tuple[dict[str, Any], str]] = [
-    ({"seed": 6}, r"train\.seed was 5 there and is 6 now"),
-    ({"batch_size": 5}, r"train\.batch_size was 4 there and is 5 now"),
-    ({"participation": 4}, r"train\.participation was 3 there and is 4 now"),
-    ({"weighting": "samples"}, r"train\.weighting was 'uniform' there and is 'samples' now"),
-    ({"sampling": "epochs"}, r"train\.sampling was 'uniform' there and is 'epochs' now"),
-    ({"algorithm": fs.Scaffold(lr=0.3, steps=3)}, r"algorithm\.lr was 0\.2 there and is 0\.3 now"),
-    ({"algorithm": fs.FedAvg(lr=0.2, steps=3)}, r"algorithm\.name was 'scaffold' there and is 'fedavg' now|option"),
+    ({"seed": 6}, r"train\.seed was 5 and is now 6"),
+    ({"batch_size": 5}, r"train\.batch_size was 4 and is now 5"),
+    ({"participation": 4}, r"train\.participation was 3 and is now 4"),
+    ({"weighting": "samples"}, r"train\.weighting was 'uniform' and is now 'samples'"),
+    ({"sampling": "epochs"}, r"train\.sampling was 'uniform' and is now 'epochs'"),
+    ({"algorithm": fs.Scaffold(lr=0.3, steps=3)}, r"algorithm\.lr was 0\.2 and is now 0\.3"),
+    ({"algorithm": fs.FedAvg(lr=0.2, steps=3)}, r"algorithm\.name was 'scaffold' and is now 'fedavg'|option"),
 ]
 
 
@@ -261,7 +261,7 @@ def test_resuming_a_problem_with_another_gamma_is_refused(tmp_path: Path) -> Non
     assert plain.flat is not None
     fs.train(fs.robust(plain.flat.module, gamma=0.4), data, fs.ComFedL(), rounds=1, out=tmp_path / "run")
     other = fs.robust(plain.flat.module, gamma=0.5)
-    with pytest.raises(fs.InputError, match=r"gamma was 0\.4 there and is 0\.5 now"):
+    with pytest.raises(fs.InputError, match=r"gamma was 0\.4 and is now 0\.5"):
         fs.train(other, data, fs.ComFedL(), rounds=2, out=tmp_path / "run", resume=True)
 
 
@@ -388,7 +388,7 @@ def test_without_any_good_checkpoint_the_run_stops_and_nothing_is_removed(tmp_pa
     for path in (tmp_path / "run" / "checkpoint").glob("*.json"):
         _empty(path)
     before = contents(tmp_path / "run")
-    with pytest.raises(fs.FedstrataError, match=r"Every checkpoint in .* is damaged: the run cannot go on"):
+    with pytest.raises(fs.FedstrataError, match=r"All checkpoints in .* are damaged: cannot resume the run"):
         train(6, out=tmp_path / "run", resume=True)
     assert contents(tmp_path / "run") == before
 
@@ -417,7 +417,7 @@ def test_a_second_process_is_kept_out_of_a_run(tmp_path: Path) -> None:
     train(2, out=tmp_path / "run")
     first = RunDirectory(tmp_path / "run")
     first._lock()
-    with pytest.raises(fs.InputError, match="Another process is at work on the run"):
+    with pytest.raises(fs.InputError, match="Another process is using the run directory"):
         train(4, out=tmp_path / "run", resume=True)
     first.close()
     assert train(4, out=tmp_path / "run", resume=True).summary["round"] == 4
@@ -617,7 +617,7 @@ def test_a_model_that_is_not_a_pure_function_is_refused(kind: str) -> None:
 
 def test_a_loss_that_averages_by_itself_is_refused() -> None:
     data = fs.FederatedData.from_arrays([(np.ones((4, 2)), np.arange(4) % 2)])
-    with pytest.raises(fs.InputError, match="one number per sample: for torch's losses pass reduction='none'"):
+    with pytest.raises(fs.InputError, match="one number per sample: pass reduction='none' to torch losses"):
         fs.train(fs.erm(torch.nn.Linear(2, 2), torch.nn.CrossEntropyLoss()), data, fs.FedAvg(), rounds=1)
     fs.train(fs.erm(torch.nn.Linear(2, 2), torch.nn.CrossEntropyLoss(reduction="none")), data, fs.FedAvg(), rounds=1)
 
@@ -711,7 +711,7 @@ def test_an_existing_run_is_not_overwritten(tmp_path: Path) -> None:
 @pytest.mark.parametrize("resume", [False, True])
 def test_a_directory_of_something_else_is_not_touched(tmp_path: Path, resume: bool) -> None:
     (tmp_path / "thesis.tex").write_text("years of work")
-    with pytest.raises(fs.InputError, match="holds no fedstrata run"):
+    with pytest.raises(fs.InputError, match="contains no fedstrata run"):
         train(2, out=tmp_path, resume=resume)
     assert contents(tmp_path) == {"thesis.tex": b"years of work"}
 
@@ -931,7 +931,7 @@ BAD_OPTIONS: list[tuple[dict[str, Any], str]] = [
     ({"seed": None}, r"The seed of the run must be a whole number of at least 0\. Got None\."),
     (
         {"participation": 0},
-        r"The participation of the run must be a share in \(0, 1\] or a whole number of at least 1",
+        r"The participation of the run must be a fraction in \(0, 1\] or a whole number of at least 1",
     ),
     ({"participation": 8}, r"The participation must be .* from 1 to 7\. Got 8\."),
     ({"participation": 0.0}, r"The participation of the run must be .* Got 0\.0\."),
@@ -1009,16 +1009,16 @@ BAD_DATA: list[tuple[str, fs.FederatedData, str, str]] = [
         "float targets",
         arrays(ONES, [0.5, 1.0, 2.0]),
         "cross_entropy",
-        r"targets of cross_entropy must be class numbers",
+        r"targets of cross_entropy must be one class number",
     ),
     (
         "many targets",
         arrays(ONES, np.ones((3, 2), dtype=int)),
         "cross_entropy",
-        r"must be class numbers, one per sample",
+        r"must be one class number per sample",
     ),
     ("three logits", arrays(ONES, [0, 1, 1]), "binary_cross_entropy", r"must be one number per sample"),
-    ("one target, three outputs", arrays(ONES, [0.0, 1.0, 1.0]), "squared", r"must be as large as a target"),
+    ("one target, three outputs", arrays(ONES, [0.0, 1.0, 1.0]), "squared", r"must be of the shape of the targets"),
 ]
 
 

@@ -179,7 +179,7 @@ def test_the_algorithm_table_wins_over_the_shared_ones_in_a_run(fedstrata, exper
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (["data.folder=SITES", "data.imbalance=0.1"], "data.folder holds clients as they are: leave out data."),
+        (["data.folder=SITES", "data.imbalance=0.1"], "data.folder has one file per client: leave out data."),
         (["problem.name=quadratic"], "The problem quadratic brings its own data"),
         (["problem={name='quadratic', clients=2.5}", "data={}", "model={}"], "clients of the quadratic"),
         (["problem={name='quadratic', noise='x'}", "data={}", "model={}"], "noise of the quadratic"),
@@ -250,7 +250,7 @@ BAD = {
     "no rounds": ("train.rounds=0", "The key train.rounds must be a whole number of at least 1. Got 0."),
     "no batch": ("train.batch_size=0", "train.batch_size"),
     "negative seed": ("train.seed=-1", "train.seed"),
-    "participation of nobody": ("train.participation=0", "The key train.participation must be a share in (0, 1]"),
+    "participation of nobody": ("train.participation=0", "The key train.participation must be a fraction in (0, 1]"),
     "participation of too many": ("train.participation=9", "from 1 to 4. Got 9."),
     "participation as a word": ("train.participation=all", "train.participation"),
     "chunk": ("train.chunk=0", "The key train.chunk must be a whole number of at least 1, or 'auto'. Got 0."),
@@ -290,7 +290,7 @@ BAD = {
     "a partition without a name": ("data.partition={name=['iid']}", "The table data.partition must have a name"),
     "a device without numbers": ("train.device=meta", "The device 'meta' cannot be used"),
     "a search that is no range": ("tune.search.fedavg.lr=[1.0]", "tune.search.fedavg.lr"),
-    "an override without a value": ("train.rounds", "must look like key=value"),
+    "an override without a value": ("train.rounds", "must have the form key=value"),
     "an override below a value": ("train.rounds.x=1", "rounds is not a table"),
 }
 
@@ -391,7 +391,7 @@ def test_an_algorithm_of_ones_own_can_be_imported(fedstrata, experiment, tmp_pat
     finally:
         ALGORITHMS.pop("signed", None)
     code, _, err = fedstrata("--import", tmp_path / "nowhere.py", "list", "algorithms")
-    assert code == 2 and "--import wants a Python file" in err
+    assert code == 2 and "--import needs a Python file" in err
 
 
 @pytest.mark.usefixtures("no_pictures")
@@ -441,7 +441,7 @@ def test_the_installed_command_exits_with_its_code_and_starts_light(experiment, 
 
 def test_show_tells_of_problems_too(fedstrata):
     code, printed, _ = fedstrata("show", "auc")
-    assert code == 0 and "scale_dual" in printed and "share of positives" in printed
+    assert code == 0 and "scale_dual" in printed and "fraction of positives" in printed
     code, printed, _ = fedstrata("show", "quadratic_saddle", "--json")
     assert code == 0 and json.loads(printed)["options"]["spread"] == 1.0
     assert fedstrata("show", "nothing")[0] == 2
@@ -520,7 +520,7 @@ def test_another_schedule_is_told_when_a_run_is_resumed(fedstrata, tmp_path):
     )
     assert code == 2
     told = " ".join(err.split())
-    assert "algorithm.eta was {'schedule': 'step', 'value': 0.2" in told and "and is 0.3 now" in told
+    assert "algorithm.eta was {'schedule': 'step', 'value': 0.2" in told and "and is now 0.3" in told
 
 
 def test_only_run_is_shared_out_over_processes(fedstrata, monkeypatch) -> None:

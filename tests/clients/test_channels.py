@@ -457,7 +457,7 @@ def test_a_channel_of_wrong_settings_is_refused(options: dict[str, Any], wanted:
 def test_noise_needs_a_clip_and_a_mean() -> None:
     with pytest.raises(fs.InputError, match=r"^The noise of the channel is in units of its clip: set clip too"):
         fs.Channel(noise=1.0)
-    with pytest.raises(fs.InputError, match=r"^The reduce of the channel must be 'mean' where there is noise"):
+    with pytest.raises(fs.InputError, match=r"^The reduce of the channel must be 'mean' if there is noise"):
         fs.Channel(noise=1.0, clip=1.0, reduce="median")
 
 
@@ -551,9 +551,9 @@ def test_what_compression_dropped_survives_a_resume(compress: str, tmp_path: Pat
 @pytest.mark.parametrize(
     ("other", "wanted"),
     [
-        (fs.Channel(clip=2.0), r"channel.clip was 1.0 there and is 2.0 now"),
-        (fs.Channel(), r"channel.clip was 1.0 there and is None now"),
-        (fs.Channel(clip=1.0, reduce="median"), r"channel.reduce was 'mean' there and is 'median' now"),
+        (fs.Channel(clip=2.0), r"channel.clip was 1.0 and is now 2.0"),
+        (fs.Channel(), r"channel.clip was 1.0 and is now None"),
+        (fs.Channel(clip=1.0, reduce="median"), r"channel.reduce was 'mean' and is now 'median'"),
     ],
 )
 def test_a_run_is_not_resumed_with_another_channel(other: fs.Channel, wanted: str, tmp_path: Path) -> None:

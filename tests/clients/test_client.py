@@ -243,7 +243,7 @@ def test_state_that_a_node_has_lost_does_not_start_at_a_gradient() -> None:
     faults = fs.Faults(quorum=1, retries=0, inject=fs.Inject(drop=1.0, clients=(1,)))
     with only_before_the_first_round():
         run = fs.train(world.problem, world.data, fs.FGDA(steps=2), rounds=2, batch_size=4, faults=faults)
-    assert run.summary["left_out"] == {"client 1": 5}, "the first estimates, and two exchanges in each of two rounds"
+    assert run.summary["left_out"] == {"client 1": 6}, "the query, the first estimates, two exchanges in each round"
 
 
 @contextmanager

@@ -228,7 +228,7 @@ def test_the_size_of_the_cohort(participation: int | float, size: int) -> None:
 @pytest.mark.parametrize("participation", [0, 11, -1, 0.0, 1.01, -0.5, float("nan"), "all", None, True])
 def test_a_bad_participation_is_refused(participation: Any) -> None:
     with pytest.raises(
-        fs.InputError, match=r"participation must be a share in \(0, 1\] or a whole number from 1 to 10"
+        fs.InputError, match=r"participation must be a fraction in \(0, 1\] or a whole number from 1 to 10"
     ):
         cohort_size(participation, 10)
 

@@ -423,7 +423,7 @@ def test_a_run_below_the_quorum_is_resumed_with_a_lower_one(
 
 def test_a_run_is_not_resumed_with_other_injected_faults(tmp_path: Path) -> None:
     train(always("drop", 1), 1, out=tmp_path / "run")
-    with pytest.raises(fs.InputError, match=r"faults\.inject\.clients was \[1\] there and is \[2\] now"):
+    with pytest.raises(fs.InputError, match=r"faults\.inject\.clients was \[1\] and is now \[2\]"):
         train(always("drop", 2), 2, out=tmp_path / "run", resume=True)
     train(always("drop", 1, quorum=2, retries=4, timeout=3.0, max_bytes=10**6), 2, out=tmp_path / "run", resume=True)
 
@@ -579,7 +579,7 @@ def test_digits_are_learned_though_a_third_fails(
 
 REFUSED: list[tuple[type, dict[str, Any], str]] = [
     *((fs.Faults, {"quorum": q},
-       f"quorum of the faults must be a share in (0, 1] or a whole number of at least 1. Got {q!r}.")
+       f"quorum of the faults must be a fraction in (0, 1] or a whole number of at least 1. Got {q!r}.")
       for q in (0, 0.0, -1, 1.5, math.nan, True, "1", None)),
     *((fs.Faults, {"retries": r}, f"retries of the faults must be a whole number of at least 0. Got {r!r}.")
       for r in (-1, 1.0, True, "1")),
@@ -718,8 +718,8 @@ WRONG = [
     ("channel.compress=zip", "The key channel.compress must be 'none', 'top_k' or 'quantise'. Got 'zip'."),
     ("channel.clip=-1.0", "The key channel.clip must be a number above 0, or left out. Got -1.0."),
     ("channel.top=2.0", "The key channel.top must be a number above 0 and at most 1. Got 2.0."),
-    ("faults.quorum=0", "The key faults.quorum must be a share in (0, 1] or a whole number of at least 1. Got 0."),
-    ("faults.quorum=most", "The key faults.quorum must be a share in (0, 1]"),
+    ("faults.quorum=0", "The key faults.quorum must be a fraction in (0, 1] or a whole number of at least 1. Got 0."),
+    ("faults.quorum=most", "The key faults.quorum must be a fraction in (0, 1]"),
     ("faults.retries=-1", "The key faults.retries must be a whole number of at least 0. Got -1."),
     ("faults.timeout=0.0", "The key faults.timeout must be a number above 0. Got 0.0."),
     ("faults.inject.drop=0.5", "The sum of the injected faults' probabilities must be at most 1. Got 1.5."),

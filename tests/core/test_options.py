@@ -108,7 +108,10 @@ WRONG: list[tuple[str, Any, str]] = [
     *(("rate", value, "a number above 0, or a schedule") for value in (0.0, "fast", fs.Epochs(1))),
     *(("steps", value, STEPS) for value in (0, 1.5, "a", fs.StepDecay(0.1), {"epochs": 1})),
     *(("equal", value, STEPS.replace(" epochs such as {epochs = 2},", "")) for value in (0, fs.Epochs(1))),
-    *(("share", value, "a share in (0, 1] or a whole number of at least 1") for value in (0, 0.0, 1.5, -1, True, "1")),
+    *(
+        ("share", value, "a fraction in (0, 1] or a whole number of at least 1")
+        for value in (0, 0.0, 1.5, -1, True, "1")
+    ),
     *(("widths", value, "a list of whole numbers of at least 1") for value in (3, "12", [0], [1.5], {"a": 1}, None)),
     *(("names", value, "a list of names") for value in ("a", [1])),
     *(("pair", value, "a list of 2 numbers") for value in ([1], [1, 2, 3], 1)),
@@ -217,9 +220,7 @@ def test_a_function_is_checked_and_has_a_truthful_signature() -> None:
 
 
 def test_an_option_without_a_meaning_is_refused() -> None:
-    message = (
-        r"^The radius of the cake problem has a meaning only with form = 'round'\. Got 2\.0 with form = 'square'\.$"
-    )
+    message = r"^The radius of the cake problem applies only with form = 'round'\. Got 2\.0 with form = 'square'\.$"
     with pytest.raises(fs.InputError, match=message):
         cake(torch.ones(1), radius=2.0, guests=1)
     assert cake(torch.ones(1), radius=1.0, guests=1)[3] == 1.0, "the default never has to be meant"
@@ -322,7 +323,7 @@ def test_a_default_must_be_right_and_what_it_depends_on_must_exist() -> None:
         class Wrong(Options, owner="the broken thing"):
             size: int = param(0.5, "how large")
 
-    with pytest.raises(TypeError, match="The size of the broken thing depends on colour, which is no option"):
+    with pytest.raises(TypeError, match="The size of the broken thing depends on colour, which is not an option"):
 
         class Alone(Options, owner="the broken thing"):
             size: int = param(1, "how large", only={"colour": ("red",)})

@@ -228,7 +228,7 @@ def test_a_folder_of_clients_has_no_rows_to_spare(tmp_path: Path) -> None:
     tables: dict[str, Any] = {"data": {"folder": str(tmp_path)}}
     assert build.build_data(config.parse(tables, "here")).clients == 2
     tables["data"]["auxiliary"] = 1
-    with pytest.raises(fs.InputError, match=r"data\.folder holds clients as they are: leave out data\.auxiliary\."):
+    with pytest.raises(fs.InputError, match=r"data\.folder has one file per client: leave out data\.auxiliary\."):
         build.build_data(config.parse(tables, "here"))
 
 

@@ -123,7 +123,7 @@ def test_a_model_of_a_file_has_the_outputs_of_its_loss(tmp_path: Path, loss: str
 def test_declared_classes_may_be_whole_floats() -> None:
     targets = np.arange(60) % 3 * 1.0
     with pytest.raises(
-        fs.InputError, match=r"targets of cross_entropy must be class numbers, .* by classes= of the data"
+        fs.InputError, match=r"targets of cross_entropy must be one class number .* with classes= given for the data"
     ):
         trained(fs.erm(linear(3)), sites(targets))
     data = sites(targets, classes=3)

@@ -279,9 +279,9 @@ def test_a_finished_run_may_be_resumed_and_goes_on_for_more_rounds(straight: Pat
 @pytest.mark.parametrize(
     ("table", "message"),
     [
-        ({"rounds": 5, "lr": 0.2, "steps": 3}, "pretrain.rounds was 4 there and is 5 now"),
-        ({"rounds": 4, "lr": 0.1, "steps": 3}, "pretrain.lr was 0.2 there and is 0.1 now"),
-        ({"rounds": 0}, "pretrain.algorithm was 'fedavg' there and is None now"),
+        ({"rounds": 5, "lr": 0.2, "steps": 3}, "pretrain.rounds was 4 and is now 5"),
+        ({"rounds": 4, "lr": 0.1, "steps": 3}, "pretrain.lr was 0.2 and is now 0.1"),
+        ({"rounds": 0}, "pretrain.algorithm was 'fedavg' and is now None"),
     ],
 )
 def test_another_pretraining_is_not_resumed(
@@ -301,7 +301,7 @@ def test_another_pretraining_is_not_resumed(
 def test_a_run_without_pretraining_is_not_resumed_with_one(tmp_path: Path) -> None:
     run_config(config_of(BASE), tmp_path, False, [])
     before = contents(tmp_path)
-    with pytest.raises(fs.InputError, match=r"pretrain.algorithm was None there and is 'fedavg' now"):
+    with pytest.raises(fs.InputError, match=r"pretrain.algorithm was None and is now 'fedavg'"):
         run_config(config_of(BASE, PRETRAIN), tmp_path, True, [])
     assert contents(tmp_path) == before
 
@@ -322,7 +322,7 @@ def test_an_existing_directory_is_refused_before_anything_is_trained(tmp_path: P
     monkeypatch.setattr(Pretraining, "run", lambda *_: pytest.fail("trained"))
     (tmp_path / "thesis.tex").write_text("years of work")
     for resume in (False, True):
-        with pytest.raises(fs.InputError, match="holds no fedstrata run"):
+        with pytest.raises(fs.InputError, match="contains no fedstrata run"):
             run_config(config_of(BASE, PRETRAIN), tmp_path, resume, [])
     assert contents(tmp_path) == {"thesis.tex": b"years of work"}
 
@@ -344,7 +344,7 @@ def test_a_second_process_is_kept_out_during_pretraining(tmp_path: Path, monkeyp
 
     def second(self: Pretraining, out: Path, callbacks: list[fs.Callback]) -> fs.Run:
         monkeypatch.setattr(Pretraining, "run", real)
-        with pytest.raises(fs.InputError, match="Another process is at work"):
+        with pytest.raises(fs.InputError, match="Another process is using"):
             run_config(config, tmp_path / "run", True, [])
         return real(self, out, callbacks)
 

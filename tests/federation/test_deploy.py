@@ -457,8 +457,8 @@ def test_local_goes_on_only_with_the_same_settings(fedstrata, experiment: Path, 
     assert len(files) == 7
     for change, told in (
         (["--set", "data.seed=7"], "data.seed was"),
-        (["--set", "algorithm.steps=3"], "algorithm.steps was 2 there and is 3 now"),
-        (["--nodes", "2"], "federation.nodes was 3 there and is 2 now"),
+        (["--set", "algorithm.steps=3"], "algorithm.steps was 2 and is now 3"),
+        (["--nodes", "2"], "federation.nodes was 3 and is now 2"),
     ):
         code, _, printed = fedstrata(*words, "--resume", *change)
         assert code == 2 and told in " ".join(printed.split())

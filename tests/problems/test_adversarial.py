@@ -146,9 +146,14 @@ def words() -> fs.FederatedData:
 @pytest.mark.parametrize(
     ("network", "shape", "data", "message"),
     [
-        (model(), (3, 2), DATA, r"must be the shape of one input, of floats\. Got .*\(3, 2\).*images are \(2, 3\)"),
-        (model(), (6,), DATA, r"Got .*\(6,\), while the inputs of images are \(2, 3\)"),
-        (Words(), (6,), words(), "words are .6,. of whole numbers, which cannot be perturbed"),
+        (
+            model(),
+            (3, 2),
+            DATA,
+            r"must be the shape of one floating-point input\. Got .*\(3, 2\).*images have shape \(2, 3\)",
+        ),
+        (model(), (6,), DATA, r"Got .*\(6,\), but the inputs of images have shape \(2, 3\)"),
+        (Words(), (6,), words(), "words have shape .6,. and are integers, which cannot be perturbed"),
         (model(2), SHAPE, DATA, "labels of the data must be between 0 and 1"),
     ],
     ids=["turned", "flat", "whole numbers", "too few outputs"],
@@ -330,7 +335,7 @@ def test_a_model_that_does_not_look_at_its_inputs_cannot_be_attacked() -> None:
 @pytest.mark.parametrize("steps", [0, 3])
 def test_whole_numbers_are_not_attacked(steps: int) -> None:
     evaluation = Evaluation(attack_radius=1.0, attack_steps=steps)
-    with pytest.raises(fs.InputError, match="Inputs of whole numbers cannot be perturbed: leave out attack_radius"):
+    with pytest.raises(fs.InputError, match="Integer inputs cannot be perturbed: leave out attack_radius"):
         fs.train(fs.erm(Words()), words(), fs.FedAvg(), rounds=1, evaluate=evaluation)
 
 

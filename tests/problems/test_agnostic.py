@@ -23,7 +23,7 @@ def problem(clients: int = N) -> fs.Problem:
 
 def test_y_starts_uniform_and_there_the_objective_is_ordinary() -> None:
     mixed = problem()
-    assert mixed.kind == "no inner level, a dual that weighs the clients"
+    assert mixed.kind == "no inner level, a dual that weights the clients"
     assert mixed.mixture
     assert mixed.project_y is simplex
     assert torch.equal(mixed.y0, torch.full((N,), 1 / N, dtype=torch.float64))
@@ -52,7 +52,9 @@ def test_the_dual_of_one_client_is_one() -> None:
 
 
 def test_the_number_of_clients_must_be_that_of_the_data() -> None:
-    with pytest.raises(fs.InputError, match=r"clients of the problem must be 7, as many as the data have\. Got 6"):
+    with pytest.raises(
+        fs.InputError, match=r"clients of the problem must be 7, the number of clients of the data\. Got 6"
+    ):
         fs.train(problem(6), DATA, fs.AFL(), rounds=1)
 
 

@@ -456,7 +456,7 @@ def test_measures_are_of_the_logits_and_the_run_has_a_model(outputs: int, score:
     [
         ({"form": "hinge"}, r"The form of the auc problem must be 'square' or 'margin'\. Got 'hinge'\."),
         ({"form": None}, r"The form of the auc problem must be"),
-        ({"margin": 2.0}, r"The margin of the auc problem has a meaning only with form = 'margin'\."),
+        ({"margin": 2.0}, r"The margin of the auc problem applies only with form = 'margin'\."),
         *(
             ({"form": "margin", "margin": bad}, r"The margin of the auc problem must be a number above 0\. Got")
             for bad in (0, -1.0, math.inf, math.nan, True, "1")
@@ -486,10 +486,10 @@ INPUTS = RNG.normal(size=(6, 3))
 @pytest.mark.parametrize(
     ("outputs", "inputs", "targets", "classes", "message"),
     [
-        (1, INPUTS, np.arange(6) % 3, None, r"wants two classes, 0 and 1\. Got 3 \(arrays\)"),
-        (3, INPUTS, np.arange(6) % 3, None, "wants two classes, 0 and 1"),
-        (1, INPUTS, RNG.normal(size=6), None, "targets of the auc problem must be 0 and 1, one whole number"),
-        (1, INPUTS, np.zeros(6, dtype=int), None, "wants two classes, 0 and 1"),
+        (1, INPUTS, np.arange(6) % 3, None, r"needs two classes, 0 and 1\. Got 3 \(arrays\)"),
+        (3, INPUTS, np.arange(6) % 3, None, "needs two classes, 0 and 1"),
+        (1, INPUTS, RNG.normal(size=6), None, "targets of the auc problem must be one integer per sample, 0 or 1"),
+        (1, INPUTS, np.zeros(6, dtype=int), None, "needs two classes, 0 and 1"),
         (
             3,
             INPUTS,
@@ -515,7 +515,9 @@ def test_data_that_do_not_fit_are_refused(
 def test_nothing_can_be_computed_before_p_is_known() -> None:
     problem, data = fs.auc(model()), binary(EQUAL)
     assert problem.best_y is None
-    with pytest.raises(fs.InputError, match="does not know the share of positives yet: train asks the clients for it"):
+    with pytest.raises(
+        fs.InputError, match=r"does not know the fraction of positives yet: fs.train asks the clients for it"
+    ):
         objective(problem, data, problem.x0, problem.y0)
 
 

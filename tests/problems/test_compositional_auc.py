@@ -374,7 +374,7 @@ def test_a_run_directory_holds_the_schedule_and_another_is_not_resumed(tmp_path:
     held = tomllib.loads((tmp_path / "run" / "config.toml").read_text())["problem"]
     assert held["inner_lr"] == {"schedule": "step", "value": LR, "at": [0.5, 0.75], "factor": 0.3}
     others = [
-        (fs.StepDecay(LR, factor=0.2), r"problem\.inner_lr\.factor was 0\.3 there and is 0\.2 now"),
+        (fs.StepDecay(LR, factor=0.2), r"problem\.inner_lr\.factor was 0\.3 and is now 0\.2"),
         (fs.RoundDecay(LR), r"cannot be resumed with other settings: problem\.inner_lr\."),
         (LR, r"cannot be resumed with other settings: problem\.inner_lr"),
     ]
@@ -441,7 +441,7 @@ def test_the_config_of_a_run_holds_the_table_and_runs_again(fedstrata: Any, tmp_
     code, _, err = fedstrata("run", path, "--out", tmp_path / "b", "--quiet", "--resume", "--set", "train.rounds=5")
     assert code == 0, err
     code, _, err = fedstrata("run", path, "--out", tmp_path / "b", "--resume", "--set", "problem.inner_lr.value=0.2")
-    assert code == 2 and "problem.inner_lr.value was 0.1 there and is 0.2 now" in " ".join(err.split())
+    assert code == 2 and "problem.inner_lr.value was 0.1 and is now 0.2" in " ".join(err.split())
     rows = [json.loads(line) for line in (tmp_path / "a" / "metrics.jsonl").read_text().splitlines()]
     assert [row["round"] for row in rows] == [0, 1, 2, 3, 4] and all(0 < row["adapted_auc"] < 1 for row in rows)
 
@@ -564,7 +564,7 @@ def test_batch_norm_is_refused_or_replaced() -> None:
             for bad in ("yes", 1, None)
         ),
         ({"form": "hinge"}, "'square' or 'margin'. Got 'hinge'"),
-        ({"margin": 2.0}, "has a meaning only with form = 'margin'"),
+        ({"margin": 2.0}, "applies only with form = 'margin'"),
         ({"p": 1.0}, "a number above 0 and below 1, or left out"),
         ({"score": "softmax"}, "'sigmoid' or 'none'"),
         ({"scale_dual": "no"}, "must be true or false"),
@@ -585,7 +585,7 @@ def test_what_does_not_fit_is_refused() -> None:
         fs.train(problem, binary(), fs.LocalSCGDAM(), rounds=1)
     fs.train(fs.compositional_auc(model(), 1), binary(), fs.LocalSCGDAM(steps=1), rounds=1)
     data = fs.FederatedData.from_arrays([(np.ones((6, 3)), np.arange(6) % 3)])
-    with pytest.raises(fs.InputError, match="wants two classes, 0 and 1"):
+    with pytest.raises(fs.InputError, match="needs two classes, 0 and 1"):
         fs.train(problem, data, METHOD, rounds=1)
-    with pytest.raises(fs.InputError, match="does not know the share of positives yet"):
+    with pytest.raises(fs.InputError, match="does not know the fraction of positives yet"):
         objective(problem, binary(), problem.x0, problem.y0)

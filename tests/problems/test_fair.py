@@ -263,14 +263,14 @@ def test_a_bad_fair_problem_is_refused(options: dict[str, Any], message: str) ->
         (
             fs.fair(model(), classes=2),
             skewed([5, 5]),
-            r"classes of the fair problem must be 3, as many as the data have\. Got 2\.",
+            r"classes of the fair problem must be 3, the number of classes of the data\. Got 2\.",
         ),
         (
             fs.fair(model(), classes=3),
             fs.FederatedData.from_arrays([(np.ones((3, 4)), np.ones(3))]),
             "classes of the fair problem must be 0",
         ),
-        (fs.fair(model(), "clients", clients=3), skewed([5, 5]), "clients of the problem must be 2, as many"),
+        (fs.fair(model(), "clients", clients=3), skewed([5, 5]), "clients of the problem must be 2, the number"),
         (fs.fair(model(), "clients", clients=3, regularise=1.0), skewed([5, 5]), "clients of the problem must be 2"),
         (fs.fair(model(2), classes=3), skewed([5, 5]), "labels of the data must be between 0 and 1"),
         (fs.fair(model(), classes=2), sized_data([4, 4], features=3), "cannot take inputs of shape"),
@@ -284,7 +284,7 @@ def test_data_that_do_not_fit_are_refused(problem: fs.Problem, data: fs.Federate
 
 def test_nothing_can_be_computed_before_the_shares_are_known() -> None:
     problem = fs.fair(model(), classes=3)
-    with pytest.raises(fs.InputError, match="does not know the shares of the classes yet: train asks the clients"):
+    with pytest.raises(fs.InputError, match=r"does not know the class frequencies yet: fs.train asks the clients"):
         objective(problem, skewed([5, 5]), problem.x0, problem.y0)
 
 

@@ -136,7 +136,7 @@ def test_an_outer_function_without_data_costs_no_samples() -> None:
 
 @pytest.mark.parametrize("levels", [[], ()])
 def test_no_levels_are_refused(levels: Any) -> None:
-    with pytest.raises(fs.InputError, match="levels of the multilevel problem must be at least one function"):
+    with pytest.raises(fs.InputError, match="levels of the multilevel problem must be a list of at least one function"):
         fs.multilevel(levels, error, X0)
 
 

@@ -190,7 +190,7 @@ def test_its_sizes_its_start_and_its_seed() -> None:
         ({"bend": math.nan}, r"The bend of the tower problem must be a number"),
         ({"noise": "a"}, r"The noise of the tower problem must be a number of at least 0\. Got 'a'\."),
         ({"distance": -1.0}, r"The distance of the tower problem must be a number of at least 0\. Got -1\.0\."),
-        ({"samples": 1}, r"The samples of the tower problem must be at least 2 where there is noise\. Got 1"),
+        ({"samples": 1}, r"The samples of the tower problem must be at least 2 if there is noise\. Got 1"),
     ],
     ids=str,
 )

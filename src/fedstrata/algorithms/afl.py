@@ -27,7 +27,7 @@ from fedstrata.core.schedules import Rate
 
 
 class State(NamedTuple):
-    """The point, and the means of its iterates."""
+    """The current point, and the means of the iterates."""
 
     x: torch.Tensor
     y: torch.Tensor
@@ -36,7 +36,7 @@ class State(NamedTuple):
 
 
 class AFL(Algorithm):
-    """One gradient step per round on the mixture of clients that is worst at the moment."""
+    """One gradient step per round on the currently worst mixture of clients."""
 
     name = "afl"
     dual = True
@@ -45,10 +45,10 @@ class AFL(Algorithm):
 
     lr: Rate = param(0.1, "step size of the model", above=0, search=RATES)
     dual_lr: Rate = param(0.1, "step size of the dual weights", above=0, search=RATES)
-    average: bool = param(True, "return the mean of the iterates, as in the paper, instead of the last one")
+    average: bool = param(True, "return the mean of the iterates, as in the paper, instead of the last iterate")
 
     def start(self, x: torch.Tensor, y: torch.Tensor, clients: Clients) -> State:
-        """Start at x_0 and the uniform mixture; they are also their own means."""
+        """Start at x_0 and the uniform mixture, which are also the first means."""
         return State(x, y, x, y)
 
     def round(self, s: State, clients: Clients) -> State:
@@ -60,12 +60,12 @@ class AFL(Algorithm):
         return State(x, y, s.x_mean + part * (x - s.x_mean), s.y_mean + part * (y - s.y_mean))
 
     def solution(self, s: State) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the means of the iterates, or the last ones."""
+        """Return the means of the iterates, or the last iterates."""
         return (s.x_mean, s.y_mean) if self.average else (s.x, s.y)
 
     @remote
     def gradient(self, client: Client, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return gradient and value of the client's own loss on one batch."""
+        """Return the gradient and the value of the client's own loss on one batch."""
         k = client.variables()
         for _ in client.loop(1, k):
             batch, y = client.draw(), own_loss(client)

@@ -1,4 +1,4 @@
-"""What an algorithm is: a frozen set of hyperparameters, a server's round, and what a client does when asked."""
+"""The base of all algorithms: a frozen set of hyperparameters, the server's round, and the clients' work."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fedstrata.problems.problem import Problem
 
 
 class State(NamedTuple):
-    """The server's state of an algorithm that needs nothing but the point: x, and y, of length 0 without a dual."""
+    """The default state of the server: the point x, and y, of length 0 without a dual."""
 
     x: torch.Tensor
     y: torch.Tensor
@@ -32,23 +32,23 @@ ALGORITHMS: Registry[type[Algorithm]] = Registry("algorithm")
 class Algorithm(Options, ABC):
     """The base of every algorithm.
 
-    A subclass becomes a frozen dataclass of its hyperparameters, its options, and is registered under ``name``.
-    Algorithms do not inherit from each other; a subclass of an algorithm is a *preset*, another name for it with other
+    A subclass becomes a frozen dataclass of its hyperparameters and is registered under ``name``. Algorithms do not
+    inherit from each other; a subclass of an algorithm is a *preset*, the same algorithm under another name with other
     defaults::
 
         class AdaFGDA(FGDA):
             name = "adafgda"
             defaults = {"matrix": "adam", "gamma": 0.01}
 
-    name:                as on the command line; "" for an algorithm with presets only.
-    levels, dual:        the problems it solves: the numbers K of inner levels, and whether there is a dual; None when
-                         it solves problems with one and without.
-    inner_mean:          "local" or "global": which mean is inside, where there are levels.
-    mixture:             whether the dual must be one that weighs the clients.
+    name:                its name on the command line; "" for an algorithm with presets only.
+    levels, dual:        the problems it solves: the numbers K of inner levels, and whether there is a dual; None if it
+                         solves problems with and without one.
+    inner_mean:          the inner mean of problems with levels, "local" or "global".
+    mixture:             whether the dual must weight the clients.
     full_participation:  whether every client must take part in every round.
-    auxiliary:           whether the server needs samples of its own, some of every class.
+    auxiliary:           whether the server needs its own samples, some of every class.
     hidden:              names of hyperparameters that only other presets of the file have, as in "matrix rho".
-    defaults:            of a preset: hyperparameters with another default.
+    defaults:            for a preset, hyperparameters with another default.
     """
 
     name: ClassVar[str]
@@ -67,7 +67,7 @@ class Algorithm(Options, ABC):
         if Algorithm not in cls.__bases__:
             _make_preset(cls)
         if not isinstance(vars(cls).get("name"), str):
-            raise TypeError(f"{cls.__name__} must have a name, the one it has on the command line: name = '...'.")
+            raise TypeError(f"{cls.__name__} must have a name for the command line: name = '...'.")
         for name in cls.hidden.split():
             option: Option = vars(cls)[name]
             metadata = {"option": option}
@@ -83,26 +83,26 @@ class Algorithm(Options, ABC):
         ALGORITHMS[cls.name] = cls
 
     def __post_init__(self) -> None:
-        """Refuse hyperparameters that do not fit together; each of them has been checked by itself before."""
+        """Raise if hyperparameters do not fit together; each has already been checked on its own."""
 
     def start(self, x: torch.Tensor, y: torch.Tensor, clients: Clients) -> Any:
-        """Return the server's state before the first round, a NamedTuple; every client can be asked.
+        """Return the server's state before the first round, a NamedTuple; all clients are available.
 
-        ``y`` has length 0 where there is no dual. The annotation of what it returns is how a checkpoint is read.
+        ``y`` has length 0 without a dual. Checkpoints are read into the class of the return annotation.
         """
         return State(x, y)
 
     @abstractmethod
     def round(self, s: Any, clients: Clients) -> Any:
-        """Do one round on the server, with as many exchanges with the clients as it takes."""
+        """Run one round on the server, with any number of exchanges with the clients."""
 
     def solution(self, s: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Return the solution, x and y, that the state stands for: the last iterate unless an algorithm averages."""
+        """Return the solution (x, y) of a state: the last iterate, unless the algorithm averages."""
         return s.x, getattr(s, "y", None)
 
     @classmethod
     def solves(cls, problem: Problem) -> bool:
-        """Whether the algorithm is made for this class of problems."""
+        """Whether the algorithm solves this class of problems."""
         return (
             len(problem.levels) in cls.levels
             and cls.dual in (None, problem.dual)
@@ -111,7 +111,7 @@ class Algorithm(Options, ABC):
         )
 
     def check(self, problem: Problem, participation: int | float, clients: int) -> None:
-        """Refuse a problem or a participation that the algorithm is not made for."""
+        """Raise if the algorithm does not support the problem or the participation."""
         if not self.solves(problem):
             fitting = sorted(n for n, a in ALGORITHMS.items() if a.solves(problem))
             raise InputError(
@@ -123,7 +123,7 @@ class Algorithm(Options, ABC):
 
 
 def _make_preset(cls: type[Algorithm]) -> None:
-    """Declare a preset's hyperparameters, with its defaults; refuse a subclass that is more than a preset."""
+    """Declare a preset's hyperparameters with its defaults; raise if the subclass is more than a preset."""
     inherited: dict[str, dataclasses.Field[Any]] = cls.__dataclass_fields__
     own = {name for name in vars(cls) if not name.startswith("__") and name != "_abc_impl"}
     wrong = (own - set(Algorithm.__annotations__)) | ({*cls.defaults, *cls.hidden.split()} - set(inherited))
@@ -141,7 +141,7 @@ def _make_preset(cls: type[Algorithm]) -> None:
 
 
 def algorithm(name: str, options: Mapping[str, Any] | None = None, **more: Any) -> Algorithm:
-    """Build an algorithm by name, from options as a configuration file has them.
+    """Build an algorithm by name, with options as a configuration file gives them.
 
     A rate may be a table such as ``{schedule = "step", value = 0.1}``, steps may be ``{epochs = 5}`` or
     ``{initial = 4, base = 2.0}``.

@@ -1,11 +1,11 @@
-"""CDMA: local variance-reduced descent ascent around a gradient of a first cohort, made by a second one.
+"""CDMA: one cohort computes a gradient, a second one takes local variance-reduced descent ascent steps with it.
 
 Xie, Zhang, Shen, Liu, Qian: "CDMA: a practical cross-device federated learning algorithm for general minimax problems",
 AAAI 2023.
 
 Problem: min_x max_y M_k[ f_k(x, y) ], no inner level. z = (x, y), and F_k is the gradient on all of client k's data.
 
-    a cohort is asked for G:    G = M_k[ F_k(z) ]                                                                (CDMA)
+    one cohort computes G:      G = M_k[ F_k(z) ]                                                                (CDMA)
                                 G = M_k[ F_k(z) - (1 - a) F_k(z_old) ] + (1 - a) G_old                        (CDMA-ADA)
     another cohort:  z_k <- z;   K times, on a batch:  D = grad f_k(z_k) - grad f_k(z) + G,
                                 x_k <- x_k - lr D_x,    y_k <- Pi[ y_k + dual_lr D_y ]
@@ -18,8 +18,8 @@ In two exchanges; CDMA-ADA sends z_old too.
 
 Departures from the paper: the rule is that of the authors' public code; the paper's text could not be consulted. The
 learning rates of CDMA-ADA are divided by (r + 1)^exponent in round r, and a = min(1, weight / (r + 1)^(2 exponent)).
-The cohorts have the run's size, the second is drawn anew. With every client in both, CDMA-ADA's past cancels out and
-its gradient is CDMA's.
+The cohorts have the run's size, and the second is drawn independently. With every client in both, the history of
+CDMA-ADA cancels and its gradient is that of CDMA.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from fedstrata.core.schedules import EqualSteps, Rate
 
 
 class State(NamedTuple):
-    """The point; of CDMA-ADA also the point before and the gradient G, else empty."""
+    """The point; for CDMA-ADA also the previous point and the gradient G, else empty."""
 
     x: torch.Tensor
     y: torch.Tensor
@@ -46,7 +46,7 @@ class State(NamedTuple):
 
 
 class CDMA(Algorithm):
-    """Full gradients of one cohort, then local steps of another around them."""
+    """Full gradients of one cohort, then local steps of another that use them."""
 
     name = "cdma"
     dual = True
@@ -54,13 +54,13 @@ class CDMA(Algorithm):
     lr: Rate = param(0.1, "learning rate of x", above=0, search=RATES)
     dual_lr: Rate = param(0.1, "learning rate of y", above=0, search=RATES)
     steps: EqualSteps = param(10, "local steps per round, K, or an Interval")
-    ada: bool = param(False, "CDMA-ADA: the gradient carries the past, and rates decay")
+    ada: bool = param(False, "CDMA-ADA: a recursive gradient estimate, and decaying rates")
     weight: float = param(0.95, "weight of the fresh gradient of CDMA-ADA in round 0", above=0, only={"ada": (True,)})
-    exponent: float = param(0.0, "how CDMA-ADA's rates decay with the rounds", least=0, only={"ada": (True,)})
+    exponent: float = param(0.0, "exponent of the decay of CDMA-ADA's rates", least=0, only={"ada": (True,)})
     weight_decay: float = param(0.0, "L2 penalty on x", least=0)
 
     def start(self, x: torch.Tensor, y: torch.Tensor, clients: Clients) -> State:
-        """Start CDMA-ADA with an empty past."""
+        """Start CDMA-ADA without history."""
         if not self.ada:
             return State(x, y, x[:0], y[:0], x[:0], y[:0])
         return State(x, y, x, y, torch.zeros_like(x), torch.zeros_like(y))
@@ -88,7 +88,7 @@ class CDMA(Algorithm):
     def correction(
         self, client: Client, x: torch.Tensor, y: torch.Tensor, x_old: torch.Tensor, y_old: torch.Tensor, past: float
     ) -> Pair:
-        """Return the gradients on all of a client's data, less a part of those at the point before."""
+        """Return the gradients on all of a client's data, minus a part of those at the previous point."""
         batch = client.all_data()
         g_x, g_y = gradients(client, x, y, batch, self.weight_decay)
         if past == 0:
@@ -100,7 +100,7 @@ class CDMA(Algorithm):
     def local(
         self, client: Client, x: torch.Tensor, y: torch.Tensor, g_x: torch.Tensor, g_y: torch.Tensor, pace: float
     ) -> Pair:
-        """Take K local steps around the gradient."""
+        """Take K local steps corrected by G."""
         k = client.variables(x=x, y=y)
         for _ in client.loop(self.steps, k):
             batch = client.draw()

@@ -12,15 +12,15 @@ in every round.
         y_k <- Pi[ y_k + rate grad_y f_k ], both from the old point; every I steps the means of x_k and y_k
     at its end  x <- the mean of x_k over the stage's steps and the clients,   y <- Pi[ the best y at x, on a batch ]
 
-Sent: up d + p, down d + p. At the end of a stage another d up (with average), then d down and p up (where the problem
-knows its best y). Kept on a client: x_0, the sum of the stage's x_k - x_0, and
-the y of the round.
+Sent: up d + p, down d + p. At the end of a stage another d up (with average), then d down and p up (if the problem has
+``best_y``). Kept on a client: x_0, the sum of the stage's x_k - x_0, and the y of the round.
 
 Departures from the paper: the original text could not be consulted; the rule is that of the method's descriptions. The
-best alpha there is the mean score of a client's negatives minus that of its positives, averaged over clients; here it
-is the maximiser of the mean of f_k on the batches, which is the same when clients have the same share of positives, and
-defined when one has no positives at all. A problem that does not know its best y keeps the mean of the y_k. The last
-round of a stage is shorter where I does not divide the stage. ``average = false`` goes on from the last iterate.
+best alpha there is the mean score of a client's negatives minus that of its positives, averaged over clients. Here it
+is the maximiser of the mean of f_k on the batches, which is the same if all clients have the same fraction of
+positives, and is defined even if a client has none. A problem without ``best_y`` keeps the mean of the y_k. The last
+round of a stage is shorter if I does not divide the stage. With ``average = false`` the next stage starts from the last
+iterate.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class State(NamedTuple):
 
 
 class CoDA(Algorithm):
-    """Stages of proximal local steps; the rate falls and the stages grow."""
+    """Stages of proximal local steps, with falling rates and growing lengths."""
 
     name = "coda"
     dual = True
@@ -54,17 +54,17 @@ class CoDA(Algorithm):
     lr: float = param(0.1, "learning rate of x and y in the first stage", above=0, search=RATES)
     steps: EqualSteps = param(10, "local steps per round, I, or an Interval")
     stage_steps: int = param(2000, "local steps of the first stage, T_0", least=1)
-    factor: float = param(3.0, "by which the rate falls and the stages grow", least=1)
-    gamma: float = param(500.0, "how far a stage may go from its start; the larger the farther", above=0)
+    factor: float = param(3.0, "factor by which the rate falls and the stages grow", least=1)
+    gamma: float = param(500.0, "inverse strength of the pull to the start of a stage", above=0)
     estimate_batches: int = param(10, "batches for the best y at the end of a stage", least=1)
-    average: bool = param(True, "a stage ends in the mean of its iterates instead of the last one")
+    average: bool = param(True, "end a stage with the mean of its iterates instead of the last iterate")
 
     def start(self, x: torch.Tensor, y: torch.Tensor, clients: Clients) -> State:
         """Start the first stage."""
         return State(x, y, x)
 
     def round(self, s: State, clients: Clients) -> State:
-        """Average the clients' updates; at the end of a stage, average over the stage and find the best y."""
+        """Average the clients' updates; at the end of a stage, average over it and compute the best y."""
         stage, done, length = self.place(clients.clock.round)
         here = min(clients.steps_now(self.steps), length - done)
         dx, dy = clients.mean(self.local, s.x, s.y, self.lr / self.factor**stage, here, done == 0)
@@ -78,7 +78,7 @@ class CoDA(Algorithm):
         return State(x, y, x)
 
     def place(self, number: int) -> tuple[int, int, int]:
-        """Return the stage that a round is in, the steps of the stage done before it, and the stage's length."""
+        """Return the stage of a round, the steps of the stage before the round, and the length of the stage."""
         stage, earlier = 0, 0
         while True:
             length = max(1, round(self.stage_steps * self.factor**stage))
@@ -96,7 +96,7 @@ class CoDA(Algorithm):
 
     @remote
     def local(self, client: Client, x: torch.Tensor, y: torch.Tensor, lr: float, steps: int, first: bool) -> Pair:
-        """Take proximal local steps, and add their points to the stage's sum."""
+        """Take proximal local steps, and add the iterates to the stage's sum."""
         if first:
             k = client.variables(x=x, y=y, x_0=x, total=torch.zeros_like(x))
         else:
@@ -111,12 +111,12 @@ class CoDA(Algorithm):
 
     @remote
     def mean_of_stage(self, client: Client, length: int) -> torch.Tensor:
-        """Return how far the mean of the client's points in the stage is from the stage's start."""
+        """Return the mean of the client's iterates in the stage, minus the start of the stage."""
         total: torch.Tensor = client.recall("total").total
         return total / length
 
     @remote
     def best(self, client: Client, x: torch.Tensor) -> torch.Tensor:
-        """Return how far the best y at x, on so many batches, is from the y that the round began with."""
+        """Return how far the best y at x, on ``estimate_batches`` batches, is from the y that the round began with."""
         y = client.recall("y").y
         return client.best_y(x, client.draw(batch_size=client.worth(self.estimate_batches))) - y

@@ -17,13 +17,13 @@ Sent, per client and round:
     codasca, control = false    up d + p        down d + p
 Every T_0 steps another d up and d down. Kept on a client: c_k, x_ref, and the sum of x_k - x_ref since x_ref was set.
 
-Departures from the paper: this is the authors' public script, not the paper's algorithm, which could not be consulted,
-except for these: rounds are I steps from the first on; both gradients are taken at the old point; x_ref starts at x
-instead of small noise, and is one for all clients; the gradient in alpha is the problem's own (the script puts a and b
-where it has means of scores, and leaves out the factor p(1-p): see ``scale_dual`` of ``auc``). ``control = false`` is
-the step of PESG without momentum. As in the script, the variates are means of raw gradients while the step's are
-clipped: where the clip is active for long, the difference feeds back on itself and the method diverges; ``clip = 0``
-has no such trap.
+Departures from the paper: this follows the authors' public script, as the paper's algorithm could not be consulted. It
+differs from the script as follows: every round has I steps, including the first; both gradients are taken at the old
+point; x_ref starts at x instead of small noise, and is the same for all clients; the gradient in alpha is that of the
+problem (the script uses a and b instead of mean scores, and omits the factor p(1-p): see ``scale_dual`` of ``auc``).
+``control = false`` is the step of PESG without momentum. As in the script, the variates are means of raw gradients
+while the steps use clipped ones: if clipping stays active for long, the difference accumulates and the method diverges;
+``clip = 0`` avoids this.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Tensors = tuple[torch.Tensor, ...]
 
 
 class State(NamedTuple):
-    """The point, the centre of the stage, and the control variates, empty where there are none."""
+    """The point, the centre of the stage, and the control variates, empty without them."""
 
     x: torch.Tensor
     y: torch.Tensor
@@ -51,7 +51,7 @@ class State(NamedTuple):
 
 
 class CODASCA(Algorithm):
-    """Proximal local descent ascent whose drift is corrected by control variates, in stages."""
+    """Proximal local descent ascent in stages, with drift corrected by control variates."""
 
     name = "codasca"
     dual = True
@@ -60,9 +60,9 @@ class CODASCA(Algorithm):
     lr: Rate = param(0.1, "learning rate of x and y", above=0, search=RATES)
     steps: EqualSteps = param(10, "local steps per round, I, or an Interval")
     stage_rounds: int = param(500, "rounds of a stage, T_0 / I", least=1)
-    factor: float = param(3.0, "by which the rate falls from stage to stage", least=1)
-    gamma: float = param(500.0, "how far a stage may go from its centre; the larger the farther", above=0)
-    clip: float = param(1.0, "largest entry of the gradient in x; 0 is none", least=0)
+    factor: float = param(3.0, "factor by which the rate falls after each stage", least=1)
+    gamma: float = param(500.0, "inverse strength of the pull to the centre of a stage", above=0)
+    clip: float = param(1.0, "largest entry of the gradient in x; 0 for no clipping", least=0)
     server_lr: Rate = param(1.0, "learning rate of the server", above=0)
     weight_decay: float = param(1e-5, "L2 penalty on x", least=0)
     control: bool = param(True, "use control variates")
@@ -73,7 +73,7 @@ class CODASCA(Algorithm):
         return State(x, y, x, *c)
 
     def round(self, s: State, clients: Clients) -> State:
-        """Average updates and control variates; at the end of a stage, set its centre anew."""
+        """Average updates and control variates; at the end of a stage, compute the next centre."""
         stage, place = divmod(clients.clock.round, self.stage_rounds)
         dx, dy, c_x, c_y = clients.mean(self.local, s.x, s.y, self.factor**-stage, s.c_x, s.c_y)
         rate, x_ref = clients.rate(self.server_lr), s.x_ref
@@ -90,10 +90,10 @@ class CODASCA(Algorithm):
 
     @remote
     def mean_of_stage(self, client: Client) -> torch.Tensor:
-        """Return how far the mean of the client's points in the stage is from the stage's centre."""
+        """Return the mean of the client's iterates in the stage, minus the centre of the stage."""
         total: torch.Tensor = client.recall("total").total
-        now = client.clock.round
-        stage = range(now - self.stage_rounds + 1, now + 1)
+        last = client.clock.round
+        stage = range(last - self.stage_rounds + 1, last + 1)
         return total / sum(steps_at(self.steps, number) for number in stage)
 
     @remote

@@ -17,15 +17,15 @@ Sent, per client and round:
     comfedl (f weighs losses), normalise = false, before the first round    up 0        down 0
 f weighs losses in ``robust`` and ``damaml``.
 
-Departures from the paper: with more than one level, every level has a batch of its own and the Jacobians are chained.
-The mean inside exp is over a minibatch, as printed, so the direction is biased for small inner batches.
-``normalise`` (on by default, only where f weighs losses, as in ``robust`` and ``damaml``): v is the client's
-weight, exp(loss / gamma) up to a constant. As printed, the weights at the start are 200 for gamma = 0.5 on ten classes,
-and 1e11 for gamma = 0.1: the run is lost. Here a step has v / s instead, s the mean of v over the clients in the round
-before, and at most the number of clients in the cohort, which exact weights of a uniform mean never pass. So the
-weights average to about one: this is the gradient of the paper's eq. (5), gamma log M_k[exp(loss_k / gamma)], where
-eq. (6) leaves out the logarithm. (With another link than exp it is the gradient of eq. (6), rescaled for all alike.)
-``normalise = false`` is the printed algorithm.
+Departures from the paper: with more than one level, every level has its own batch and the Jacobians are chained. The
+mean inside exp is over a minibatch, as printed, so the direction is biased for small inner batches. ``normalise`` (on
+by default, only for problems that weight losses): v is the client's weight, exp(loss / gamma) up to a constant. As
+printed, the weights at the start are 200 for gamma = 0.5 on ten classes, and 1e11 for gamma = 0.1, where the run
+diverges. Here a step uses v / s, with s the mean of v over the clients in the previous round, and at most the number of
+clients in the cohort, which exact weights of a uniform mean never exceed. So the weights average to about one: this is
+the gradient of the paper's eq. (5), gamma log M_k[exp(loss_k / gamma)], of which eq. (6) omits the logarithm. (With a
+link other than exp it is the gradient of eq. (6) times a common factor.) ``normalise = false`` is the printed
+algorithm.
 """
 
 from __future__ import annotations
@@ -41,28 +41,30 @@ from fedstrata.clients import Client, Clients, remote
 from fedstrata.core.schedules import Rate, Steps
 
 TINY_WEIGHT = 1e-30
-"""A mean weight below this is about to vanish in single precision."""
+"""A mean weight below this is close to underflow in single precision."""
 
 
 class State(NamedTuple):
-    """The point, and the clients' mean weight in the last round, empty where there are no weights."""
+    """The point, and the clients' mean weight in the last round, empty without weights."""
 
     x: torch.Tensor
     weight: torch.Tensor
 
 
 class ComFedL(Algorithm):
-    """Local SGD on a composition: each step takes the inner value and its Jacobian on one batch."""
+    """Local SGD on a composition, with the inner value and its Jacobian on the same batch."""
 
     name = "comfedl"
     levels = range(1, 100)
 
     lr: Rate = param(0.1, "local learning rate, eta", above=0, search=RATES)
     steps: Steps = param(5, "local steps per round, tau, or Epochs(e), or an Interval")
-    normalise: bool = param(True, "let the clients' weights average to one, where f weighs losses")
+    normalise: bool = param(
+        True, "normalise the clients' weights to a mean of about one, for problems that weight losses"
+    )
 
     def start(self, x: torch.Tensor, y: torch.Tensor, clients: Clients) -> State:
-        """Ask for the mean weight at the starting point, where there are weights."""
+        """Ask for the mean weight at the starting point, if there are weights."""
         weighs = self.normalise and clients.problem.weighs
         return State(x, clients.mean(self.first_weight, x) if weighs else x[:0])
 
@@ -97,7 +99,7 @@ class ComFedL(Algorithm):
     def local_normalised(
         self, client: Client, x: torch.Tensor, weight: torch.Tensor, most: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Take steps with weights divided by ``weight``, at most ``most``; return the mean weight's update too."""
+        """Take steps with weights divided by ``weight``, at most ``most``; also return the mean weight's update."""
         counts = torch.from_numpy(client.step_counts(self.steps)).to(x).unsqueeze(1)
         tiny = torch.finfo(x.dtype).tiny
         k = client.variables(x=x, total=torch.zeros_like(weight), inverse=1 / weight.clamp(min=tiny))

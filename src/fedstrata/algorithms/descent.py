@@ -1,4 +1,4 @@
-"""Gradient steps that several algorithms share: local SGD, and steps down in x and up in y."""
+"""Gradient steps that several algorithms share: local SGD, and descent in x with ascent in y."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def gradients(client: Client, x: torch.Tensor, y: torch.Tensor, batch: Batch, we
 
 
 def down_up(client: Client, k: Variables, directions: Pair, rates: tuple[float, float]) -> None:
-    """Step down in k.x and up in k.y at once, and project y."""
+    """Descend in k.x and ascend in k.y, both from the old point, and project y."""
     k.x = k.x.sub(directions[0], alpha=rates[0])
     k.y = client.project_y(k.y.add(directions[1], alpha=rates[1]))
 

@@ -13,8 +13,8 @@ Problem: min_x max_y sum_k y_k F_k(x), y on the simplex over the clients (``agno
 Sent: up 2*d + 1, down 2*d. In two exchanges: d down and 2d up, then d down and 1 up.
 
 Departures from the paper: none known; the original text could not be consulted, the rule is that of the method's
-descriptions. The means are uniform whatever the run's weighting, since y enters by the draw. A client drawn twice
-counts twice in them, and in the bytes. m is the size of the run's cohort.
+descriptions. The means are uniform whatever the run's weighting, since y acts through the sampling. A client drawn
+twice counts twice, in the means and in the bytes. m is the size of the run's cohort.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from fedstrata.core.schedules import EqualSteps, Rate
 
 
 class DRFA(Algorithm):
-    """Local SGD on clients drawn by their dual weights, which follow the losses at a snapshot."""
+    """Local SGD on clients sampled by their dual weights, which are updated with the losses at a snapshot."""
 
     name = "drfa"
     dual = True
@@ -40,19 +40,19 @@ class DRFA(Algorithm):
     weight_decay: float = param(0.0, "L2 penalty on the local objective", least=0)
 
     def round(self, s: State, clients: Clients) -> State:
-        """Average models and snapshots of clients drawn by y, then follow the losses of clients drawn uniformly."""
+        """Average models and snapshots of clients drawn by y, then update y with losses of clients drawn uniformly."""
         steps = clients.steps_now(self.steps)
         snapshot = clients.integer(1, steps)
         drawn = clients.choose(len(clients), probabilities=s.y.cpu())
         dx, dz = drawn.mean(self.local, s.x, snapshot, weighting="uniform")
-        asked = clients.choose(len(clients))
+        uniform = clients.choose(len(clients))
         v = torch.zeros_like(s.y)
-        v[torch.from_numpy(asked.cohort)] = clients.total / len(asked) * asked.gather(self.loss, s.x + dz)
+        v[torch.from_numpy(uniform.cohort)] = clients.total / len(uniform) * uniform.gather(self.loss, s.x + dz)
         return State(s.x + dx, clients.project_y(s.y + steps * clients.rate(self.dual_lr) * v))
 
     @remote
     def local(self, client: Client, x: torch.Tensor, snapshot: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Take local steps on the client's own loss; return the updates after all and after ``snapshot`` of them."""
+        """Take local steps on the client's own loss; return the updates after all and after ``snapshot`` steps."""
         k = client.variables(x=x, z=x)
         for step in client.loop(self.steps, k):
             g = client.f_grads(k.x, client.draw(), own_loss(client))[0]

@@ -1,4 +1,4 @@
-"""Estimators that carry the past: STORM, and the estimates of a composition built on it."""
+"""Recursive estimators: STORM, and estimates of a composition built on it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def weight_of(client: Client, rate: Rate, scale: float) -> float:
 
 
 def weights_now(client: Client, rates: Sequence[Rate], eta: Rate, kind: str, ago: int = 1) -> list[float]:
-    """Return the weights of fresh values after the step so many iterations ago, at most 1.
+    """Return the weights of fresh values for the step ``ago`` iterations ago, at most 1.
 
     ``kind`` "theorem" multiplies them by eta_t^2.
     """
@@ -42,16 +42,16 @@ def weights_now(client: Client, rates: Sequence[Rate], eta: Rate, kind: str, ago
 
 
 def stores_jacobian(clients: Clients, jacobian: str, radii: tuple[float, float]) -> bool:
-    """Whether clients store the inner Jacobian ("exact") or only its products ("product"); "auto" goes by its size."""
+    """Whether clients store the inner Jacobian ("exact") or only its products ("product"); "auto" depends on size."""
     d, r = len(clients.problem.x0), clients.inner_sizes[0]
     exact = jacobian == "exact" or (jacobian == "auto" and (r == 1 or d * r <= EXACT_BUDGET))
     if not exact and any(radii):
-        raise InputError("The projections c_g and c_f need jacobian = 'exact': products are not projected.")
+        raise InputError("The projections c_g and c_f need jacobian = 'exact': products cannot be projected.")
     return exact
 
 
 def estimate_first(client: Client, k: Variables, exact: bool, batches: int) -> None:
-    """Estimate f(g(k.x)) on ``batches`` batches' worth of samples: k.h, k.u and k.v, or k.h and k.w."""
+    """Set k.h, k.u and k.v, or k.h and k.w, for f(g(k.x)), on as many samples as ``batches`` batches."""
     inner, outer = client.draw_all(batch_size=client.worth(batches))
     if exact:
         k.h, k.u = client.g_jacobian(1, k.x, inner)
@@ -98,7 +98,7 @@ def direction(k: Variables) -> torch.Tensor:
 
 
 def into_ball(rows: torch.Tensor, radius: float) -> torch.Tensor:
-    """Return each client's row projected onto the ball of this (Frobenius) radius; 0 leaves it as it is."""
+    """Project each client's row onto the ball of this (Frobenius) radius; 0 leaves it unchanged."""
     if radius == 0:
         return rows
     norms: torch.Tensor = torch.linalg.vector_norm(rows.flatten(1), dim=1).clamp(min=radius)

@@ -10,9 +10,9 @@ Problem: min_x M_k[ f_k(x) ], no inner level, no dual.
 
 Sent: up d, down d.
 
-Departures from the paper: the mean is over the sampled clients (uniform or by samples, as the run says), normalised to
-one; ``server_lr`` = 1 is the paper's server. Batches are drawn as the run's sampling says; the paper's local epochs are
-``steps = Epochs(E)`` with ``sampling = "epochs"``.
+Departures from the paper: the mean is over the sampled clients (uniform or by samples, by the run's weighting), with
+weights that sum to one; ``server_lr`` = 1 is the paper's server. Batches follow the run's sampling; the paper's local
+epochs are ``steps = Epochs(E)`` with ``sampling = "epochs"``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""FedLALR: AMSGrad on every client, each with learning rates of its own; model and moments averaged.
+"""FedLALR: AMSGrad on every client, with client-specific learning rates; model and moments averaged.
 
 Sun, Shen, Chen, Sun, Li, Sun, Tao: "FedLALR: client-specific adaptive learning rates achieve linear speedup for
 non-IID data", arXiv 2309.09719, 2023, Algorithm 1 and Corollaries 2 and 3.
@@ -13,8 +13,8 @@ Problem: min_x M_k[ f_k(x) ], no inner level, no dual.
              x_k    <- x_k - lr * m_k / sqrt(vhat_k)
     x, m, vhat <- M_k[x_k], M_k[m_k], M_k[vhat_k]
 
-m starts at 0 and vhat at eps^2. There is neither an epsilon in the denominator, because vhat never falls below eps^2,
-nor a bias correction. ``restart`` is Corollary 2: every round begins with m_k = 0, and m is not sent. ``aggregate =
+m starts at 0 and vhat at eps^2. There is no bias correction, and no epsilon in the denominator, since vhat never falls
+below eps^2. ``restart`` is Corollary 2: every round begins with m_k = 0, and m is not sent. ``aggregate =
 "max"`` is Corollary 3: the server takes the elementwise maximum of the vhat_k. The adaptive interval of Theorem 2 is
 ``steps = Interval(initial, base)``.
 
@@ -23,11 +23,11 @@ Sent, per client and round:
     fedlalr, restart = true    up 2*d    down 2*d
 
 Departures from the paper: section V-D prints a ceiling around the interval's logarithm, but only a floor gives the 10
-local steps in rounds 64 to 100 that it tells of (a ceiling gives 11 from round 65 on), so an ``Interval`` rounds down
-unless told ``rounding = "ceil"``; its t counts rounds from 1. Under partial participation the means and the maximum are
-over the sampled clients, as in lines 15 to 17. Line 7's v_{t,i} is read as v_{t,k,i}. Means are weighted as the run
-says; after the mean, rounding is kept from taking vhat below eps^2. Section V has weight decay without saying how it
-enters: here it is part of g, and so of m and v.
+local steps in rounds 64 to 100 that it reports (a ceiling gives 11 from round 65 on), so an ``Interval`` rounds down
+unless ``rounding = "ceil"``; its t counts rounds from 1. Under partial participation the means and the maximum are over
+the sampled clients, as in lines 15 to 17. Line 7's v_{t,i} is read as v_{t,k,i}. Means use the run's weighting; after
+the mean, vhat is kept from falling below eps^2 by rounding. Section V uses weight decay without saying where: here it
+is part of g, and so of m and v.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ Tensors = tuple[torch.Tensor, ...]
 
 
 class State(NamedTuple):
-    """The model and the moments; m is empty where every round begins with m = 0."""
+    """The model and the moments; m is empty if every round begins with m = 0."""
 
     x: torch.Tensor
     vhat: torch.Tensor
@@ -55,7 +55,7 @@ class State(NamedTuple):
 
 
 class FedLALR(Algorithm):
-    """Local AMSGrad whose learning rates follow each client's own data; averaged with the model."""
+    """Local AMSGrad with client-specific learning rates; the moments are averaged with the model."""
 
     name = "fedlalr"
 
@@ -71,7 +71,7 @@ class FedLALR(Algorithm):
     def start(self, x: torch.Tensor, y: torch.Tensor, clients: Clients) -> State:
         """Start with m = 0 and vhat = eps^2."""
         if torch.tensor(self.eps, dtype=x.dtype) ** 2 == 0:
-            raise invalid(f"eps of {self.name}", self.eps, f"one whose square is above 0 in {x.dtype}")
+            raise invalid(f"eps of {self.name}", self.eps, f"a number whose square is above 0 in {x.dtype}")
         return State(x, torch.full_like(x, self.eps**2), x[:0] if self.restart else torch.zeros_like(x))
 
     def round(self, s: State, clients: Clients) -> State:

@@ -27,10 +27,10 @@ In 2T + 2 exchanges (minimax) or 2T + 3.
 
 Departures from the paper: not the general bilevel mode. In these two the inner Hessian needs no Neumann series: at the
 maximum the indirect part of the gradient vanishes, and in the compositional mode the Hessian is the identity. There the
-variance-reduced corrections of the local steps cancel exactly as well: in FedInn both inner gradients see the same
-batch and the same x, in FedOut f does not see x; so clients draw no data in their local steps and all take the same
-ones; they are kept, with their messages, because the method is counted by them. u starts at the mean of r_k(x_0) on a
-batch. The projection of y, after each local step, is not in the paper.
+variance-reduced corrections of the local steps also cancel exactly: in FedInn both inner gradients use the same batch
+and the same x, in FedOut f does not depend on x. So clients draw no data in their local steps and all take the same
+ones; these steps and their messages are kept, so that the costs are those of the method. u starts at the mean of
+r_k(x_0) on a batch. The projection of y, after each local step, is not in the paper.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from fedstrata.problems.problem import Problem
 
 
 class State(NamedTuple):
-    """The point, and the mean inner value of a composition, empty for a saddle."""
+    """The point, and the mean inner value of a composition, empty for a minimax problem."""
 
     x: torch.Tensor
     y: torch.Tensor
@@ -70,7 +70,7 @@ class FedNest(Algorithm):
 
     @classmethod
     def solves(cls, problem: Problem) -> bool:
-        """Whether it is a maximum without levels, or one level with a global mean and no maximum."""
+        """Whether the problem has a dual and no levels, or one level with a global mean and no dual."""
         if problem.dual:
             return not problem.levels
         return len(problem.levels) == 1 and problem.inner_mean == "global"
@@ -80,13 +80,13 @@ class FedNest(Algorithm):
         return State(x, y, x[:0] if clients.problem.dual else clients.mean(self.inner, x))
 
     def round(self, s: State, clients: Clients) -> State:
-        """Do one epoch (Algorithm 1)."""
+        """Run one epoch (Algorithm 1)."""
         return self.minimax(s, clients) if clients.problem.dual else self.compositional(s, clients)
 
     # --- minimax ------------------------------------------------------------------------------------------------
 
     def minimax(self, s: State, clients: Clients) -> State:
-        """Climb in y, then descend in x."""
+        """Ascend in y, then descend in x."""
         x, y, tau = s.x, s.y, clients.steps_now(self.steps)
         for _ in range(self.inner_rounds):
             q = clients.mean(self.grad_y, x, y)
@@ -106,7 +106,7 @@ class FedNest(Algorithm):
 
     @remote
     def climb(self, client: Client, x: torch.Tensor, y: torch.Tensor, q: torch.Tensor, lr: float) -> torch.Tensor:
-        """Take corrected steps up in y (Algorithm 3)."""
+        """Take corrected ascent steps in y (Algorithm 3)."""
         k = client.variables(y=y)
         for _ in client.loop(self.steps, k):
             batch = client.draw()
@@ -116,7 +116,7 @@ class FedNest(Algorithm):
 
     @remote
     def descend(self, client: Client, x: torch.Tensor, y: torch.Tensor, h: torch.Tensor, lr: float) -> torch.Tensor:
-        """Take corrected steps down in x (Algorithm 2)."""
+        """Take corrected descent steps in x (Algorithm 2)."""
         k = client.variables(x=x)
         for _ in client.loop(self.steps, k):
             batch = client.draw()
@@ -127,7 +127,7 @@ class FedNest(Algorithm):
     # --- compositional ------------------------------------------------------------------------------------------
 
     def compositional(self, s: State, clients: Clients) -> State:
-        """Follow the mean inner value, then descend in x."""
+        """Update the mean inner value, then descend in x."""
         x, u, tau = s.x, s.u, clients.steps_now(self.steps)
         for _ in range(self.inner_rounds):
             q = clients.mean(self.residual, x, u)

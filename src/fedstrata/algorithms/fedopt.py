@@ -21,9 +21,9 @@ square root.
 
 Sent: up d, down d.
 
-Departures from the papers: the mean is weighted as the run says, where both papers average uniformly. ``beta1`` = 0,
-FedAdagrad's default, is the paper's usual setting for it. ``maximum = false`` of FedAMS leaves the running maximum out,
-vhat = v, which makes option 2 FedAdam started at v = 0.
+Departures from the papers: the mean uses the run's weighting, while both papers average uniformly. ``beta1`` = 0,
+FedAdagrad's default, is the paper's usual setting. ``maximum = false`` of FedAMS skips the running maximum, vhat = v,
+so that option 2 is FedAdam started at v = 0.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from fedstrata.core.schedules import Rate, Steps
 
 
 class State(NamedTuple):
-    """The model, and the moments of its updates; vhat is empty but for FedAMS."""
+    """The model, and the moments of its updates; vhat is empty except for FedAMS."""
 
     x: torch.Tensor
     m: torch.Tensor
@@ -61,7 +61,7 @@ class FedOpt(Algorithm):
     beta1: float = param(0.9, "decay rate of the first moment", least=0, below=1)
     beta2: float = param(0.99, "decay rate of the second moment", least=0, below=1)
     tau: float = param(1e-3, "added to the root; smaller is more adaptive", above=0)
-    eps: float = param(1e-3, "keeps the denominator from zero", above=0)
+    eps: float = param(1e-3, "keeps the denominator above 0", above=0)
     maximum: bool = param(True, "keep the running maximum of v")
     weight_decay: float = param(0.0, "L2 penalty on the local objective", least=0)
 

@@ -1,4 +1,4 @@
-"""FedProx: local SGD held near the server's model.
+"""FedProx: local SGD with a proximal term that keeps clients near the server's model.
 
 Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith: "Federated optimization in heterogeneous networks", MLSys 2020,
 Algorithm 2.
@@ -11,7 +11,7 @@ Problem: min_x M_k[ f_k(x) ], no inner level, no dual.
 Sent: up d, down d.
 
 Departures from the paper: the paper's inexact local solver is a given number of SGD steps (as in the authors' code);
-clients are sampled uniformly and averaged as the run's weighting says, where the paper samples by size and averages
+clients are sampled uniformly and averaged by the run's weighting, while the paper samples by size and averages
 uniformly.
 """
 

@@ -27,20 +27,20 @@ Sent, per client and round:
 In two exchanges, down w, v, A, B and up x, y, w, v, then down x, y and up w, v; one with "single". Kept on a client:
 x_k, y_k, w_k, v_k.
 
-Departures from the paper: as printed, the update of the estimates stands in the branch without synchronisation, so
-what w and v are after one is open. The proof needs them equal on all clients right after it (Lemma 11), and each to
-come from the client's own old point (Lemma 8): so the clients make the update at the server's new point and average it,
-the second phase; the first estimates are averaged too. ``synchronisation = "single"`` leaves both averages out, which
-saves an exchange. On a noise-free quadratic with heterogeneous clients two phases reach the saddle when alpha and beta
-are 0, or fall to 0 as the theorem's do; constant weights above 0, and the single exchange, stop short of it. The
-projection is not in the paper, where y is free; it is of y + eta lam v. The text after Algorithm 1 has a minus in the
-step of y; the algorithm has the plus. Batches of any size take the place of single samples; the first estimates use
-``first_batches`` of them (the paper has q samples). The paper's output is a random iterate; here it is the last one. A
-rate that follows the rounds, not the iterations, is read in the round of the update. ``cube_root`` counts t from 0, the
+Departures from the paper: as printed, the estimates are updated only in the branch without synchronisation, so w and v
+after a synchronisation are undefined. The proof needs them equal on all clients right after it (Lemma 11), each updated
+from the client's own old point (Lemma 8). So the clients update them at the server's new point and average the result,
+the second phase; the first estimates are averaged too. ``synchronisation = "single"`` skips both averages, which saves
+an exchange. On a noise-free quadratic with heterogeneous clients, two phases reach the saddle point if alpha and beta
+are 0, or decrease to 0 as in the theorem; constant weights above 0, and the single exchange, do not reach it. The
+projection, of y + eta lam v, is not in the paper, where y is unconstrained. The text after Algorithm 1 has a minus in
+the step of y; the algorithm has the plus. Batches of any size replace single samples; the first estimates use
+``first_batches`` of them (the paper has q samples). The paper returns a random iterate, here it is the last one. A rate
+that is scheduled by rounds, not iterations, is read in the round of the update. ``cube_root`` counts t from 0, the
 paper from 1. The paper has the matrices "adam" and "belief"; "norm" and "amsgrad" are two of the "many other" ones it
-mentions. It does not say how A_1 and B_1, in use until the first synchronisation, are made: ``first_matrix`` =
-"average" applies the rule to the means of the first estimates, "accumulator" takes a = b = 0, so A_1 = B_1 = rho I,
-"identity" takes I. The previous wbar of "belief" is that of the first phase; it starts at 0.
+mentions. It does not define A_1 and B_1, which are used until the first synchronisation: ``first_matrix`` = "average"
+applies the rule to the means of the first estimates, "accumulator" takes a = b = 0, so A_1 = B_1 = rho I, "identity"
+takes I. The previous wbar of "belief" is that of the first phase; it starts at 0.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class FGDA(Algorithm):
     beta: Rate = param(0.5, "weight of a fresh gradient in x; c_2", least=0, search=(0.05, 1))
     weights: str = param(
         "constant",
-        "'constant': alpha and beta as they are; 'theorem': times eta_t^2; either way at most 1",
+        "'constant': use alpha and beta; 'theorem': multiply them by eta_t^2; in both cases at most 1",
         choices=("constant", "theorem"),
     )
     matrix: str = param("identity", "the matrices A and B", choices=MATRICES)
@@ -97,13 +97,13 @@ class FGDA(Algorithm):
     )
     synchronisation: str = param(
         "two_phase",
-        "'two_phase' averages the estimates too; 'single' saves that exchange",
+        "'two_phase' also averages the estimates; 'single' saves that exchange",
         choices=("two_phase", "single"),
     )
     first_batches: int = param(0, "batches for the first estimates; 0 means as many as steps", least=0)
 
     def start(self, x: torch.Tensor, y: torch.Tensor, clients: Clients) -> State:
-        """Make and average the first estimates."""
+        """Compute and average the first estimates."""
         w, v = clients.mean(self.first, x, y)  # lines 1-2
         a, b = accumulator(self.matrix, x), accumulator(self.matrix, y)
         if self.first_matrix == "average":
@@ -111,7 +111,7 @@ class FGDA(Algorithm):
         return State(x, y, w, v, a, b)
 
     def round(self, s: State, clients: Clients) -> State:
-        """Let clients step, synchronise, then average the estimates at the new point."""
+        """Run the local steps, synchronise, then average the estimates at the new point."""
         A, B = self.diagonals(s.a, s.b)  # line 13: frozen between synchronisations
         if self.first_matrix == "identity" and clients.clock.round == 0:
             A, B = torch.ones_like(A), torch.ones_like(B)
@@ -138,12 +138,12 @@ class FGDA(Algorithm):
         return diagonal(self.matrix, a, self.rho), diagonal(self.matrix, b, self.rho)
 
     def move(self, on: Client | Clients, eta: float, point: Pair, estimates: Pair, matrices: Pair) -> Pair:
-        """Step down in x and up in y: lines 7-8 on the server, 11-12 on a client."""
+        """Descend in x and ascend in y: lines 7-8 on the server, 11-12 on a client."""
         (x, y), (w, v), (A, B) = point, estimates, matrices
         return x - eta * self.gamma * divided(w, A), on.project_y(y + eta * self.lam * divided(v, B))
 
     def follow(self, client: Client, k: Variables, x: torch.Tensor, y: torch.Tensor, ago: int = 0) -> None:
-        """Go to (x, y); the estimates follow, on one fresh batch (lines 14-16)."""
+        """Move to (x, y) and update the estimates on one fresh batch (lines 14-16)."""
         alpha, beta = weights_now(client, (self.alpha, self.beta), self.eta, self.weights, ago)
         batch = client.draw()
         (w_new, v_new), (w_old, v_old) = gradients(client, x, y, batch), gradients(client, k.x, k.y, batch)
@@ -160,7 +160,7 @@ class FGDA(Algorithm):
 
     @remote
     def local(self, client: Client, w: torch.Tensor, v: torch.Tensor, A: torch.Tensor, B: torch.Tensor) -> Tensors:
-        """Take q - 1 steps from the server's last point, which every client has kept."""
+        """Take q - 1 steps from the server's last point, which each client kept."""
         k = client.recall("x", "y", w=w, v=v)
         x, y = k.x, k.y
         for _ in client.loop(client.steps_now(self.steps) - 1, k):
@@ -179,7 +179,7 @@ class FGDA(Algorithm):
 
     @remote
     def catch_up(self, client: Client, x: torch.Tensor, y: torch.Tensor, A: torch.Tensor, B: torch.Tensor) -> Tensors:
-        """Do both in one exchange: refresh the estimates at the server's new point, then take q - 1 steps."""
+        """Refresh the estimates at the server's new point, then take q - 1 steps, in one exchange."""
         k = client.recall("x", "y", "w", "v", to_x=x, to_y=y)
         last = client.steps_now(self.steps) - 1
         for step in client.loop(self.steps, k):
@@ -192,7 +192,7 @@ class FGDA(Algorithm):
 
 
 class AdaFGDA(FGDA):
-    """FGDA whose steps are divided by adaptive matrices, the same on every client between synchronisations."""
+    """FGDA with steps divided by adaptive matrices, which all clients share between synchronisations."""
 
     name = "adafgda"
     defaults = {"matrix": "adam", "gamma": 0.01, "lam": 0.01}

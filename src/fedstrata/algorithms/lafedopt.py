@@ -1,4 +1,4 @@
-"""LaFedOPT: an adaptive optimiser on every client, started anew each round, and a correction of its bias.
+"""LaFedOPT: an adaptive optimiser on every client, restarted each round, and a correction of its bias.
 
 Wang, Xu, Garrett, Charles, Liu, Joshi: "Local adaptivity in federated learning: convergence and consistency",
 arXiv 2106.02305, 2021; the correction as in its authors' program (google-research/federated, local_adaptivity).
@@ -20,17 +20,17 @@ Problem: min_x M_k[ f_k(x) ], no inner level, no dual.
     x <- x + server_lr * Delta                                                        (server "sgd")
     x <- x + server_lr * m / (sqrt(v) + tau), m and v the moments of Delta            (server "adam")
 
-Clients whose steps are long would draw the mean towards their own minima; dividing by C_k, what a constant gradient
-would have been multiplied with, takes that away.
+Clients with long steps would pull the mean towards their own minima. Dividing by C_k, the factor by which a constant
+gradient would have been multiplied, corrects this.
 
 Sent, per client and round:
     lafedopt                          up 2*d    down d
     lafedopt, correction = "local"    up d      down d
     lafedopt, correction = "none"     up d      down d
 
-Departures from the paper: the optimisers have no bias correction (the program's Adam has one, which its P leaves out).
-A client that diverges stops the run, where the program leaves it out of the mean. Means are weighted as the run says,
-where the program weighs by samples.
+Departures from the paper: the optimisers have no bias correction (the program's Adam has one, which its P ignores). A
+client that diverges stops the run, while the program leaves it out of the mean. Means use the run's weighting, while
+the program weights by samples.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ Tensors = tuple[torch.Tensor, ...]
 
 
 class State(NamedTuple):
-    """The model, and the server's moments, empty where its optimiser has none."""
+    """The model, and the server's moments, empty if its optimiser has none."""
 
     x: torch.Tensor
     m: torch.Tensor
@@ -57,18 +57,20 @@ class State(NamedTuple):
 
 
 class LaFedOPT(Algorithm):
-    """A client's own Adagrad, Adam or Yogi, corrected for what its preconditioner does to the mean."""
+    """Adagrad, Adam or Yogi on each client, with a correction of the bias that preconditioning causes in the mean."""
 
     name = "lafedopt"
 
     lr: Rate = param(1e-2, "local learning rate", above=0, search=(1e-4, 1e-1))
     steps: Steps = param(10, "local steps per round, or Epochs(e), or an Interval")
     optimizer: str = param("adam", "the clients' optimiser", choices=("adagrad", "adam", "yogi"))
-    correction: str = param("joint", "what the server divides by", choices=("joint", "local", "none"))
+    correction: str = param(
+        "joint", "how the clients' preconditioning is corrected", choices=("joint", "local", "none")
+    )
     beta1: float = param(0.9, "decay rate of the first moment (not of adagrad)", least=0, below=1)
     beta2: float = param(0.99, "decay rate of the second moment (not of adagrad)", least=0, below=1)
     eps: float = param(1e-3, "added to the root; smaller is more adaptive", above=0)
-    v0: float = param(0.0, "where the second moment starts in each round", least=0)
+    v0: float = param(0.0, "initial second moment in each round", least=0)
     server: str = param("sgd", "the server's optimiser", choices=("sgd", "adam"))
     server_lr: Rate = param(1.0, "server learning rate", above=0, search=RATES)
     server_beta1: float = param(0.9, "decay rate of the server's first moment", least=0, below=1)
@@ -77,13 +79,13 @@ class LaFedOPT(Algorithm):
     weight_decay: float = param(0.0, "L2 penalty on the local objective", least=0)
 
     def start(self, x: torch.Tensor, y: torch.Tensor, clients: Clients) -> State:
-        """Start the server's moments at m = 0 and v = tau^2, where it has any."""
+        """Start the server's moments, if any, at m = 0 and v = tau^2."""
         if self.server == "sgd":
             return State(x, x[:0], x[:0])
         return State(x, torch.zeros_like(x), torch.full_like(x, self.tau**2))
 
     def round(self, s: State, clients: Clients) -> State:
-        """Correct the clients' mean update, and take the server's step along it."""
+        """Correct the clients' mean update, and take the server's step with it."""
         delta, inverse = clients.mean(self.local, s.x)
         if self.correction == "joint":  # a channel may drop an entry of all clients
             delta = torch.where(inverse > 0, delta / inverse, 0)

@@ -1,7 +1,7 @@
-"""What the two algorithms for levels with a global inner mean share.
+"""Shared code of the two algorithms for levels with a global inner mean.
 
-Their points are h = (x, h_1, ..., h_K): h_0 is x, and level j goes from h_{j-1} to h_j. Without a dual y and q have
-length 0.
+Their points are h = (x, h_1, ..., h_K): h_0 is x, and level j maps h_{j-1} to h_j. Without a dual, y and q have length
+0.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from fedstrata.core.schedules import Rate
 from fedstrata.data.batch import Batch
 
 Update = tuple[tuple[torch.Tensor, ...], torch.Tensor, torch.Tensor, torch.Tensor]
-"""What a client returns: the updates of h, y, p and q."""
+"""A client's answer: the updates of h, y, p and q."""
 
 FIRST = 1
 """The stream of the batches before the first step."""
@@ -51,7 +51,7 @@ class State(NamedTuple):
 
 
 def estimate_first(client: Client, k: Variables, batches: int, weight_decay: float) -> None:
-    """Set h_j = g_j(h_{j-1}), and p and q to the gradients there, on ``batches`` batches' worth of samples."""
+    """Set h_j = g_j(h_{j-1}), and p and q to the gradients there, on as many samples as ``batches`` batches."""
     drawn = client.draw_all(FIRST, client.worth(batches))
     for j, batch in enumerate(drawn[:-1], 1):
         k.h[j] = client.g(j, k.h[j - 1], batch)
@@ -72,7 +72,7 @@ def chain_rule(
 
 
 def step(client: Client, k: Variables, rates: tuple[Rate, Rate], eta: float) -> None:
-    """Step down in x along p and up in y along q."""
+    """Descend in x along p and ascend in y along q."""
     k.h[0] = k.h[0].sub(k.p, alpha=client.rate(rates[0]) * eta)
     k.y = client.project_y(k.y.add(k.q, alpha=client.rate(rates[1]) * eta))
 

@@ -1,4 +1,4 @@
-"""Local AdaAlter: local steps scaled by the gradients of the rounds before, as in Adagrad.
+"""Local AdaAlter: local steps scaled by the gradients of previous rounds, as in Adagrad.
 
 Xie, Koyejo, Gupta, Lin: "Local AdaAlter: communication-efficient stochastic gradient descent with adaptive learning
 rates", arXiv 1911.09030, 2019, the algorithm with local steps.
@@ -11,13 +11,12 @@ Problem: min_x M_k[ f_k(x) ], no inner level, no dual.
                     a_k <- a_k + g^2
     x, b <- M_k[x_k], M_k[a_k]
 
-b, the paper's B^2, starts at b0^2. A gradient changes the scale only from the next round on; until then eps^2 stands in
-for its square.
+b, the paper's B^2, starts at b0^2. A gradient affects the scale only from the next round on; until then eps^2 replaces
+its square.
 
 Sent: up 2*d, down 2*d.
 
-Departures from the paper: no warm-up of the learning rate. Means are over the sampled clients, weighted as the run
-says.
+Departures from the paper: no warm-up of the learning rate. Means are over the sampled clients, by the run's weighting.
 """
 
 from __future__ import annotations
@@ -47,8 +46,8 @@ class LocalAdaAlter(Algorithm):
 
     lr: Rate = param(0.5, "learning rate", above=0, search=RATES)
     steps: Steps = param(10, "local steps per round, H, or Epochs(e), or an Interval")
-    b0: float = param(1.0, "square root of the scale's start", least=0)
-    eps: float = param(1.0, "what stands in for a gradient until the next round", above=0)
+    b0: float = param(1.0, "square root of the initial scale", least=0)
+    eps: float = param(1.0, "placeholder for a gradient until the next round", above=0)
     weight_decay: float = param(0.0, "L2 penalty on the local objective", least=0)
 
     def start(self, x: torch.Tensor, y: torch.Tensor, clients: Clients) -> State:
@@ -62,7 +61,7 @@ class LocalAdaAlter(Algorithm):
 
     @remote
     def local(self, client: Client, x: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Take local steps at the scale of the rounds before, and add up the squares of their gradients."""
+        """Take local steps with the scale of the previous rounds, and sum the squares of their gradients."""
         k = client.variables(x=x, a=b, b=b)
         for step in client.loop(self.steps, k):
             lr, scale = client.rate(self.lr), (k.b + (step + 1) * self.eps**2).sqrt()

@@ -1,10 +1,10 @@
-"""Local AMSGrad: local steps with one common learning rate per coordinate, renewed at every synchronisation.
+"""Local AMSGrad: local steps with one learning rate per coordinate, shared by all clients and updated once per round.
 
 Chen, Li, Li: "Toward communication efficient adaptive gradient method", arXiv 2109.05109, 2021, local AMSGrad.
 
 Problem: min_x M_k[ f_k(x) ], no inner level, no dual.
 
-    x_k <- x;   m_k, v_k as the client left them
+    x_k <- x;   m_k, v_k as kept by the client
     repeat:  g   = grad f_k(x_k; batch) + weight_decay * x_k
              m_k <- beta1 * m_k + (1 - beta1) * g
              v_k <- beta2 * v_k + (1 - beta2) * g^2
@@ -12,14 +12,14 @@ Problem: min_x M_k[ f_k(x) ], no inner level, no dual.
     vhat <- max(vhat, M_k[v_k])
     x    <- M_k[x_k - lr * m_k / sqrt(vhat)]
 
-m_k and v_k start at 0 and stay on the client; vhat starts at eps and is the same for all. The last step of a round is
-taken with the new vhat, so the server takes it: M_k[x_k] - M_k[lr * m_k] / sqrt(vhat). (The rate that
-diagnostics see of it is still that of the old vhat.)
+m_k and v_k start at 0 and stay on the client; vhat starts at eps and is the same for all. The last step of a round uses
+the new vhat, so the server takes it: M_k[x_k] - M_k[lr * m_k] / sqrt(vhat). (Diagnostics report its rate with the old
+vhat.)
 
 Sent: up 3*d, down 2*d. Kept on a client: m_k, v_k.
 
-Departures from the paper: under partial participation a client goes on with the m_k and v_k of its last round, and the
-mean is over the sampled clients. Means are weighted as the run says.
+Departures from the paper: under partial participation a client continues with the m_k and v_k of its last round, and
+the mean is over the sampled clients. Means use the run's weighting.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class State(NamedTuple):
 
 
 class LocalAMSGrad(Algorithm):
-    """Local momentum steps, scaled by the second moment that the clients agreed on last."""
+    """Local momentum steps, scaled by a second moment that all clients share."""
 
     name = "local_amsgrad"
 
@@ -59,7 +59,7 @@ class LocalAMSGrad(Algorithm):
         return State(x, torch.full_like(x, self.eps))
 
     def round(self, s: State, clients: Clients) -> State:
-        """Agree on vhat, and take the round's last step with it."""
+        """Update vhat, and take the round's last step with it."""
         dx, last, v = clients.mean(self.local, s.x, s.vhat)
         vhat = torch.maximum(s.vhat, v)
         return State(s.x + dx - last / vhat.sqrt(), vhat)
@@ -70,7 +70,7 @@ class LocalAMSGrad(Algorithm):
         zero = torch.zeros_like(x)
         k = client.variables(x=x, last=zero, m=client.kept("m", zero), v=client.kept("v", zero), root=vhat.sqrt())
         for _ in client.loop(self.steps, k):
-            k.x = k.x - k.last / k.root  # the step that the one before prepared
+            k.x = k.x - k.last / k.root  # the step prepared by the previous iteration
             g = decayed(client.grads(k.x, client.draw()), k.x, self.weight_decay)
             k.m = torch.lerp(g, k.m, self.beta1)
             k.v = (self.beta2 * k.v).addcmul_(g, g, value=1 - self.beta2)

@@ -1,4 +1,4 @@
-"""LocalMOML: meta-learning with a memory of each client's adapted model.
+"""LocalMOML: meta-learning with a moving average of each client's adapted model.
 
 Wang, Yuan, Ying, Yang: "Memory-based optimization methods for model-agnostic meta-learning and personalized federated
 learning", JMLR 24 (2023), the federated method.
@@ -14,8 +14,8 @@ and f_k = loss_k, which is ``maml``.
 Sent: up d, down d.
 
 Departures from the paper: the paper's released code drops the Hessian; here that is a property of the problem
-(``first_order`` of ``maml``). The released code scales the step of one variant by beta; the paper does not, nor does
-this. ``beta = 1`` is Per-FedAvg. The big batch has ``first_batches`` batches' worth of samples.
+(``first_order`` of ``maml``). The released code scales the step of one variant by beta; the paper and this file do not.
+``beta = 1`` is Per-FedAvg. The big batch has as many samples as ``first_batches`` batches.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from fedstrata.core.schedules import Rate, Steps
 
 
 class LocalMOML(Algorithm):
-    """Local steps at a moving average of the inner function that each client rebuilds in every round."""
+    """Local steps at a moving average of the inner function, which each client restarts in every round."""
 
     name = "local_moml"
     levels = range(1, 2)
@@ -46,7 +46,7 @@ class LocalMOML(Algorithm):
 
     @remote
     def local(self, client: Client, x: torch.Tensor) -> torch.Tensor:
-        """Build the memory on the big batch, then take local steps with three independent batches each."""
+        """Start the average on the big batch, then take local steps with three independent batches each."""
         first = client.draw(1, batch_size=client.worth(self.first_batches))
         k = client.variables(x=x, u=client.g(1, x, first))
         for _ in client.loop(self.steps, k):

@@ -1,7 +1,7 @@
 """Local-SCGD and Local-SCGDM: local compositional gradient descent, without and with momentum.
 
 Gao, Li, Huang: "On the convergence of local stochastic compositional gradient descent with momentum", ICML 2022,
-Algorithm 1; Local-SCGD is the method without momentum that theirs is compared with.
+Algorithm 1; Local-SCGD is the baseline without momentum.
 
 Problem: min_x M_k[ f_k( g_k(x) ) ], one level, a local inner mean, no dual.
 
@@ -11,7 +11,7 @@ Problem: min_x M_k[ f_k( g_k(x) ) ], one level, a local inner mean, no dual.
         x_k <- x_k - beta eta m_k
     x, u, m <- M_k[x_k], M_k[u_k], M_k[m_k]
 
-Local-SCGD has the gradient itself in the place of m_k.
+Local-SCGD uses the gradient itself instead of m_k.
 
 Sent, per client and round:
     local_scgd     up d + r      down d + r
@@ -19,9 +19,9 @@ Sent, per client and round:
 
 Departures from the paper: none with every client in every round. The first step of the run has no u and m and takes
 u_k = g_k(x), m_k = the gradient. Weights above 1 count as 1. With partial participation, which the paper does not have,
-the server's means stand for every client's state.
-Worth knowing: the mean of the clients' u is no client's g, so with clients that differ, and a weight below 1, the limit
-is biased whatever the step size.
+the server's means replace every client's state.
+Note: the mean of the clients' u is not the g of any client, so with heterogeneous clients and a weight below 1 the
+limit is biased, whatever the step size.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from fedstrata.core.schedules import Rate, Steps
 
 
 class State(NamedTuple):
-    """The point, the inner estimate, and the momentum, empty where there is none."""
+    """The point, the inner estimate, and the momentum, empty without one."""
 
     x: torch.Tensor
     u: torch.Tensor
@@ -60,7 +60,7 @@ class LocalSCGDM(Algorithm):
     steps: Steps = param(5, "local steps per round, or Epochs(e), or an Interval")
 
     def start(self, x: torch.Tensor, y: torch.Tensor, clients: Clients) -> State:
-        """Make room for the inner estimate and the momentum; the first step fills them."""
+        """Allocate the inner estimate and the momentum; the first step sets them."""
         return State(x, x.new_zeros(clients.inner_sizes[0]), torch.zeros_like(x) if self.momentum else x[:0])
 
     def round(self, s: State, clients: Clients) -> State:
@@ -86,7 +86,7 @@ class LocalSCGDM(Algorithm):
 
 
 class LocalSCGD(LocalSCGDM):
-    """Local compositional steps at a moving average of the inner function, which is averaged over clients too."""
+    """Local compositional steps at a moving average of the inner function, which is also averaged over clients."""
 
     name = "local_scgd"
     defaults = {"gamma": 0.9, "momentum": False}

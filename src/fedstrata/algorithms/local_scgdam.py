@@ -14,11 +14,11 @@ Problem: min_x max_y M_k[ f_k( M_i[ g_i(x) ], y ) ], one level, a global inner m
 
 Sent: up 2*d + R + 2*p, down 2*d + R + 2*p. R is the size of what the level returns: 3d + 2p in all where it is d.
 
-Departures from the paper: the original text could not be consulted; the rule is that of the method's descriptions, the
+Departures from the paper: the original text could not be consulted; the rule is that of the method's descriptions. The
 order of the lines (first the step, then the estimates at the new point) and the first estimates are those of
-LocalSMCGDAM, of which it is the relative with K = 1 and a moving average. The momenta's weights, there beta, are rho
-here. Weights above 1 count as 1. The projection, ``weight_decay`` (an L2 penalty in x) and cohorts are additions.
-Worth knowing: as LocalSMCGDAM it averages no Jacobians, and with weights below 1 the moving average lags behind g(x).
+LocalSMCGDAM with K = 1 and a moving average. The weights of the momenta, beta in the paper, are rho here. Weights above
+1 count as 1. The projection, ``weight_decay`` (an L2 penalty in x) and cohorts are additions.
+Note: like LocalSMCGDAM it averages no Jacobians, and with weights below 1 the moving average lags behind g(x).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from fedstrata.core.schedules import EqualSteps, Rate
 
 
 class LocalSCGDAM(Algorithm):
-    """Local steps along momenta, at a moving average of the inner function; all of it is averaged."""
+    """Local steps along momenta, at a moving average of the inner function; everything is averaged."""
 
     name = "local_scgdam"
     levels = range(1, 2)
@@ -54,7 +54,7 @@ class LocalSCGDAM(Algorithm):
     weight_decay: float = param(0.0, "L2 penalty on x", least=0)
 
     def start(self, x: torch.Tensor, y: torch.Tensor, clients: Clients) -> State:
-        """Make room for the estimates; the first step of the run fills them."""
+        """Allocate the estimates; the first step of the run sets them."""
         return State.empty(x, y, clients)
 
     def round(self, s: State, clients: Clients) -> State:

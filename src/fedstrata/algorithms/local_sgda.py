@@ -14,9 +14,9 @@ In Local-SGDA z is x_k, as with S = 1.
 
 Sent: up d + p, down d + p. Kept on a client ("+"): z, the snapshot, which is the x of the round in which it was taken.
 
-Departures from the papers: S is a multiple of tau, as in the papers, or 1, which takes z anew at every local step. With
-a snapshot all clients take part, so that z costs no message. Without one, cohorts and means weighted by samples are
-possible; the papers have all clients, uniformly.
+Departures from the papers: S is a multiple of tau, as in the papers, or 1, which updates z at every local step. With a
+snapshot all clients take part, so that z costs no message. Without one, cohorts and means weighted by samples are
+possible; the papers use all clients, uniformly.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from fedstrata.core.schedules import Rate, Steps
 
 
 class LocalSGDA(Algorithm):
-    """Local steps down in x and up in y, then averages of both."""
+    """Local descent in x and ascent in y, then averages of both."""
 
     name = "local_sgda"
     dual = True
@@ -64,7 +64,7 @@ class LocalSGDA(Algorithm):
 
 
 class LocalSGDAPlus(LocalSGDA):
-    """Local steps down in x and up in y, the latter at a snapshot of x."""
+    """Local descent in x and ascent in y, the latter at a snapshot of x."""
 
     name = "local_sgda_plus"
     full_participation = True

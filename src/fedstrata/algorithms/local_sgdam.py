@@ -20,11 +20,11 @@ Sent, per client and round:
 Kept on a client: its momenta, where they are not averaged; "+": z, the snapshot, which is the x of the round in which
 it was taken.
 
-Departures from the paper: ``average_momentum = false`` is what the paper's experiments do by a footnote. The first d is
-the gradient on one batch, averaged where momenta are; the original text could not be consulted on that, nor on "+",
+Departures from the paper: ``average_momentum = false`` is what the paper's experiments use, by a footnote. The first d
+is the gradient on one batch, averaged if momenta are; the original text could not be consulted on that, nor on "+",
 whose rule is that of the method's descriptions. The momenta of "+" start every round at 0, so the first of the tau
-steps does not move: tau is at least 2. The projection is of y + alpha dual_lr d. beta alpha is cut off at 1. S is a
-multiple of tau, or 1, which takes z anew at every step. Cohorts are possible without "+"; the paper has all clients.
+steps does not move: tau is at least 2. The projection is of y + alpha dual_lr d. beta alpha is at most 1. S is a
+multiple of tau, or 1, which updates z at every step. Cohorts are possible without "+"; the paper uses all clients.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ Tensors = tuple[torch.Tensor, ...]
 
 
 class State(NamedTuple):
-    """The point, and the mean momenta, empty where they are not averaged."""
+    """The point, and the mean momenta, empty if they are not averaged."""
 
     x: torch.Tensor
     y: torch.Tensor
@@ -54,7 +54,7 @@ class State(NamedTuple):
 
 
 class LocalSGDAM(Algorithm):
-    """Local steps down in x and up in y along momenta."""
+    """Local descent in x and ascent in y along momenta."""
 
     name = "local_sgdam"
     dual = True
@@ -64,7 +64,7 @@ class LocalSGDAM(Algorithm):
     dual_lr: Rate = param(0.1, "learning rate of y", above=0, search=RATES)
     steps: EqualSteps = param(10, "local steps per round, tau, or an Interval")
     snapshot_every: int = param(1, "S, steps between snapshots: a multiple of steps, or 1; 0 means steps^2", least=0)
-    alpha: Rate = param(1.0, "multiplies both learning rates and beta", above=0)
+    alpha: Rate = param(1.0, "factor of both learning rates and of beta", above=0)
     beta: float = param(0.5, "weight of a fresh gradient in the momenta, times alpha", above=0, search=(0.05, 1))
     average_momentum: bool = param(True, "average the momenta with x and y; otherwise they stay on their clients")
     restart: bool = param(False, "start the momenta of every round at 0; needs at least 2 steps")
@@ -77,7 +77,7 @@ class LocalSGDAM(Algorithm):
             raise invalid(f"steps of {self.name}", self.steps, "a whole number of at least 2")
 
     def start(self, x: torch.Tensor, y: torch.Tensor, clients: Clients) -> State:
-        """Start the momenta as gradients."""
+        """Start the momenta at the gradients."""
         if self.restart:
             return State(x, y, x[:0], y[:0])
         return State(x, y, *clients.mean(self.first, x, y))
@@ -120,7 +120,7 @@ class LocalSGDAM(Algorithm):
 
 
 class LocalSGDAMPlus(LocalSGDAM):
-    """Local steps down in x and up in y along momenta, the latter's at a snapshot of x."""
+    """Local descent in x and ascent in y along momenta, the latter's at a snapshot of x."""
 
     name = "local_sgdam_plus"
     full_participation = True

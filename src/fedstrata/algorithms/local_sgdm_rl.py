@@ -1,4 +1,4 @@
-"""LocalSGDM-RL: FedAvg with momentum on a cross-entropy whose class weights the server finds: the ratio loss.
+"""LocalSGDM-RL: FedAvg with momentum on the ratio loss, a cross-entropy with class weights from the server.
 
 Wang, Xu, Wang, Zhu: "Addressing class imbalance in federated learning", AAAI 2021.
 
@@ -16,9 +16,9 @@ each on the server (``split(auxiliary=...)``, ``data.auxiliary`` in a file).
 Sent: up d, down d + C. C is the number of classes.
 
 Departures from the paper: the original text could not be consulted; the rule is that of its descriptions and of the
-authors' program: weights come one round late, momenta are new in every round, biases have no part in D, and the
-weighted loss is divided by the size of the batch. A position where the largest change is exactly 0 is its class's if no
-other change is 0 there. The samples that the server draws are counted as samples.
+authors' program: weights are one round late, momenta restart in every round, D excludes biases, and the weighted loss
+is divided by the batch size. A position where the largest change is exactly 0 belongs to its class if no other change
+is 0 there. The samples that the server draws are counted as samples.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class State(NamedTuple):
 
 
 class LocalSGDMRL(Algorithm):
-    """Momentum SGD on clients, with class weights from what each class does to the last layer on the server."""
+    """Momentum SGD on clients, with class weights from each class's effect on the last layer on the server."""
 
     name = "local_sgdm_rl"
     auxiliary = True
@@ -51,14 +51,12 @@ class LocalSGDMRL(Algorithm):
     steps: Steps = param(10, "local steps per round, or Epochs(e), or an Interval")
     momentum: float = param(0.9, "decay rate of the momentum", least=0, below=1, search=(0.1, 0.95))
     slope: float = param(0.1, "weight of a class is 1 + slope R", least=0)
-    share: float = param(
-        0.8, "how large the others' changes may be at a class's position, as a share of its own", above=0
-    )
+    share: float = param(0.8, "largest change of other classes at a class's position, relative to its own", above=0)
     weight_decay: float = param(0.0, "L2 penalty", least=0)
 
     @classmethod
     def solves(cls, problem: Problem) -> bool:
-        """Whether it is the mean loss of a model, of samples that can be weighted."""
+        """Whether the problem is the mean loss of a model, with samples that can be weighted."""
         plain = not problem.levels and not problem.dual
         return plain and problem.flat is not None and problem.takes_weights
 
@@ -67,7 +65,7 @@ class LocalSGDMRL(Algorithm):
         return State(x, x.new_ones(clients.classes))
 
     def round(self, s: State, clients: Clients) -> State:
-        """Find the next weights on the server; average the clients' updates."""
+        """Compute the next weights on the server; average the clients' updates."""
         flat = clients.problem.flat
         assert flat is not None
         alone = clients.on_server(self.local, s.x, torch.ones_like(s.w))
@@ -90,7 +88,7 @@ def change_ratios(changes: torch.Tensor, share: float, empty: float = 10.0, cap:
     classes = len(changes)
     largest, owner = changes.max(0)
     others = changes.abs().scatter(0, owner[None], -1.0)
-    # A largest change of 0 has no share: there the others must not be 0 too.
+    # If the largest change is 0, the ratio is undefined: require that no other change is 0.
     owned = torch.where(largest == 0, others != 0, others <= share * largest.abs()).all(0)
     mine = owned & (owner == torch.arange(classes, device=changes.device)[:, None])
     sums = mine.to(changes) @ changes.T  # [class whose positions, class whose changes]

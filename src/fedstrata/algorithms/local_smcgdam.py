@@ -18,14 +18,15 @@ Sent: up 2*d + R + 2*p, down 2*d + R + 2*p. R is the size of what the K levels r
 where each returns d numbers.
 
 Departures from the paper: eq. (12) has p and q at the true inner functions and h on a batch; here all are on the same
-batches, ``first_batches`` of them. As printed these first values are not averaged (the proof takes them to be equal).
-After an averaging the old h_0 is the averaged x, as in the proof. Weights above 1 count as 1. The projection,
-``weight_decay`` (an L2 penalty in x, added to u) and cohorts are not in Algorithm 1. A run ends with an averaging.
-Worth knowing: nobody averages Jacobians, and u is made before h is averaged. So with clients that differ the method
-does not find the solution of the problem above, but of one between it and that with local inner means; which, depends
-on alpha eta^2 (at 1 nothing of the mean is left). The paper's proof is for clients with equal distributions. When eta
-falls by 10, the weight alpha eta^2 falls by 100, and h hardly forgets any more: what it is off by at that moment, and
-any sudden change of the levels, such as a smaller inner rate, stays in it for 100 times as many steps.
+batches, ``first_batches`` of them. As printed, these first values are not averaged (the proof assumes they are equal).
+After averaging, the old h_0 is the averaged x, as in the proof. Weights above 1 count as 1. The projection,
+``weight_decay`` (an L2 penalty in x, added to u) and cohorts are not in Algorithm 1. A run ends with an average.
+Note: Jacobians are not averaged, and u is computed before h is averaged. So with heterogeneous clients the method
+converges not to the solution of the problem above but to that of a problem between it and the one with local inner
+means, depending on alpha eta^2 (at 1 nothing of the mean is left). The paper's proof is for clients with equal
+distributions. If eta falls by a factor of 10, the weight alpha eta^2 falls by a factor of 100, and h hardly forgets:
+its error at that moment, and any sudden change of the levels, such as a smaller inner rate, persists for 100 times as
+many steps.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ from fedstrata.core.schedules import EqualSteps, Rate
 
 
 class LocalSMCGDAM(Algorithm):
-    """Local steps along momenta, at STORM estimates of every level; all of it is averaged."""
+    """Local steps along momenta, at STORM estimates of every level; everything is averaged."""
 
     name = "local_smcgdam"
     levels = range(1, 100)
@@ -61,7 +62,7 @@ class LocalSMCGDAM(Algorithm):
     weight_decay: float = param(0.0, "L2 penalty on x", least=0)
 
     def start(self, x: torch.Tensor, y: torch.Tensor, clients: Clients) -> State:
-        """Make room for the estimates; the first step of the run fills them."""
+        """Allocate the estimates; the first step of the run sets them."""
         return State.empty(x, y, clients)
 
     def round(self, s: State, clients: Clients) -> State:
@@ -70,12 +71,12 @@ class LocalSMCGDAM(Algorithm):
 
     @remote
     def local(self, client: Client, h: Any, y: torch.Tensor, p: torch.Tensor, q: torch.Tensor) -> tuple[Any, ...]:
-        """Take tau local steps; the very first ones begin with line 1."""
+        """Take tau local steps; in the first round they begin with line 1."""
         k = client.variables(h=h, y=y, p=p, q=q)
         levels = range(1, len(h))
         if client.first:
             estimate_first(client, k, self.first_batches, self.weight_decay)  # line 1, eq. (12)
-        for j in levels:  # updated in place: no second copy of the levels is held
+        for j in levels:  # updated in place, to avoid a second copy of the levels
             k.h[j] = k.h[j].clone()
         for _ in client.loop(self.steps, k):
             eta = client.rate(self.eta)

@@ -6,8 +6,8 @@
     belief:    a <- theta a + (1 - theta) (w - previous w)^2,    A = diag(sqrt(a) + rho)
     amsgrad:   a as for adam, b <- max(b, a),                    A = diag(sqrt(b) + rho)
 
-The accumulator is one tensor: a, and below it the previous w (belief) or the running maximum b (amsgrad). It starts at
-0, and is empty for the identity, as is its diagonal: nothing is sent for it.
+The accumulator is one tensor: a, and in a second row the previous w (belief) or the running maximum b (amsgrad). It
+starts at 0. For the identity it is empty, as is the diagonal, so nothing is sent.
 """
 
 from __future__ import annotations

@@ -32,14 +32,13 @@ large to keep (MAML has r = d). It replaces u and v by one STORM estimate of the
 beta) (w - z(x_old, h_old)) with z(x, h) = J(x)^T grad f(h), has no projections, and uses beta for varrho; for a linear
 g with one Jacobian and beta = varrho the two forms agree. "auto" stores the Jacobian where r = 1 or d r is at most
 65,536. The projections, off by default, are in the Frobenius norm. w_1 is taken to be u_1^T v_1. Batches of any size
-take the place of single samples; the first estimates use ``first_batches`` of them (the paper has q samples). The
-update after a synchronisation needs the server's new model, so a client makes it on receipt, first thing in the next
-round. The paper's output is a random iterate; here it is the last one, or with ``average`` the mean of the server's
-iterates. A rate that follows the rounds, not the iterations, is read in the round of the update. ``cube_root`` counts
-t from 0, the paper from 1: its n is this n - 1. The paper has the matrices
-"adam" and "norm"; "belief" and "amsgrad" are two of the "many other" ones it mentions. It does not say how A_1, in use
-until the first synchronisation, is made: ``first_matrix`` = "average" applies the rule to the mean of the first w_k,
-"accumulator" takes a = 0, so A_1 = rho I, "identity" takes A_1 = I.
+replace single samples; the first estimates use ``first_batches`` of them (the paper has q samples). The update after a
+synchronisation needs the server's new model, so a client makes it at the start of the next round. The paper returns a
+random iterate, here it is the last one, or with ``average`` the mean of the server's iterates. A rate that is scheduled
+by rounds, not iterations, is read in the round of the update. ``cube_root`` counts t from 0, the paper from 1: its n is
+this n - 1. The paper has the matrices "adam" and "norm"; "belief" and "amsgrad" are two of the "many other" ones it
+mentions. It does not define A_1, which is used until the first synchronisation: ``first_matrix`` = "average" applies
+the rule to the mean of the first w_k, "accumulator" takes a = 0, so A_1 = rho I, "identity" takes A_1 = I.
 """
 
 from __future__ import annotations
@@ -80,25 +79,25 @@ class MFCGD(Algorithm):
     varrho: Rate = param(0.5, "weight of a fresh outer gradient; c_3", above=0, search=(0.05, 1))
     weights: str = param(
         "constant",
-        "'constant': alpha, beta, varrho as they are; 'theorem': times eta_t^2; either way at most 1",
+        "'constant': use alpha, beta and varrho; 'theorem': multiply them by eta_t^2; in both cases at most 1",
         choices=("constant", "theorem"),
     )
     matrix: str = param("identity", "the matrix A", choices=MATRICES)
     theta: Rate = param(0.9, "decay rate of the matrix", above=0, below=1)
     rho: float = param(
-        0.1, "added to the matrix, its smallest entry; small ones make long steps where clients cancel out", above=0
+        0.1, "added to the matrix, its smallest entry; small values give long steps where gradients cancel", above=0
     )
     first_matrix: str = param(
         "average", "the matrix before the first synchronisation", choices=("average", "accumulator", "identity")
     )
-    jacobian: str = param("auto", "how the inner Jacobian is kept", choices=("auto", "exact", "product"))
-    c_g: float = param(0.0, "radius of the ball that the inner Jacobian is projected onto; 0 is none", least=0)
-    c_f: float = param(0.0, "radius of the ball that the outer gradient is projected onto; 0 is none", least=0)
+    jacobian: str = param("auto", "how the inner Jacobian is stored", choices=("auto", "exact", "product"))
+    c_g: float = param(0.0, "radius of the ball that the inner Jacobian is projected onto; 0 for none", least=0)
+    c_f: float = param(0.0, "radius of the ball that the outer gradient is projected onto; 0 for none", least=0)
     first_batches: int = param(0, "batches for the first estimates; 0 means as many as steps", least=0)
-    average: bool = param(False, "return the mean of the server's iterates instead of the last one")
+    average: bool = param(False, "return the mean of the server's iterates instead of the last iterate")
 
     def start(self, x: torch.Tensor, y: torch.Tensor, clients: Clients) -> State:
-        """Let every client make its first estimates (lines 1 and 2)."""
+        """Compute the first estimates on every client (lines 1 and 2)."""
         w = clients.mean(self.first, x, self.exact(clients))
         a = accumulator(self.matrix, x)
         if self.first_matrix == "average":
@@ -128,7 +127,7 @@ class MFCGD(Algorithm):
 
     @remote
     def first(self, client: Client, x: torch.Tensor, exact: bool) -> torch.Tensor:
-        """Make the first estimates and keep them; return w_1 if A_1 is made from it."""
+        """Compute and keep the first estimates; return w_1 if A_1 is computed from it."""
         k = client.variables(x=x)
         estimate_first(client, k, exact, self.first_batches or client.steps_now(self.steps))
         client.keep(k)
@@ -153,7 +152,7 @@ class MFCGD(Algorithm):
 
 
 class AdaMFCGD(MFCGD):
-    """MFCGD whose steps are divided by an adaptive matrix, the same on every client between synchronisations."""
+    """MFCGD with steps divided by an adaptive matrix, which all clients share between synchronisations."""
 
     name = "adamfcgd"
     defaults = {"matrix": "adam", "gamma": 0.05}

@@ -1,4 +1,4 @@
-"""q-FedAvg: averages that lean towards the clients with the larger loss.
+"""q-FedAvg: averages with higher weights for clients with a higher loss.
 
 Li, Sanjabi, Beirami, Smith: "Fair resource allocation in federated learning", ICLR 2020, Algorithm 2 (q-FedAvg).
 
@@ -14,9 +14,9 @@ q = 0 is FedAvg.
 Sent: up d + 1, down d.
 
 Departures from the paper: the paper samples clients by size and sums; here clients are sampled uniformly and the means
-are weighted as the run says, which aims at the same objective. F_k + 1e-10 stands for F_k, as in the authors' code. The
-learning rate is held for the round, as 1/lr stands for the Lipschitz constant. Weight decay enters the local steps, not
-F_k.
+use the run's weighting, for the same objective. F_k + 1e-10 replaces F_k, as in the authors' code. The learning rate is
+constant during a round, since 1/lr plays the role of the Lipschitz constant. Weight decay applies to the local steps,
+not to F_k.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from fedstrata.core.schedules import Rate, Steps
 
 
 class QFedAvg(Algorithm):
-    """Local SGD whose mean is weighted by powers of the clients' losses."""
+    """Local SGD, averaged with weights that are powers of the clients' losses."""
 
     name = "qfedavg"
 
     lr: Rate = param(0.1, "local learning rate", above=0, search=RATES)
-    q: float = param(0.2, "0 is FedAvg; larger leans to larger losses", least=0, search=(0.01, 5.0))
+    q: float = param(0.2, "0 is FedAvg; larger values give more weight to high losses", least=0, search=(0.01, 5.0))
     steps: Steps = param(10, "local steps per round, or Epochs(e), or an Interval")
     weight_decay: float = param(0.0, "L2 penalty on the local objective", least=0)
 
@@ -46,7 +46,7 @@ class QFedAvg(Algorithm):
 
     @remote
     def local(self, client: Client, x: torch.Tensor, lr: float) -> tuple[torch.Tensor, torch.Tensor]:
-        """Run local SGD and scale what it did by the loss at the received model."""
+        """Run local SGD and scale its update by the loss at the received model."""
         loss = client.loss(x, client.all_data()) + 1e-10
         d = -local_sgd(client, x, self.steps, lr, self.weight_decay) / lr
         weight = loss**self.q

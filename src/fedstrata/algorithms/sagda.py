@@ -1,4 +1,4 @@
-"""SAGDA: local descent ascent corrected by control variates, with rates of its own on the server.
+"""SAGDA: local descent ascent corrected by control variates, with separate server learning rates.
 
 Yang, Liu, Zhang, Liu: "SAGDA: achieving O(eps^-2) communication complexity in federated min-max learning", NeurIPS
 2022.
@@ -17,8 +17,9 @@ Kept on a client: c_k, in x and y.
 
 Departures from the paper: its algorithm could not be consulted. Its abstract says that gradient estimates of sampled
 clients serve as control variates, that there are two learning rates, on the server and on the clients, and that FSGDA
-(``control = false``) is the method without control variates. The rest, how the variates are made and renewed, is the
-method's descriptions and SCAFFOLD's rule: do not take agreement with this file for agreement with the paper.
+(``control = false``) is the method without control variates. The rest, how the variates are computed and updated,
+follows descriptions of the method and SCAFFOLD's rule: agreement with this file does not imply agreement with the
+paper.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ Tensors = tuple[torch.Tensor, ...]
 
 
 class State(NamedTuple):
-    """The point, and the control variates, empty where there are none."""
+    """The point, and the control variates, empty without them."""
 
     x: torch.Tensor
     y: torch.Tensor
@@ -45,7 +46,7 @@ class State(NamedTuple):
 
 
 class SAGDA(Algorithm):
-    """Local descent ascent whose drift is corrected by what the other clients' gradients look like."""
+    """Local descent ascent with drift corrected by estimates of the other clients' gradients."""
 
     name = "sagda"
     dual = True

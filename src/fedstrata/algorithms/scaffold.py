@@ -13,9 +13,9 @@ Problem: min_x M_k[ f_k(x) ], no inner level, no dual.
 Sent: up 2*d, down 2*d. Kept on a client: c_k.
 
 Departures from the paper: with ``weighting = "samples"`` both means are weighted by samples and |S|/N becomes the
-cohort's share of all samples, so that c stays the weighted mean of the c_k; the paper weights uniformly. The learning
-rate is held for the round (option II needs that), whatever its schedule does within one. Weight decay is part of the
-local objective, so it is part of the gradients and of c_k.
+cohort's fraction of all samples, so that c stays the weighted mean of the c_k; the paper weights uniformly. The
+learning rate is constant during a round, as option II needs, whatever its schedule. Weight decay is part of the local
+objective, so it is part of the gradients and of c_k.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class State(NamedTuple):
 
 
 class Scaffold(Algorithm):
-    """Local SGD whose drift is corrected by what the other clients' gradients look like."""
+    """Local SGD with drift corrected by estimates of the other clients' gradients."""
 
     name = "scaffold"
 

@@ -1,4 +1,4 @@
-"""What an algorithm sends, as its module's docstring says it: one line, or a table with a row for each variant.
+"""What an algorithm sends, read from its module's docstring: one line, or a table with a row for each variant.
 
     Sent: up d, down d.
 
@@ -7,9 +7,8 @@
         sagda, control = false          up d + p        down d + p
         sagda, before the first round   up 0            down 0
 
-The numbers are in terms of d (size of x), p (size of y), K (levels), r (size of what the last level returns), R (of
-what all levels return together), C (classes) and T (the algorithm's inner rounds). A test compares every row with
-counted bytes.
+The formulas use d (size of x), p (size of y), K (levels), r (size of the last level's value), R (of all levels' values
+together), C (classes) and T (the algorithm's inner rounds). A test compares every row with counted bytes.
 """
 
 from __future__ import annotations
@@ -29,11 +28,11 @@ _FIRST = "before the first round"
 
 
 class Sent(NamedTuple):
-    """Numbers that a client sends up and gets down, as formulas.
+    """How many numbers a client sends and receives, as formulas.
 
-    variant: which of several problem classes this is about, e.g. "minimax"; "" where there is one.
-    options: the hyperparameters that it is about, where they are not the defaults.
-    first:   whether it is sent before the first round, not in every round.
+    variant: the problem class, if the algorithm has several, e.g. "minimax".
+    options: the hyperparameters that differ from the defaults.
+    first:   whether it is sent before the first round instead of in every round.
     """
 
     variant: str
@@ -44,7 +43,7 @@ class Sent(NamedTuple):
 
 
 def sent(kind: type[Algorithm]) -> list[Sent]:
-    """Return what the docstring says an algorithm sends, its defaults first."""
+    """Return what an algorithm sends according to its docstring, with default options first."""
     text = inspect.getdoc(inspect.getmodule(kind)) or ""
     line, table = _LINE.search(text), _TABLE.search(text)
     rows = [Sent("", {}, False, line[1].strip(), line[2].strip())] if line else []

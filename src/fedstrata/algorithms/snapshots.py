@@ -1,4 +1,4 @@
-"""Snapshots of x: what the ascent of Local-SGDA+ and its momentum form sees in the place of x."""
+"""Snapshots of x, which Local-SGDA+ and its momentum form use in the ascent instead of x."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fedstrata.core.schedules import Steps
 
 
 def check_snapshot(name: str, every: int, steps: Steps) -> None:
-    """Refuse a period of snapshots that is not a whole number of rounds, nor a single step."""
+    """Raise if the period of snapshots is neither a whole number of rounds nor a single step."""
     if every == 1:
         return
     if not isinstance(steps, int):
@@ -23,7 +23,7 @@ def check_snapshot(name: str, every: int, steps: Steps) -> None:
 def snapshot(client: Client, x: torch.Tensor, every: int, steps: Steps) -> torch.Tensor | None:
     """Return the x of the last round that began after a multiple of ``every`` steps; clients keep it.
 
-    None when ``every`` is 1: the snapshot is then wherever the client is.
+    None if ``every`` is 1: the snapshot is then the client's current x.
     """
     if every == 1:
         return None

@@ -1,17 +1,17 @@
-"""How many clients should advance together: the rule behind ``chunk="auto"``.
+"""How many clients to compute together: the rule behind ``chunk="auto"``.
 
 Measured by ``bench/chunk.py`` on a CPU. Convolutions and recurrent layers are fastest one client at a time. Dense
-models gain from company, because one batched product costs the dispatch of one, until the working set of the chunk
-leaves the processor's cache. So, on a CPU:
+models gain from larger chunks, since one batched product has the dispatch cost of one, until the working set of the
+chunk exceeds the processor's cache. So, on a CPU:
 
-    convolutional or recurrent layers:  C = 1, recurrent ones even when the user says otherwise: their kernels run alone
+    convolutional or recurrent layers:  C = 1 (for recurrent layers always, as their kernels cannot be batched)
     otherwise:                          C = budget / bytes a client touches in a step, between 1 and 4096
                                         bytes = element size * (4 d + batch * numbers per sample)
                                         budget = 16 MiB
     full batches (batch_size=None):     batch = the mean number of samples per client
 
-On an accelerator convolutions are treated like dense layers, and the budget is 1 GiB. The rule reads nothing but the
-problem, the data and the kind of device, so the same run gives the same bits everywhere.
+On an accelerator, convolutions are treated like dense layers, and the budget is 1 GiB. The rule depends only on the
+problem, the data and the type of device, so a run gives the same bits everywhere.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ LARGEST = 4096
 def choose_chunk(
     chunk: int | str, problem: Problem, data: FederatedData, batch_size: int | None, device: torch.device
 ) -> int:
-    """Return C: the number the user gave, or the rule's choice for ``"auto"``; 1 for recurrent layers in any case."""
+    """Return C: the user's number, or the rule's for ``"auto"``; always 1 for recurrent layers."""
     layers = "dense" if problem.flat is None else problem.flat.layers()
     if chunk != "auto":
         if isinstance(chunk, bool) or not isinstance(chunk, int) or chunk < 1:

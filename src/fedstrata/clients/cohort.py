@@ -28,7 +28,7 @@ class Progress:
 
 def cohort_size(participation: int | float, clients: int) -> int:
     """Return how many clients take part in a round: a number of them, or a share of all."""
-    wanted = f"a share in (0, 1] or a whole number from 1 to {clients}"
+    wanted = f"a fraction in (0, 1] or a whole number from 1 to {clients}"
     if not is_number(participation):
         raise invalid("participation", participation, wanted)
     if isinstance(participation, float):

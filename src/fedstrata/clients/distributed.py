@@ -1,7 +1,7 @@
-"""Distributed clients: shared out over ranks. Every rank runs the server's round, and the work of its own clients.
+"""Clients distributed over ranks: every rank runs the server's round and the work of its own clients.
 
-A client belongs to one rank for good, and so does what it keeps. An exchange ends in one sum over the ranks, of one
-flat buffer: the weighted answers, and what they took. All ranks end up with the same bits, so their servers agree.
+A client and its state stay on one rank. An exchange ends in one sum over the ranks of a single flat buffer: the
+weighted answers and their usage counts. All ranks get the same bits, so their servers agree.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from fedstrata.clients.setting import Setting
 from fedstrata.clients.simulated import Simulated
 
 DIGIT = 1 << 16
-"""Counts travel as digits of this base: exact in any floating-point buffer for up to 256 ranks."""
+"""Counts are sent as digits of this base, which are exact in any floating-point buffer for up to 256 ranks."""
 
 DIGITS = 4
 
 
 class Distributed(Simulated):
-    """Runs this rank's clients of the cohort in chunks, and reduces with the other ranks."""
+    """Run this rank's clients of the cohort in chunks, and reduce over the ranks."""
 
     def __init__(
         self, setting: Setting, chunk: int, channel: Channel = PLAIN, policy: Faults | None = None, *, ranks: Ranks
@@ -40,18 +40,18 @@ class Distributed(Simulated):
         self.mine = self.rank_of == ranks.rank
 
     def describe(self, chunk: int | str, sampled: int) -> str:
-        """Say how the clients of a cohort advance."""
+        """Say how the clients of a cohort are computed."""
         return f"{super().describe(chunk, sampled)} on each of {self.ranks.size} ranks"
 
     def _here(self, request: Request) -> np.ndarray:
-        here: np.ndarray = request.places[self.rank_of[request.cohort[request.places]] == self.ranks.rank]
-        return here
+        places: np.ndarray = request.places[self.rank_of[request.cohort[request.places]] == self.ranks.rank]
+        return places
 
     def agree(self, answered: np.ndarray, faults: list[Fault]) -> tuple[np.ndarray, list[Fault]]:
         """Return who has answered and the faults of an attempt, over all ranks."""
         answered = self.ranks.sum(torch.from_numpy(answered.astype(np.int64))).numpy() > 0
-        known = self.ranks.all([dataclasses.asdict(fault) for fault in faults])
-        return answered, [Fault(**fault) for rank in known for fault in rank]
+        by_rank = self.ranks.all([dataclasses.asdict(fault) for fault in faults])
+        return answered, [Fault(**fault) for rank in by_rank for fault in rank]
 
     def complete(self, request: Request, reduced: Reduced) -> Reduced:
         """Return the sums and maxima over all ranks."""
@@ -73,7 +73,7 @@ class Distributed(Simulated):
         return Reduced(whole, shape, kinds, used, reduced.answered)
 
     def _sum(self, leaves: list[torch.Tensor], used: Usage) -> tuple[list[torch.Tensor], Usage]:
-        """Return the leaves, and what was used, summed over the ranks, all in one buffer."""
+        """Return the leaves and the usage summed over the ranks, in one buffer."""
         kinds = {leaf.dtype for leaf in leaves}
         dtype = kinds.pop() if len(kinds) == 1 else torch.float64
         dtype = dtype if dtype.is_floating_point else torch.float64
@@ -89,13 +89,13 @@ class Distributed(Simulated):
         return whole, Usage(max(each), samples, bytes_up)
 
     def _form(self, leaves: list[torch.Tensor] | None, shape: TreeSpec | None) -> Any:
-        """Return what the answers look like: some rank has none, and must know."""
+        """Return the form of the answers, for ranks without any."""
         mine = None if leaves is None or shape is None else _described(tree_unflatten(leaves, shape))
         return _like(next(form for form in self.ranks.all(mine) if form is not None))
 
 
 def shared_out(sizes: np.ndarray, ranks: int) -> np.ndarray:
-    """Return the rank of each client: the largest clients first, each to the rank that has the least to do."""
+    """Return the rank of each client: largest clients first, each to the rank with the smallest load."""
     load = [(0, rank) for rank in range(ranks)]
     out = np.empty(len(sizes), dtype=np.int64)
     for client in np.argsort(-sizes, kind="stable"):
@@ -109,7 +109,7 @@ _POWERS = torch.tensor([float(DIGIT) ** i for i in range(DIGITS)], dtype=torch.f
 
 
 def _nothing(like: torch.Tensor, kind: str) -> torch.Tensor:
-    """Return what changes no sum, or no maximum."""
+    """Return the neutral element of the sum or maximum."""
     if kind != "max":
         return torch.zeros_like(like)
     return torch.full_like(like, -math.inf if like.is_floating_point() else torch.iinfo(like.dtype).min)

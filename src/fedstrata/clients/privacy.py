@@ -1,4 +1,4 @@
-"""What noise is worth: the epsilon of differential privacy for clients, by the library dp-accounting."""
+"""The privacy budget: epsilon of client-level differential privacy, computed by dp-accounting."""
 
 from __future__ import annotations
 
@@ -12,33 +12,32 @@ from fedstrata.core.errors import InputError
 
 
 class Ledger:
-    """What noise has been added to: ``releases`` counts cohorts by size and noisy exchanges, e.g. "3 of 50"."""
+    """The noisy releases so far: ``releases`` counts cohorts by noisy exchanges and size, e.g. "3 of 50"."""
 
     def __init__(self) -> None:
         self.releases: dict[str, int] = {}
 
     def add(self, exchanges: int, clients: int) -> None:
-        """Record a noisy exchange with a cohort of ``clients``, its ``exchanges``-th one."""
-        before, after = f"{exchanges - 1} of {clients}", f"{exchanges} of {clients}"
+        """Record the ``exchanges``-th noisy exchange with a cohort of ``clients``."""
+        previous, current = f"{exchanges - 1} of {clients}", f"{exchanges} of {clients}"
         if exchanges > 1:
-            self.releases[before] -= 1
-            if not self.releases[before]:
-                del self.releases[before]
-        self.releases[after] = self.releases.get(after, 0) + 1
+            self.releases[previous] -= 1
+            if not self.releases[previous]:
+                del self.releases[previous]
+        self.releases[current] = self.releases.get(current, 0) + 1
 
     def restore(self, releases: Mapping[str, int]) -> None:
-        """Continue from the releases of a checkpoint."""
+        """Resume from the releases of a checkpoint."""
         self.releases = dict(releases)
 
 
 def epsilon(channel: Channel, releases: Mapping[str, int], clients: int) -> float:
-    """Return the epsilon, at the channel's delta, of everything that was released.
+    """Return the epsilon of all releases so far, at the channel's delta, bounded by Renyi divergences.
 
-    ``releases`` counts cohorts by what they did: "3 of 50" those of 50 clients with three noisy exchanges. Two sets of
-    clients are neighbours when one client is exchanged for another: that moves a sum of clipped changes by up to twice
-    the clip, so the noise multiplier that counts is half the channel's. A cohort is drawn out of all ``clients``
-    without replacement; its E exchanges see the same clients, which is worth one exchange with 1 / sqrt(E) of the
-    noise. The bound is by Renyi divergences.
+    ``releases`` counts cohorts: "3 of 50" are those of 50 clients with three noisy exchanges. Neighbouring sets of
+    clients differ in the replacement of one client, which changes a sum of clipped updates by up to twice the clip, so
+    the effective noise multiplier is half the channel's. A cohort is drawn from all ``clients`` without replacement;
+    its E exchanges involve the same clients, which is equivalent to one exchange with 1 / sqrt(E) of the noise.
     """
     return _epsilon(channel.noise, channel.delta, tuple(sorted(releases.items())), clients)
 
@@ -57,7 +56,7 @@ def _epsilon(noise: float, delta: float, releases: tuple[tuple[str, int], ...], 
 
 
 def check_privacy(channel: Channel) -> None:
-    """Refuse noise where there is nobody to say what it is worth."""
+    """Raise if the channel adds noise but dp-accounting is not installed."""
     if channel.noise:
         _library()
 
@@ -67,5 +66,5 @@ def _library() -> tuple[Any, Any]:
         import dp_accounting
         from dp_accounting import rdp
     except ImportError:
-        raise InputError("Noise needs an accountant: pip install 'fedstrata[privacy]'.") from None
+        raise InputError("Noise needs the package dp-accounting: pip install 'fedstrata[privacy]'.") from None
     return dp_accounting, rdp

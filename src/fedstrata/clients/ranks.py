@@ -1,6 +1,6 @@
-"""Ranks: the processes that work on one run together, as ``torchrun`` starts them.
+"""Ranks: the processes of one run, as ``torchrun`` starts them.
 
-Every rank runs the same program. What crosses between them is tensors and JSON, never code.
+Every rank runs the same program. They exchange tensors and JSON, never code.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from fedstrata.core.errors import FedstrataError, InputError
 Tensors = dict[str, torch.Tensor]
 
 TIMEOUT = timedelta(hours=2)
-"""How long a rank waits for the others: an evaluation, which only the first one makes, may take a while."""
+"""How long a rank waits for the others; only the first one evaluates, which may take long."""
 
 
 class Ranks:
-    """The processes of a run: ``rank`` is this one's number, ``size`` how many there are.
+    """The processes of a run: ``rank`` is the number of this one, ``size`` the number of all.
 
-    Alone (``size`` is 1) nothing is ever sent. Otherwise the calls below are made by all ranks in the same order.
+    With ``size`` 1 nothing is sent. Otherwise all ranks must make the calls below in the same order.
     """
 
     def __init__(self, rank: int = 0, size: int = 1) -> None:
@@ -36,23 +36,23 @@ class Ranks:
 
     @property
     def first(self) -> bool:
-        """Whether this is the rank that evaluates, writes, and shows progress."""
+        """Whether this is the rank that evaluates, writes files and shows progress."""
         return self.rank == 0
 
     def sum(self, values: torch.Tensor) -> torch.Tensor:
-        """Return the sum of a vector over the ranks, the same bits on all of them; ``values`` is changed."""
+        """Return the sum over the ranks, bitwise the same on all of them; changes ``values`` in place."""
         if self.size > 1:
             dist.all_reduce(values)
         return values
 
     def max(self, values: torch.Tensor) -> torch.Tensor:
-        """Return the elementwise maximum over the ranks; ``values`` is changed."""
+        """Return the elementwise maximum over the ranks; changes ``values`` in place."""
         if self.size > 1:
             dist.all_reduce(values, op=dist.ReduceOp.MAX)
         return values
 
     def all(self, value: Any) -> list[Any]:
-        """Return what every rank gave: anything that JSON can hold."""
+        """Return the values of all ranks; they must be JSON."""
         if self.size == 1:
             return [value]
         mine = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
@@ -66,11 +66,11 @@ class Ranks:
         return [json.loads(bytes(p[:n].numpy())) for p, n in zip(parts, lengths.tolist(), strict=True)]
 
     def told(self, value: Any) -> Any:
-        """Return what the first rank gave."""
+        """Return the value of the first rank."""
         return self.all(value if self.first else None)[0]
 
     def tensors(self, tensors: Tensors | None) -> Tensors:
-        """Return the tensors that the first rank gave, by name."""
+        """Return the tensors of the first rank, by name."""
         if self.size == 1:
             return tensors or {}
         out = _empty(self.told(_forms(tensors or {})))
@@ -81,7 +81,7 @@ class Ranks:
         return out
 
     def stream(self, pieces: Iterable[Tensors]) -> Iterator[Tensors]:
-        """Yield, on every rank, the tensors that the first rank has piece by piece."""
+        """Yield the pieces of the first rank on every rank."""
         if self.size == 1:
             yield from pieces
             return
@@ -93,9 +93,9 @@ class Ranks:
             yield self.tensors(piece)
 
     def collected(self, pieces: Iterable[Tensors]) -> Iterator[Tensors]:
-        """Yield, on the first rank, every rank's pieces; the others give theirs, and get nothing.
+        """Yield the pieces of all ranks on the first rank, and nothing on the others.
 
-        All ranks must go through to the end.
+        All ranks must iterate to the end.
         """
         if self.size == 1:
             yield from pieces
@@ -130,17 +130,17 @@ def _empty(forms: dict[str, Any]) -> Tensors:
 
 def dtype_named(name: str) -> torch.dtype:
     """Return the dtype that prints as ``name``."""
-    found = getattr(torch, name.removeprefix("torch."), None)
-    if not isinstance(found, torch.dtype):
-        raise InputError(f"There is no dtype {name!r}.")
-    return found
+    dtype = getattr(torch, name.removeprefix("torch."), None)
+    if not isinstance(dtype, torch.dtype):
+        raise InputError(f"Unknown dtype {name!r}.")
+    return dtype
 
 
 ALONE = Ranks()
 
 
 def ranks_here() -> Ranks:
-    """Return the ranks of the process group there is, or a rank alone."""
+    """Return the ranks of the current process group, or a single rank without one."""
     if dist.is_available() and dist.is_initialized():
         return Ranks(dist.get_rank(), dist.get_world_size())
     return ALONE
@@ -148,12 +148,12 @@ def ranks_here() -> Ranks:
 
 @contextmanager
 def joined() -> Iterator[Ranks]:
-    """Join the ranks that ``torchrun`` started, if it did, and leave them at the end."""
+    """Join the ranks that ``torchrun`` started, if any, and leave them at the end."""
     if not launched() or dist.is_initialized():
         yield ranks_here()
         return
     store, rank, size = next(rendezvous("env://", timeout=TIMEOUT))
-    # After a restart the store still has the addresses of the ranks before: each start looks under a name of its own.
+    # After a restart the store still has the addresses of the previous ranks, so each start uses its own prefix.
     store = PrefixStore(f"start {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=TIMEOUT)
     try:
@@ -161,10 +161,10 @@ def joined() -> Iterator[Ranks]:
     except RuntimeError as error:
         if "gloo/transport" not in str(error):
             raise
-        told = str(error).partition("] ")[2].partition(". ")[0]
+        reason = str(error).partition("] ")[2].partition(". ")[0]
         raise FedstrataError(
-            f"Another rank stopped, or cannot be reached ({told}). If it printed an error, that is the reason; if not, "
-            "it was killed, for example for want of memory."
+            f"Another rank stopped or cannot be reached ({reason}). If it printed an error, that is the cause; if not, "
+            "it was killed, for example because it ran out of memory."
         ) from error
     finally:
         dist.destroy_process_group()
@@ -176,5 +176,5 @@ def launched() -> bool:
 
 
 def restarted() -> bool:
-    """Whether ``torchrun`` started this process again, after a rank died."""
+    """Whether ``torchrun`` restarted this process after a rank died."""
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0

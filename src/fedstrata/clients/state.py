@@ -1,4 +1,4 @@
-"""What clients keep between calls: one row per client that took part, in memory or on disk."""
+"""The state that clients keep between calls: one row per client that took part, in memory or on disk."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class LostState(FedstrataError):
 
 @dataclass
 class _Table:
-    """Rows of one kept name: ``slot[client]`` is the client's row, -1 when it never kept anything."""
+    """The rows of one name: ``slot[client]`` is the client's row, -1 if it has none."""
 
     slot: np.ndarray
     rows: torch.Tensor
@@ -33,10 +33,10 @@ class _Table:
 
 
 class ClientState:
-    """Named rows per client. Grows with clients that took part, never with those that did not.
+    """Named rows per client; its size grows only with the clients that took part.
 
-    Once a name's rows would pass ``memory_limit`` bytes they move to a memory-mapped file in ``folder`` (the system's
-    temporary folder by default), so state may be larger than memory.
+    Rows of a name that would exceed ``memory_limit`` bytes move to a memory-mapped file in ``folder`` (by default the
+    system's temporary folder), so the state may be larger than memory.
     """
 
     def __init__(self, clients: int, memory_limit: int, folder: Path | None = None) -> None:
@@ -61,7 +61,7 @@ class ClientState:
             table.changed.update(clients.tolist())
 
     def recall(self, clients: np.ndarray, name: str, default: torch.Tensor) -> torch.Tensor:
-        """Return the rows [C, ...] these clients kept, ``default`` for those that kept none."""
+        """Return the rows [C, ...] of these clients, ``default`` for those without one."""
         table = self._tables.get(name)
         if table is None:
             return default
@@ -69,13 +69,13 @@ class ClientState:
         if (slots >= 0).all():
             return table.rows[torch.from_numpy(slots)].to(default.device)
         out = default.clone(memory_format=torch.contiguous_format)
-        known = np.flatnonzero(slots >= 0)
-        if len(known):
-            out[torch.from_numpy(known)] = table.rows[torch.from_numpy(slots[known])].to(default.device)
+        stored = np.flatnonzero(slots >= 0)
+        if len(stored):
+            out[torch.from_numpy(stored)] = table.rows[torch.from_numpy(slots[stored])].to(default.device)
         return out
 
     def missing(self, clients: np.ndarray, name: str) -> np.ndarray:
-        """Return which of these clients have kept nothing under ``name``."""
+        """Return those of these clients that have no row of ``name``."""
         table = self._tables.get(name)
         return clients if table is None else clients[table.slot[clients] < 0]
 
@@ -88,7 +88,7 @@ class ClientState:
         return out
 
     def take_all(self, piece_bytes: int = 64 << 20) -> Iterator[dict[str, torch.Tensor]]:
-        """Yield all rows, in pieces of so many bytes, so that state larger than memory can be saved."""
+        """Yield all rows in pieces of at most ``piece_bytes``, so that state larger than memory can be saved."""
         for name, table in self._tables.items():
             table.changed.clear()
             clients = np.flatnonzero(table.slot >= 0)
@@ -97,18 +97,18 @@ class ClientState:
                 yield _rows_of(name, table, clients[start : start + per_piece])
 
     def load(self, rows: dict[str, torch.Tensor], mine: np.ndarray | None = None) -> None:
-        """Write rows as :meth:`take_changes` returned them; of these clients (a mask) only, if it is given."""
+        """Store rows that :meth:`take_changes` returned; if a mask ``mine`` is given, only those of its clients."""
         for name, value in rows.items():
             if not name.endswith(".clients"):
                 clients = rows[f"{name}.clients"].numpy()
-                here = np.arange(len(clients)) if mine is None else np.flatnonzero(mine[clients])
-                if len(here):
-                    self.keep(clients[here], {name: value[torch.from_numpy(here)]})
+                selected = np.arange(len(clients)) if mine is None else np.flatnonzero(mine[clients])
+                if len(selected):
+                    self.keep(clients[selected], {name: value[torch.from_numpy(selected)]})
         for table in self._tables.values():
             table.changed.clear()
 
     def count(self) -> int:
-        """Return how many rows are stored, over all names."""
+        """Return the number of stored rows over all names."""
         return sum(t.used for t in self._tables.values())
 
     def _grow(self, name: str, table: _Table, needed: int) -> None:
@@ -127,7 +127,7 @@ class ClientState:
         table.rows = rows
 
     def _mapped(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """Return a tensor in a memory-mapped file whose name is gone at once, so that even a kill leaves nothing."""
+        """Return a tensor in a memory-mapped file that is unlinked at once, so that even a kill leaves nothing."""
         handle, path = tempfile.mkstemp(prefix=f"fedstrata-{name}-", dir=self._folder)
         os.close(handle)
         try:

@@ -1,1 +1,1 @@
-"""What every layer uses: errors, options, random numbers, schedules, files. Imports nothing else of the package."""
+"""Used by every layer: errors, options, random numbers, schedules, files. Imports nothing else of the package."""

@@ -1,7 +1,6 @@
-"""Errors: every message says what is wrong, what it got, what it wants and where.
+"""Errors: every message says what is wrong, what was given, what is expected and where.
 
-A command that ends in an :class:`InputError` exits with code 2, any other
-:class:`FedstrataError` with code 1.
+A command that fails with an :class:`InputError` exits with code 2, with any other :class:`FedstrataError` with code 1.
 """
 
 from __future__ import annotations
@@ -13,19 +12,19 @@ from typing import TypeGuard
 
 
 class FedstrataError(Exception):
-    """Anything fedstrata refuses or gives up on; the message is meant for a person."""
+    """The base of all errors raised by fedstrata; the message is meant for the user."""
 
     exit_code = 1
 
 
 class InputError(FedstrataError, ValueError):
-    """Something the caller passed is wrong: a name, a value, a file."""
+    """Invalid input from the caller: a name, a value, a file."""
 
     exit_code = 2
 
 
 class MissingData(InputError):
-    """A file of a data set is not in the data directory."""
+    """A file of a data set is missing from the data directory."""
 
 
 class Diverged(FedstrataError):
@@ -33,17 +32,17 @@ class Diverged(FedstrataError):
 
 
 def invalid(what: str, got: object, wants: str, where: str = "", choices: Iterable[str] = ()) -> InputError:
-    """Build the one error template: ``The {what} must be {wants}. Got {got}.``, and the nearest of ``choices``."""
+    """Build an error from the template ``The {what} must be {wants}. Got {got}.``; suggest the nearest choice."""
     return InputError(f"The {what} must be {wants}. Got {got!r}.{_nearest(got, choices)}{_place(where)}")
 
 
 def is_number(value: object) -> TypeGuard[int | float]:
-    """Whether something is a number, and not a truth value."""
+    """Whether a value is a number and not a bool."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def unknown(kind: str, name: object, known: Iterable[str], where: str = "") -> InputError:
-    """Build the error for a name that does not exist: lists the known ones and suggests the nearest."""
+    """Build the error for an unknown name, with a list of the known ones and the nearest as a suggestion."""
     names = sorted(known)
     listed = ", ".join(names) or "none"
     return InputError(f"Unknown {kind} {name!r}.{_nearest(name, names)} Known: {listed}.{_place(where)}")
@@ -51,7 +50,7 @@ def unknown(kind: str, name: object, known: Iterable[str], where: str = "") -> I
 
 @contextmanager
 def within(where: str, kind: type[FedstrataError] = InputError) -> Iterator[None]:
-    """Add ``where`` to the message of every error of this ``kind`` that the block raises."""
+    """Add ``where`` to the message of any error of this ``kind`` raised in the block."""
     try:
         yield
     except kind as error:

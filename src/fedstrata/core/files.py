@@ -1,4 +1,4 @@
-"""Files: written whole or not at all, and read with errors that name the file."""
+"""Atomic writes, and reads whose errors name the file."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Row = dict[str, Any]
 
 
 def write_atomically(path: Path, content: bytes, durable: bool = True) -> None:
-    """Write a file so that it is there whole or not at all; ``durable`` waits for the disk."""
+    """Write a file atomically; ``durable`` syncs it to disk."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     with temporary.open("wb") as file:
         file.write(content)
@@ -32,13 +32,13 @@ def write_atomically(path: Path, content: bytes, durable: bool = True) -> None:
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Remove what a kill in the middle of :func:`write_atomically` left in a folder that nobody else writes to."""
+    """Remove the temporary files of interrupted :func:`write_atomically` calls; nobody else may write to the folder."""
     for path in folder.glob(".*.tmp"):
         path.unlink(missing_ok=True)
 
 
 def read_rows(path: Path) -> list[Row]:
-    """Return the rows of a .jsonl file; a line that a kill cut off is left out."""
+    """Return the rows of a .jsonl file, without a line that a kill cut off."""
     rows: list[Row] = []
     for line in path.read_text().splitlines() if path.exists() else ():
         try:
@@ -49,12 +49,12 @@ def read_rows(path: Path) -> list[Row]:
 
 
 def write_rows(path: Path, rows: Iterable[Row]) -> None:
-    """Make a .jsonl file hold just these rows."""
+    """Write a .jsonl file with these rows."""
     write_atomically(path, "".join(map(_line, rows)).encode())
 
 
 def append_rows(path: Path, rows: Iterable[Row]) -> None:
-    """Add rows to a .jsonl file."""
+    """Append rows to a .jsonl file."""
     with path.open("a") as file:
         file.write("".join(map(_line, rows)))
 
@@ -64,7 +64,7 @@ def _line(row: Row) -> str:
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """Read a TOML file; a wrong one is an :class:`InputError` that names the place."""
+    """Read a TOML file; raise an :class:`InputError` that says where it is invalid."""
     try:
         return tomllib.loads(path.read_text())
     except FileNotFoundError:

@@ -1,15 +1,15 @@
-"""What an option's annotation accepts: in words for messages and tables, and as a check that returns the value.
+"""The values that an option's annotation accepts: a description in words, and a check that returns the value.
 
-bool, int, float, str           a number is finite, and within the option's limits
-Literal["a", "b"]               one of these; so is a str or an int with ``choices``
-int | float                     a share or a count, such as the clients that take part in a round
+bool, int, float, str           numbers must be finite and within the option's limits
+Literal["a", "b"]               one of these; likewise a str or an int with ``choices``
+int | float                     a fraction or a count, such as the clients that take part in a round
 X | None, X | Y                 the first that accepts the value
-Sequence[X], tuple[X, ...]      any collection, kept as a tuple; tuple[X, X] has this length
+Sequence[X], tuple[X, ...]      any collection, stored as a tuple; tuple[X, X] fixes the length
 dict[str, X], dict[str, Any]    a table
 Callable[...]                   a function
 a class of options              an instance of it, or a table to build one from
 
-Any other annotation is refused where it is declared.
+Any other annotation is an error at declaration.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from fedstrata.core.errors import invalid
 
 @dataclass(frozen=True)
 class Limits:
-    """What narrows an annotation down: bounds of its numbers, or the values to choose from."""
+    """Restrictions of an annotation: bounds of its numbers, or the values to choose from."""
 
     above: float | None = None
     least: float | None = None
@@ -46,20 +46,20 @@ class Limits:
 
     @property
     def words(self) -> str:
-        """The bounds in words, after a space: `` above 0 and below 1``; nothing without bounds."""
+        """The bounds in words, after a space: `` above 0 and below 1``; empty without bounds."""
         if self.least is not None and self.most is not None:
             return f" from {self.least:g} to {self.most:g}"
         bounds = (("above", self.above), ("of at least", self.least), ("below", self.below), ("at most", self.most))
-        said = " and ".join(f"{word} {bound:g}" for word, bound in bounds if bound is not None).replace("e+0", "e")
-        return f" {said}" if said else ""
+        words = " and ".join(f"{word} {bound:g}" for word, bound in bounds if bound is not None).replace("e+0", "e")
+        return f" {words}" if words else ""
 
 
 class Place(NamedTuple):
     """Where a value comes from.
 
-    what:     what messages call it.
-    in_table: whether it is from a table, in which tables stand for the options that they describe.
-    key:      its key in the file, if messages should name that.
+    what:     its name in messages.
+    in_table: whether it comes from a table, where nested tables describe options.
+    key:      its key in the file, if messages should name it.
     where:    the file.
     """
 
@@ -69,21 +69,21 @@ class Place(NamedTuple):
     where: str = ""
 
     def below(self, name: str) -> Place:
-        """Return the place of an entry of the table that stands here."""
+        """Return the place of an entry of the table at this place."""
         return self._replace(what=f"{self.what}.{name}", key=None if self.key is None else f"{self.key}.{name}")
 
 
 class Refused(Exception):
-    """A value is not of a kind; another kind may still accept it."""
+    """A kind does not accept a value; another kind of a union may."""
 
 
 @dataclass(frozen=True)
 class Kind:
-    """Values that an option accepts, in ``words``; ``several`` of them are what a list has.
+    """The values that an option accepts, in ``words``; ``several`` is the plural, for lists.
 
-    read:    returns the value as it is kept, or raises :class:`Refused`.
-    choices: the texts among the values, to suggest the nearest.
-    whole:   whether its numbers are whole.
+    read:    returns the value in its stored form, or raises :class:`Refused`.
+    choices: the strings among the values, to suggest the nearest.
+    whole:   whether its numbers are integers.
     """
 
     words: str
@@ -93,7 +93,7 @@ class Kind:
     whole: bool = False
 
     def take(self, value: Any, place: Place) -> Any:
-        """Return a value as it is kept, or raise the error that says what is wanted."""
+        """Return a value in its stored form, or raise the error that says what is expected."""
         try:
             return self.read(value, place)
         except Refused:
@@ -101,7 +101,7 @@ class Kind:
 
 
 def kind_of(annotation: Any, limits: Limits) -> Kind:
-    """Return what an annotation accepts within these limits; one that cannot be checked is a TypeError."""
+    """Return the kind for an annotation within these limits; raise a TypeError if it cannot be checked."""
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
         return kind_of(arguments[0], arguments[1])
@@ -119,7 +119,7 @@ def kind_of(annotation: Any, limits: Limits) -> Kind:
         return _only_if("a function", "functions", callable)
     if hasattr(annotation, "from_table"):
         return _nested(annotation)
-    raise TypeError(f"An option cannot have the annotation {annotation}: there is no way to check it.")
+    raise TypeError(f"An option cannot have the annotation {annotation}: it cannot be checked.")
 
 
 def _only_if(words: str, several: str, good: Callable[[Any], bool], choices: tuple[str, ...] = ()) -> Kind:
@@ -153,14 +153,14 @@ def _number(limits: Limits, whole: bool = False) -> Kind:
     return Kind(f"a {noun}{limits.words}", f"{noun}s{limits.words}", read, whole=whole)
 
 
-def _share() -> Kind:
-    share, count = _number(Limits(above=0, most=1)), _number(Limits(least=1), whole=True)
+def _fraction() -> Kind:
+    fraction, count = _number(Limits(above=0, most=1)), _number(Limits(least=1), whole=True)
 
     def read(value: Any, place: Place) -> int | float:
-        number: int | float = (count if isinstance(value, Integral) else share).read(value, place)
+        number: int | float = (count if isinstance(value, Integral) else fraction).read(value, place)
         return number
 
-    return Kind("a share in (0, 1] or a whole number of at least 1", "shares or whole numbers", read)
+    return Kind("a fraction in (0, 1] or a whole number of at least 1", "fractions or whole numbers", read)
 
 
 _PLAIN: dict[Any, Callable[[Limits], Kind]] = {
@@ -173,9 +173,9 @@ _PLAIN: dict[Any, Callable[[Limits], Kind]] = {
 
 
 def _union(annotations: tuple[Any, ...], limits: Limits) -> Kind:
-    shares = {int, float} <= set(annotations)
-    kinds = [_share()] if shares else []
-    kinds += [kind_of(a, limits) for a in annotations if not shares or a not in (int, float)]
+    fraction = {int, float} <= set(annotations)
+    kinds = [_fraction()] if fraction else []
+    kinds += [kind_of(a, limits) for a in annotations if not fraction or a not in (int, float)]
 
     def read(value: Any, place: Place) -> Any:
         for kind in kinds:

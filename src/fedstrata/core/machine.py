@@ -1,4 +1,4 @@
-"""What a run asks of the machine: threads, and memory that stays."""
+"""Process-wide settings of a run: threads, and how the C library keeps freed memory."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 
 @contextmanager
 def prepared(threads: int | None) -> Iterator[None]:
-    """Run with so many torch threads (None leaves them alone), and with memory that is kept between steps."""
-    before = torch.get_num_threads()
+    """Run the block with this many torch threads (None: unchanged), and keep freed memory between steps."""
+    previous = torch.get_num_threads()
     if threads is not None:
         torch.set_num_threads(threads)
     keep_memory()
     try:
         yield
     finally:
-        torch.set_num_threads(before)
+        torch.set_num_threads(previous)
 
 
 def keep_memory() -> None:
-    """Ask the C library not to give freed memory back to the system after every step.
+    """Make the C library keep freed memory instead of returning it to the system after every step.
 
-    Fetching it again costs page faults, up to a tenth of a small model's step. Does nothing where the C library is not
-    glibc. The process then keeps its peak memory until it ends.
+    Getting it back costs page faults, up to a tenth of a small model's step; the process now keeps its peak memory
+    until it ends. No effect unless the C library is glibc.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt

@@ -1,6 +1,6 @@
-"""Options, declared once: a default, one line on what it is, and its range. Everything else follows from that.
+"""Options, declared once: a default, a one-line description and a range. Everything else is derived from that.
 
-A class of options derives from :class:`Options`, a function with options is decorated by :func:`options`, and both
+A class of options derives from :class:`Options`, a function with options is decorated with :func:`options`, and both
 declare them with :func:`param`:
 
     class Channel(Options, owner="the channel"):
@@ -9,8 +9,8 @@ declare them with :func:`param`:
     @options("the auc problem")
     def auc(model: nn.Module, margin: float = param(1.0, "margin of a pair", above=0)) -> Problem: ...
 
-Calling one checks every value; :func:`build` does so with a table of a configuration file. What ``fedstrata show`` and
-docs/configuration.md say of the options is made from :func:`options_of`.
+A call checks every value; :func:`build` makes that call with a table of a configuration file. ``fedstrata show`` and
+docs/configuration.md describe the options from :func:`options_of`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _EMPTY: Any = inspect.Parameter.empty
 
 @dataclass(frozen=True)
 class Option:
-    """What :func:`param` declares, and the name and annotation that it is declared with."""
+    """A declaration by :func:`param`, with the name and annotation of its field or parameter."""
 
     default: Any = ...
     doc: str = ""
@@ -46,24 +46,24 @@ class Option:
 
     @property
     def required(self) -> bool:
-        """Whether there is no default."""
+        """Whether the option has no default."""
         return self.default is ...
 
     @functools.cached_property
     def kind(self) -> Kind:
-        """What it accepts; a TypeError where the annotation cannot be checked."""
+        """The values it accepts; raises a TypeError if the annotation cannot be checked."""
         return kind_of(self.annotation, self.limits)
 
     @property
     def wants(self) -> str:
-        """What it accepts, in words: ``a number above 0, or left out``."""
+        """The values it accepts, in words: ``a number above 0, or left out``."""
         return self.kind.words
 
     def field(self) -> Any:
         """Return the option as a field of a dataclass."""
         if self.required:
             return field(metadata={"option": self})
-        if isinstance(self.default, dict):  # a dataclass wants no mutable default
+        if isinstance(self.default, dict):  # dataclasses refuse mutable defaults
             return field(default_factory=dict, metadata={"option": self})
         return field(default=self.default, metadata={"option": self})
 
@@ -81,18 +81,18 @@ def param(
     only: Mapping[str, tuple[Any, ...]] | None = None,
     in_file: bool = True,
 ) -> Any:
-    """Declare an option: its default (``...`` for none), one line of explanation, and its range.
+    """Declare an option: its default (``...`` for none), a one-line description, and its range.
 
-    ``above`` and ``below`` are exclusive bounds, ``least`` and ``most`` inclusive ones; ``choices`` are the values that
-    a text may have. ``search`` is the range that ``fedstrata tune`` searches, on a logarithmic scale.
-    ``only={"form": ("margin",)}`` says that the option has a meaning only with these values of another one.
-    ``in_file=False`` declares an option of Python that is not a key of a configuration file.
+    ``above`` and ``below`` are exclusive bounds, ``least`` and ``most`` inclusive; ``choices`` are the allowed strings
+    or integers. ``search`` is the range that ``fedstrata tune`` searches, on a logarithmic scale.
+    ``only={"form": ("margin",)}`` means that the option applies only with these values of another one.
+    ``in_file=False`` declares an option for Python only, not a key of a configuration file.
     """
     return Option(default, doc, Limits(above, least, below, most, tuple(choices)), search, only or {}, in_file)
 
 
 def options(owner: str) -> Callable[[F], F]:
-    """Check the options that a function declares with :func:`param`; ``owner`` is what messages call the function."""
+    """Check the options that a function declares with :func:`param`; ``owner`` is its name in messages."""
 
     def declare(function: F) -> F:
         defaults = {name: p.default for name, p in inspect.signature(function).parameters.items()}
@@ -106,10 +106,10 @@ def options(owner: str) -> Callable[[F], F]:
 class Options:
     """The base of a frozen dataclass of options: ``class Channel(Options, owner="the channel")``.
 
-    Every field is an option, also one without :func:`param`. A class without ``owner`` is only a base of others.
+    Every field is an option, with or without :func:`param`. A class without ``owner`` is only a base of others.
 
-    words:  what messages call an instance; by default a Channel.
-    family: of a base, the key by which a table names one of its subclasses, and their registry, by ``name``.
+    words:  the name of an instance in messages; by default "a Channel".
+    family: for a base class, the key by which a table names one of its subclasses, and their registry.
     """
 
     words: ClassVar[str]
@@ -122,7 +122,7 @@ class Options:
 
     @classmethod
     def declare(cls, owner: str) -> None:
-        """Make the class a frozen dataclass whose arguments are checked; ``owner`` is what messages call it."""
+        """Make the class a frozen dataclass with checked arguments; ``owner`` is its name in messages."""
         for name, value in list(vars(cls).items()):
             if isinstance(value, Option):
                 setattr(cls, name, value.field())
@@ -138,12 +138,12 @@ class Options:
 
     @classmethod
     def fits(cls, table: Mapping[str, Any]) -> bool:
-        """Whether a table can be meant for this class: it names a subclass, or one of the options."""
+        """Whether a table may describe this class: it names a subclass or one of the options."""
         return "family" in vars(cls) or any(name in table for name in options_of(cls))
 
     @classmethod
     def from_table(cls, table: Mapping[str, Any], where: str = "", key: str | None = None) -> Self:
-        """Build an instance from a table of a configuration file, as :func:`build` does."""
+        """Build an instance from a table of a configuration file; see :func:`check`."""
         chosen: Any = cls
         if "family" in vars(cls):
             name, members = cls.family
@@ -153,45 +153,47 @@ class Options:
         return built
 
     def to_table(self) -> dict[str, Any]:
-        """Return the table of a configuration file that builds this again; what is None is left out."""
+        """Return the table of a configuration file that builds this instance, without options that are None."""
         named = {self.family[0]: self.name} if hasattr(self, "family") else {}  # type: ignore[attr-defined]
         values = {name: getattr(self, name) for name, option in options_of(self).items() if option.in_file}
         return named | {name: plain(value) for name, value in values.items() if value is not None}
 
     def replace(self, **changes: Any) -> Self:
-        """Return the same options with these changes."""
+        """Return a copy with these changes."""
         return dataclasses.replace(self, **changes)  # type: ignore[type-var]
 
 
 def _checked(function: F, owner: str, specs: Mapping[str, Option], hints: Mapping[str, Any]) -> F:
-    """Return the function with its options checked, and with a signature that has their defaults."""
+    """Return the function with its options checked and their defaults in its signature."""
     declared = {name: _declared(spec, owner, name, hints[name]) for name, spec in specs.items()}
     for option in declared.values():
         if not option.only.keys() <= declared.keys():
-            raise TypeError(f"The {option.name} of {owner} depends on {', '.join(option.only)}, which is no option.")
+            raise TypeError(
+                f"The {option.name} of {owner} depends on {', '.join(option.only)}, which is not an option."
+            )
     defaults = {name: _EMPTY if option.required else option.default for name, option in declared.items()}
     signature = inspect.signature(function)
     parameters = [p.replace(default=defaults.get(n, p.default)) for n, p in signature.parameters.items()]
     signature = signature.replace(parameters=parameters)
-    known = {p.name: p.default for p in parameters if p.name != "self"}
+    accepted = {p.name: p.default for p in parameters if p.name != "self"}
 
     @functools.wraps(function)
-    def call(*args: Any, **given: Any) -> Any:
-        for name in given:
-            if name not in known:
-                raise unknown(f"option of {owner}", name, known)
+    def call(*args: Any, **keywords: Any) -> Any:
+        for name in keywords:
+            if name not in accepted:
+                raise unknown(f"option of {owner}", name, accepted)
         try:
-            values = signature.bind_partial(*args, **given).arguments
+            values = signature.bind_partial(*args, **keywords).arguments
         except TypeError as error:
             raise TypeError(f"{function.__qualname__}: {error}") from None
-        missing = [name for name, default in known.items() if default is _EMPTY and name not in values]
+        missing = [name for name, default in accepted.items() if default is _EMPTY and name not in values]
         if missing:
             raise InputError(f"{owner[0].upper()}{owner[1:]} needs {' and '.join(missing)}.")
         for name, option in declared.items():
             place = Place(f"{name} of {owner}")
             values[name] = option.kind.take(values[name], place) if name in values else option.default
         for option in declared.values():
-            _check_meaning(option, owner, values)
+            _check_applies(option, owner, values)
         return function(**values)
 
     call.__dict__ |= {"__signature__": signature, "__options__": declared, "__owner__": owner}
@@ -200,7 +202,7 @@ def _checked(function: F, owner: str, specs: Mapping[str, Option], hints: Mappin
 
 
 def _declared(option: Option, owner: str, name: str, annotation: Any) -> Option:
-    """Return an option under its name; an annotation that cannot be checked, or a wrong default, is an error."""
+    """Return an option with its name and annotation; raise if the annotation or the default is wrong."""
     option = dataclasses.replace(option, name=name, annotation=annotation)
     try:
         kind = option.kind
@@ -211,14 +213,14 @@ def _declared(option: Option, owner: str, name: str, annotation: Any) -> Option:
     return dataclasses.replace(option, default=kind.take(option.default, Place(f"default {name} of {owner}")))
 
 
-def _check_meaning(option: Option, owner: str, values: Mapping[str, Any]) -> None:
-    """Refuse a value that has no meaning beside those of the other options."""
+def _check_applies(option: Option, owner: str, values: Mapping[str, Any]) -> None:
+    """Raise if the option is set but does not apply, given the values of other options."""
     value = values[option.name]
     for other, fitting in option.only.items():
         if value != option.default and values[other] not in fitting:
             needs = " or ".join(map(repr, fitting))
             raise InputError(
-                f"The {option.name} of {owner} has a meaning only with {other} = {needs}. "
+                f"The {option.name} of {owner} applies only with {other} = {needs}. "
                 f"Got {value!r} with {other} = {values[other]!r}."
             )
 
@@ -229,7 +231,7 @@ def options_of(thing: Any) -> dict[str, Option]:
 
 
 def _called(thing: Any) -> Any:
-    """Return the function whose options these are: that of a class is its ``__init__``."""
+    """Return the function that has the options: for a class, its ``__init__``."""
     if hasattr(thing, "__options__"):
         return thing
     kind: Any = thing if isinstance(thing, type) else type(thing)
@@ -237,16 +239,16 @@ def _called(thing: Any) -> Any:
 
 
 def explained(doc: str | None, thing: Any) -> str:
-    """Return a docstring with the options of ``thing`` at its end, as ``help`` shows it."""
+    """Return a docstring with the options of ``thing`` appended, for ``help``."""
     lines = [f"    {name}: {option.doc} ({option.wants})" for name, option in options_of(thing).items()]
     return "\n".join([inspect.cleandoc(doc or ""), *(["", "Options:", *lines] if lines else [])])
 
 
 def check(thing: Any, table: Mapping[str, Any], where: str = "", key: str | None = None) -> dict[str, Any]:
-    """Return the values of a table as ``thing`` takes them; refuse unknown options and wrong values.
+    """Return the values of a table, checked, as ``thing`` takes them; raise on unknown options and invalid values.
 
-    ``where`` is the file that the table comes from. With the table's ``key`` in that file messages name keys, such as
-    ``train.rounds``; without it they name the options of ``thing``.
+    ``where`` is the file that the table comes from. With ``key``, the table's key in that file, messages name keys such
+    as ``train.rounds``; without it they name the options of ``thing``.
     """
     declared = {name: option for name, option in options_of(thing).items() if option.in_file}
     owner, prefix = _called(thing).__owner__, f"{key}." if key else ""
@@ -255,21 +257,21 @@ def check(thing: Any, table: Mapping[str, Any], where: str = "", key: str | None
         if name not in declared and key is None:
             raise unknown(f"option of {owner}", name, declared, where)
         if name not in declared:
-            raise unknown("key", prefix + name, (prefix + known for known in declared), where)
+            raise unknown("key", prefix + name, (prefix + option for option in declared), where)
         what, place = (f"{name} of {owner}", None) if key is None else (f"key {prefix}{name}", prefix + name)
         values[name] = declared[name].kind.take(value, Place(what, in_table=True, key=place, where=where))
     return values
 
 
 def build(thing: Callable[..., Any], table: Mapping[str, Any], where: str = "", key: str | None = None) -> Any:
-    """Call ``thing`` with the options of a table, checked by :func:`check`; nested tables become what they describe."""
+    """Call ``thing`` with the options of a table, checked by :func:`check`; nested tables become options."""
     values = check(thing, table, where, key)
     with within(where):
         return thing(**values)
 
 
 def plain(value: Any) -> Any:
-    """Return a value as a configuration file holds it: options as tables, tuples as lists."""
+    """Return a value as a configuration file stores it: options as tables, tuples as lists."""
     if isinstance(value, Options):
         return value.to_table()
     if isinstance(value, Mapping):

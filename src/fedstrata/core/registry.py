@@ -1,4 +1,4 @@
-"""Things that a configuration file or the command line calls by name."""
+"""Registries: objects that a configuration file or the command line refers to by name."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ T = TypeVar("T")
 
 
 class Registry(dict[str, T]):
-    """Things of one ``kind`` by name; :meth:`find` is the one way to say that a name does not exist."""
+    """Objects of one ``kind`` by name; :meth:`find` raises the error for an unknown name."""
 
     def __init__(self, kind: str, things: Mapping[str, T] | None = None) -> None:
         super().__init__(things or {})
         self.kind = kind
 
     def find(self, name: object, where: str = "") -> T:
-        """Return the thing of this name; if there is none, the error suggests the nearest."""
+        """Return the object with this name; the error for an unknown one suggests the nearest."""
         if isinstance(name, str) and name in self:
             return self[name]
         raise unknown(self.kind, name, self, where)

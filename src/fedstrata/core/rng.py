@@ -1,8 +1,8 @@
 """Randomness as a function of names.
 
 Every random number is ``philox(key, counter)``: the key is a hash of names (seed, purpose, round, exchange, stream),
-the counter is (position, client, step). Nothing is consumed, so the numbers never depend on chunk, engine, process,
-cohort order or resume.
+the counter is (position, client, step). There is no generator state, so the numbers do not depend on chunks, engines,
+processes, the order of clients, or on resuming.
 
 The generator is Philox4x32-10 (Salmon, Moraes, Dror, Shaw: "Parallel random numbers: as easy as 1, 2, 3", SC 2011),
 vectorised over NumPy arrays and tested against the published known-answer vectors.
@@ -47,14 +47,14 @@ def key_of(*names: int | str) -> Key:
 
 
 def words(key: Key, clients: np.ndarray, steps: np.ndarray, count: int) -> np.ndarray:
-    """Return ``count`` 32-bit words for each (client, step), arrays that broadcast: shape [..., count]."""
+    """Return ``count`` 32-bit words for each (client, step) of two arrays that broadcast: shape [..., count]."""
     blocks = np.arange((count + 3) // 4, dtype=np.uint64)
     out = philox((blocks, clients[..., None], steps[..., None], np.zeros(1, dtype=np.uint64)), key)
     return out.reshape(*out.shape[:-2], -1)[..., :count]
 
 
 def uniforms(key: Key, clients: np.ndarray, steps: np.ndarray, count: int) -> np.ndarray:
-    """Return ``count`` numbers in [0, 1), of 32 random bits, for each (client, step)."""
+    """Return ``count`` numbers in [0, 1) with 32 random bits for each (client, step)."""
     return words(key, clients, steps, count) * 2.0**-32
 
 
@@ -86,5 +86,5 @@ def choose_weighted(key: Key, probabilities: np.ndarray, number: int) -> np.ndar
     """Return ``number`` clients with replacement, client k with probability proportional to ``probabilities[k]``."""
     cumulative = np.cumsum(probabilities)
     points = uniforms(key, np.zeros(1), np.zeros(1), number)[0]
-    found: np.ndarray = np.searchsorted(cumulative, points * cumulative[-1], side="right")
-    return found.clip(max=len(probabilities) - 1)
+    chosen: np.ndarray = np.searchsorted(cumulative, points * cumulative[-1], side="right")
+    return chosen.clip(max=len(probabilities) - 1)

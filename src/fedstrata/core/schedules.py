@@ -1,7 +1,7 @@
-"""Learning rates over time, and local work counted in steps or epochs.
+"""Schedules of learning rates, and local work in steps or epochs.
 
-A rate is a number or a schedule. An algorithm asks for its value where it needs it, ``client.rate(self.lr)``, so every
-rate of every algorithm can be scheduled.
+A rate is a number or a schedule. An algorithm reads it with ``client.rate(self.lr)``, so every rate of every algorithm
+can be scheduled.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from fedstrata.core.registry import Registry
 
 @dataclass(frozen=True)
 class Clock:
-    """Where training is: ``round`` of ``rounds``, local ``step`` in the round, ``iteration`` since the start."""
+    """The time in training: ``round`` of ``rounds``, local ``step`` in the round, ``iteration`` since the start."""
 
     round: int
     rounds: int
@@ -32,7 +32,7 @@ SCHEDULES: Registry[type[Schedule]] = Registry("schedule")
 class Schedule(Options, ABC):
     """A rate that changes over time: called with a :class:`Clock`, returns a number.
 
-    A subclass is registered under its ``name``; a configuration file writes ``{schedule = "step", value = 0.1}``.
+    A subclass is registered under its ``name``; in a configuration file it is ``{schedule = "step", value = 0.1}``.
     """
 
     name: ClassVar[str]
@@ -49,12 +49,12 @@ class Schedule(Options, ABC):
 
 
 class StepDecay(Schedule):
-    """``value``, multiplied by ``factor`` at each of ``at``: shares of training (0.5) or round numbers (50)."""
+    """``value``, multiplied by ``factor`` at each of ``at``: fractions of training (0.5) or round numbers (50)."""
 
     name: ClassVar[str] = "step"
     value: float = param(..., "rate at the start", above=0)
-    at: tuple[float, ...] = param((0.5, 0.75), "when it falls: shares of training, or round numbers", above=0)
-    factor: float = param(0.1, "what it is multiplied by each time", above=0)
+    at: tuple[float, ...] = param((0.5, 0.75), "when it decays: fractions of training, or round numbers", above=0)
+    factor: float = param(0.1, "factor of each decay", above=0)
 
     def __call__(self, clock: Clock) -> float:
         """Return the rate at this time."""
@@ -67,7 +67,7 @@ class RoundDecay(Schedule):
 
     name: ClassVar[str] = "round_decay"
     value: float = param(..., "rate at the start", above=0)
-    factor: float = param(0.998, "what it is multiplied by after every round", above=0)
+    factor: float = param(0.998, "factor of the decay after every round", above=0)
 
     def __call__(self, clock: Clock) -> float:
         """Return the rate at this time."""
@@ -78,8 +78,8 @@ class CubeRoot(Schedule):
     """``k / (n + t)**(1/3)`` as in the theorems, where t counts local iterations since the start, from 0."""
 
     name: ClassVar[str] = "cube_root"
-    k: float = param(..., "the numerator", above=0)
-    n: float = param(1.0, "what is added to t", above=0)
+    k: float = param(..., "numerator", above=0)
+    n: float = param(1.0, "offset added to t", above=0)
 
     def __call__(self, clock: Clock) -> float:
         """Return the rate at this time."""
@@ -90,30 +90,30 @@ Rate = float | Schedule
 
 
 def rate_at(rate: Rate, clock: Clock) -> float:
-    """Return the value of a rate, number or schedule, at a time."""
+    """Return the value of a rate, a number or a schedule, at a time."""
     return rate(clock) if isinstance(rate, Schedule) else rate
 
 
 class Epochs(Options, owner="the local work"):
-    """Local work counted in passes over the client's own data instead of steps: ``steps = Epochs(5)``."""
+    """Local work in passes over the client's own data instead of steps: ``steps = Epochs(5)``."""
 
     words: ClassVar[str] = "epochs such as {epochs = 2}"
     epochs: float = param(..., "passes over the client's own data", above=0, below=1_000_000)
 
 
 class Interval(Options, owner="an interval"):
-    """Local steps that grow slowly with the rounds: ``initial + log(t)`` to ``base``, rounded, in round t = 1, 2, ...
+    """Local steps that grow slowly: ``initial`` plus the rounded logarithm of t to ``base`` in round t = 1, 2, ...
 
-    ``steps = Interval(4, 2.0)`` makes 4 steps in the first round, 5 in the second, 10 in rounds 64 to 127.
+    ``steps = Interval(4, 2.0)`` takes 4 steps in the first round, 5 in the second, 10 in rounds 64 to 127.
     """
 
     words: ClassVar[str] = "an interval such as {initial = 4, base = 2.0}"
     initial: int = param(..., "steps in the first round", least=1)
-    base: float = param(..., "base of the logarithm of the round number that is added", least=1.001)
+    base: float = param(..., "base of the added logarithm of the round number", least=1.001)
     rounding: Literal["floor", "ceil"] = param("floor", "how the logarithm is rounded")
 
     def __call__(self, round: int) -> int:
-        """Return the local steps of a round, counted from 0 as the clock does."""
+        """Return the local steps of a round, counted from 0."""
         exact = math.log(round + 1) / math.log(self.base)
         nearest = math.floor(exact + 0.5)
         if math.isclose(self.base**nearest, round + 1, rel_tol=1e-12):
@@ -122,10 +122,10 @@ class Interval(Options, owner="an interval"):
 
 
 EqualSteps = Annotated[int, Limits(least=1)] | Interval
-"""Local steps that are the same for all clients."""
+"""Local steps, the same for all clients."""
 
 Steps = Annotated[int, Limits(least=1)] | Epochs | Interval
-"""Local steps, or epochs, whose steps differ with the size of a client."""
+"""Local steps, or epochs, whose number of steps depends on the client's data."""
 
 
 def steps_at(steps: EqualSteps, round: int) -> int:

@@ -1,7 +1,6 @@
-"""The version of the package, and of what it writes."""
+"""The version of the package and of its file formats."""
 
 __version__ = "0.2.0"
 
 FORMAT = 2
-"""The format of run directories and checkpoints. It grows when an older version could not read a newer run, or the
-other way round."""
+"""The format of run directories and checkpoints, raised when old and new versions cannot read each other's runs."""

@@ -1,4 +1,4 @@
-"""What a configuration describes: data, model, problem and algorithm, built."""
+"""Build the data, model, problem and algorithm that a configuration describes."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
 
 class Experiment:
-    """What a configuration stands for: ``data``, ``problem``, ``algorithm``, ``evaluation``.
+    """The ``data``, ``problem``, ``algorithm`` and ``evaluation`` of a configuration.
 
-    model:      what the problem is built from; None when it brings its own data.
+    model:      the model of the problem; None if the problem brings its own data.
     pretrainer: the algorithm of ``[pretrain]``.
-    pretrained: the run whose model the problem starts from, once there is one: :meth:`start_from`.
+    pretrained: the run whose model the problem starts from, set by :meth:`start_from`.
     """
 
     def __init__(self, config: Config, data: FederatedData | None = None) -> None:
@@ -52,14 +52,14 @@ class Experiment:
             self.problem, self.data = builder.data(**{"seed": config.train.seed, **config.problem.options})
 
     def start_from(self, run: Run) -> None:
-        """Build the problem again, from the model of a run that came before it."""
+        """Rebuild the problem to start from the model of a previous run."""
         builder = PROBLEMS[self.config.problem.name]
         self.problem = builder.on(run.model(), self.data, **self.config.problem.options)
         self.pretrained = run
 
 
 def named_problem(config: Config) -> ProblemKind:
-    """Return what builds the problem that ``[problem]`` names, with options that it has."""
+    """Return the problem that ``[problem]`` names, after checking its options."""
     kind = PROBLEMS.find(config.problem.name)
     check(kind.build, config.problem.options)
     return kind
@@ -73,12 +73,12 @@ def build_algorithm(config: Config) -> Algorithm:
 
 
 def build_pretrainer(config: Config) -> Algorithm:
-    """Build the algorithm that ``[pretrain]`` names, also with 0 rounds, so that a wrong key is refused."""
+    """Build the algorithm that ``[pretrain]`` names, even for 0 rounds, to check its options."""
     name, options = config.pretrain.algorithm, config.pretrain.options
-    known = [f"pretrain.{k}" for k in ("rounds", "algorithm", *options_of(ALGORITHMS.find(name, "[pretrain]")))]
+    keys = [f"pretrain.{k}" for k in ("rounds", "algorithm", *options_of(ALGORITHMS.find(name, "[pretrain]")))]
     for option in options:
-        if f"pretrain.{option}" not in known:
-            raise unknown("key", f"pretrain.{option}", known)
+        if f"pretrain.{option}" not in keys:
+            raise unknown("key", f"pretrain.{option}", keys)
     with within("[pretrain]"):
         return algorithm(name, options)
 
@@ -87,7 +87,7 @@ _loaded: dict[tuple[str, str | None, str], Dataset] = {}
 
 
 def _load(table: DataTable) -> Dataset:
-    """Load a data set, or take the one loaded last: comparisons ask for the same one again and again."""
+    """Load a data set, or reuse the last one, since the runs of a comparison share it."""
     key = (table.name, table.directory, repr(sorted(table.options.items())))
     if key not in _loaded:
         check(SETS.find(table.name), table.options)
@@ -97,7 +97,7 @@ def _load(table: DataTable) -> Dataset:
 
 
 def build_data(config: Config) -> FederatedData:
-    """Load the data that ``[data]`` names and spread them over the clients."""
+    """Load the data that ``[data]`` names and partition them over the clients."""
     table = config.data
     seed = config.train.seed if table.seed is None else table.seed
     if table.folder is not None:
@@ -121,23 +121,23 @@ def build_data(config: Config) -> FederatedData:
 
 
 def _from_folder(table: DataTable, folder: str, seed: int) -> FederatedData:
-    usual = DataTable()
-    kept = ("folder", "directory", "seed", "holdout", "support")
-    unused = [k for k in options_of(DataTable) if k not in kept and getattr(table, k) != getattr(usual, k)]
+    default = DataTable()
+    used = ("folder", "directory", "seed", "holdout", "support")
+    unused = [k for k in options_of(DataTable) if k not in used and getattr(table, k) != getattr(default, k)]
     if unused:
-        raise InputError(f"data.folder holds clients as they are: leave out data.{', data.'.join(unused)}.")
+        raise InputError(f"data.folder has one file per client: leave out data.{', data.'.join(unused)}.")
     data = FederatedData.from_folder(folder)
     data = data.with_holdout(table.holdout, seed) if table.holdout else data
     return data.with_support(table.support, seed) if table.support else data
 
 
 def build_model(config: Config, data: FederatedData) -> torch.nn.Module:
-    """Build the model that ``[model]`` names, for the shape of the data."""
+    """Build the model that ``[model]`` names for the shape of the data."""
     inputs, targets = data.train.arrays
     width = 1 if targets.dim() == 1 else targets.shape[1]
     one_per_target = config.problem.options.get("loss") in ("binary_cross_entropy", "squared")
     outputs = width if one_per_target else data.classes or width
     outputs = PROBLEMS[config.problem.name].outputs or outputs
     name, options = config.model.name, config.model.options
-    check(zoo.MODELS.find(name), options)  # or an option called seed would clash with the argument
+    check(zoo.MODELS.find(name), options)  # first, as an option called seed would clash with the argument
     return zoo.model(name, tuple(inputs.shape[1:]), outputs, seed=config.train.seed, **options)

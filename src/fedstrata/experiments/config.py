@@ -1,4 +1,4 @@
-"""An experiment as its configuration file describes it: read, checked, and varied."""
+"""Configurations of experiments: read from files, checked, and varied."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ WRITTEN = ("digest", "written_by")
 """Tables that only the config.toml of a run has."""
 
 OPTIONAL = ("channel", "compare", "diagnostics", "plot", "pretrain", "variants")
-"""Tables that a run directory leaves out where nothing is set in them."""
+"""Tables that the config.toml of a run omits if nothing in them is set."""
 
 
 class Config(Options, owner="the configuration"):
     """One experiment: the tables of its file, each as the options of what it configures."""
 
-    label: str | None = param(None, "what pictures call a run; by default the algorithm's name")
-    data: DataTable = param(DataTable(), "the data, and how they are spread over clients")
+    label: str | None = param(None, "label of the run in plots; by default the algorithm's name")
+    data: DataTable = param(DataTable(), "the data, and how they are partitioned over clients")
     model: ModelTable = param(ModelTable(), "the model")
     problem: ProblemTable = param(ProblemTable(), "the problem")
     pretrain: PretrainTable = param(PretrainTable(), "plain federated learning before the run")
@@ -49,18 +49,18 @@ class Config(Options, owner="the configuration"):
     algorithms: dict[str, dict[str, Any]] = param({}, "options of single algorithms, by name")
     train: Settings = param(Settings(), "how to train")
     evaluate: Evaluation = param(Evaluation(), "what to measure")
-    channel: Channel = param(PLAIN, "what the clients' answers go through")
-    faults: Faults | None = param(None, "how to deal with clients that fail")
-    diagnostics: dict[str, Any] = param({}, "what to write down of local steps")
+    channel: Channel = param(PLAIN, "clipping, noise and compression of the clients' answers")
+    faults: Faults | None = param(None, "how to handle clients that fail")
+    diagnostics: dict[str, Any] = param({}, "what to record of local steps")
     tune: TuneTable = param(TuneTable(), "how to search for hyperparameters")
     compare: CompareTable = param(CompareTable(), "how to repeat runs")
-    plot: PlotTable = param(PlotTable(), "what the picture shows")
+    plot: PlotTable = param(PlotTable(), "what to plot")
     variants: dict[str, dict[str, Any]] = param({}, "changes to the experiment, by label")
-    digest: dict[str, str] = param({}, "fingerprints of data and start, in the config.toml of a run")
-    written_by: dict[str, Any] = param({}, "version and format of what wrote the config.toml of a run")
+    digest: dict[str, str] = param({}, "digests of the data and the starting point, in the config.toml of a run")
+    written_by: dict[str, Any] = param({}, "version and format that wrote the config.toml of a run")
 
     def to_toml(self, *without: str) -> Tables:
-        """Return the resolved configuration as TOML tables, enough to run again, without the tables named."""
+        """Return the resolved configuration as TOML tables, complete enough to run again, without the named tables."""
         default = Config()
         unset = [name for name in OPTIONAL if getattr(self, name) == getattr(default, name)]
         tables = {k: v for k, v in self.to_table().items() if k not in (*WRITTEN, *unset, *without)}
@@ -78,14 +78,14 @@ class Config(Options, owner="the configuration"):
 
     @property
     def brings_data(self) -> bool:
-        """Whether the problem comes with its own data, so that [data] and [model] have no part in it."""
+        """Whether the problem comes with its own data, so that [data] and [model] do not apply."""
         return self.problem.name in PROBLEMS and PROBLEMS[self.problem.name].data is not None
 
     def options_of(self, name: str) -> dict[str, Any]:
         """Return an algorithm's options.
 
-        For the algorithm of ``[algorithm]`` that table wins over ``[algorithms.NAME]``. Another algorithm takes from
-        ``[algorithm]`` only what means the same everywhere (``overlay.SHARED``), and ``[algorithms.NAME]`` wins.
+        For the algorithm of ``[algorithm]``, that table overrides ``[algorithms.NAME]``. Any other algorithm takes
+        from ``[algorithm]`` only the options in ``overlay.SHARED``, and ``[algorithms.NAME]`` overrides them.
         """
         ALGORITHMS.find(name)
         own = self.algorithms.get(name, {})
@@ -94,12 +94,12 @@ class Config(Options, owner="the configuration"):
         return shared_options(self.algorithm.options, name) | own
 
     def problem_options_of(self, name: str) -> dict[str, Any]:
-        """Return the options of ``[problem]`` that a problem has."""
-        known = PROBLEMS.find(name).options
-        return {k: v for k, v in self.problem.options.items() if k in known}
+        """Return the options of ``[problem]`` that another problem also has."""
+        accepted = PROBLEMS.find(name).options
+        return {k: v for k, v in self.problem.options.items() if k in accepted}
 
     def with_algorithm(self, name: str, options: dict[str, Any] | None = None) -> Config:
-        """Return the same experiment with another algorithm, all its options in ``[algorithm]``."""
+        """Return the same experiment with another algorithm, with all of its options in ``[algorithm]``."""
         chosen = self.options_of(name) | (options or {})
         if "name" in chosen:
             raise unknown(f"option of {name}", "name", options_of(ALGORITHMS[name]))
@@ -112,9 +112,8 @@ class Config(Options, owner="the configuration"):
     def variant(self, label: str) -> Config:
         """Return the experiment with the overrides of ``[variants.LABEL]``, without variants and with that label.
 
-        The overrides are merged (:func:`fedstrata.experiments.overlay.merge`). Another algorithm keeps what
-        :meth:`options_of` says, another problem keeps the options that it has too, another algorithm of ``[pretrain]``
-        what is shared.
+        The overrides are merged (:func:`fedstrata.experiments.overlay.merge`). Another algorithm keeps the options of
+        :meth:`options_of`, another problem those that it also has, another algorithm of ``[pretrain]`` the shared ones.
         """
         if label not in self.variants:
             raise unknown("variant", label, self.variants)
@@ -122,7 +121,7 @@ class Config(Options, owner="the configuration"):
 
 
 _OF_THE_WHOLE = ("algorithms", "compare", "label", "plot", "preset", "train.seed", "tune", "variants")
-"""What a variant cannot change: its options are in ``[algorithm]``, and the seeds are those of all variants."""
+"""Keys that a variant cannot set: its options go in ``[algorithm]``, and all variants use the same seeds."""
 
 
 def _variant(config: Config, label: str, where: str) -> Config:
@@ -154,11 +153,11 @@ def presets(path: str | Path) -> list[str]:
 
 
 def parse(raw: Tables, where: str) -> Config:
-    """Check a configuration and its variants; the error names the key, what it got and what it wants."""
+    """Check a configuration and its variants; an error names the key, the value and what is expected."""
     config = Config.from_table(raw, where, key="")
-    asked = check(Diagnostics, config.diagnostics, where, key="diagnostics")
-    usual = options_of(Diagnostics)
-    config = config.replace(diagnostics={k: v for k, v in asked.items() if v != usual[k].default})
+    diagnostics = check(Diagnostics, config.diagnostics, where, key="diagnostics")
+    declared = options_of(Diagnostics)
+    config = config.replace(diagnostics={k: v for k, v in diagnostics.items() if v != declared[k].default})
     for key, names in (
         ("plot.measures", config.plot.measures or ()),
         ("plot.log", config.plot.log),
@@ -172,24 +171,24 @@ def parse(raw: Tables, where: str) -> Config:
         _variant(config, label, f"variant {label!r} of {where}")
         other = slugs.setdefault(slug(label), label)
         if other != label:
-            raise invalid("label of a variant", label, f"different from {other!r} in more than punctuation", where)
+            raise invalid("label of a variant", label, f"distinct from {other!r} in its letters and digits", where)
         if not slug(label):
             raise invalid("label of a variant", label, "a name with letters or digits", where)
     return config
 
 
 def _with_names(raw: Tables) -> Tables:
-    """Return the tables with the names that they leave to the default, so that a preset is known to change them."""
+    """Return the tables with default names filled in, so that a preset that changes a name is detected."""
     tables = (DataTable, ModelTable, ProblemTable, AlgorithmTable)
     names = {k: o.default.name for k, o in options_of(Config).items() if isinstance(o.default, tables)}
     return {k: {"name": names[k], **v} if k in names and isinstance(v, dict) else v for k, v in raw.items()}
 
 
 def import_file(path: Path) -> None:
-    """Run a Python file of the user's, so that the algorithms it defines are known by name."""
+    """Run a user's Python file, to register the algorithms it defines."""
     spec = importlib.util.spec_from_file_location(f"fedstrata_user_{path.stem}", path)
     if spec is None or spec.loader is None or not path.is_file():
-        raise InputError(f"--import wants a Python file. Got {str(path)!r}.")
+        raise InputError(f"--import needs a Python file. Got {str(path)!r}.")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)

@@ -1,4 +1,4 @@
-"""The options of everything that has a name, for ``fedstrata show`` and for the tables of docs/configuration.md."""
+"""Descriptions of all options, for ``fedstrata show`` and for the tables of docs/configuration.md."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ TABLES: dict[str, Any] = {
     "compare": CompareTable,
     "plot": PlotTable,
 }
-"""The tables of a configuration file whose keys do not depend on what else is in it."""
+"""The tables of a configuration file with fixed keys."""
 
 KINDS: dict[str, Mapping[str, Any]] = {
     "algorithms": ALGORITHMS,
@@ -48,52 +48,52 @@ KINDS: dict[str, Mapping[str, Any]] = {
     "partitions": PARTITIONS,
     "schedules": SCHEDULES,
 }
-"""Everything that a configuration file calls by name, by kind."""
+"""Everything that a configuration file refers to by name, by kind."""
 
 
 @dataclass(frozen=True)
 class Description:
-    """What something is: a text, and its options that are keys of a file."""
+    """A description: a text, and the options that are keys of a file."""
 
     name: str
     text: str
     options: dict[str, Option]
 
     def as_json(self) -> dict[str, Any]:
-        """Return it for a script."""
+        """Return the description as JSON, for scripts."""
         if self.name not in ALGORITHMS:
             defaults = {name: _default(option) for name, option in self.options.items()}
             return {"name": self.name, "text": self.text, "options": defaults}
-        usual = sent(ALGORITHMS[self.name])[0]
+        first = sent(ALGORITHMS[self.name])[0]
         about = {n: {"default": _default(o), "type": o.wants, "doc": o.doc} for n, o in self.options.items()}
-        return {"name": self.name, "text": self.text, "hyperparameters": about, "up": usual.up, "down": usual.down}
+        return {"name": self.name, "text": self.text, "hyperparameters": about, "up": first.up, "down": first.down}
 
     @property
     def rows(self) -> list[tuple[str, str, str, str]]:
-        """The options as a table for a person: name, default, what it takes, description."""
+        """The options as rows for display: name, default, accepted values, description."""
         return [(name, _shown(option), option.wants, option.doc) for name, option in self.options.items()]
 
 
 def describe(name: str) -> Description:
-    """Return what a name stands for: an algorithm, problem, data set, model, partition, schedule or table of a file."""
+    """Describe an algorithm, problem, data set, model, partition, schedule or table of a file by its name."""
     for things in (TABLES, *KINDS.values()):
         if name in things:
             table = f"The table [{name}] of a configuration file. " if things is TABLES else ""
             return Description(name, table + text_of(things[name]), keys_of(things[name]))
-    raise unknown("name", name, [*TABLES, *(known for things in KINDS.values() for known in things)])
+    raise unknown("name", name, [*TABLES, *(other for things in KINDS.values() for other in things)])
 
 
 def text_of(thing: Any) -> str:
-    """Return the docstring of a thing without its options; of an algorithm, that of its module."""
+    """Return the docstring of a class or function without its options; for an algorithm, that of its module."""
     if thing in ALGORITHMS.values():
         return inspect.getdoc(inspect.getmodule(thing)) or ""
     return (inspect.getdoc(thing) or "").partition("\n\nOptions:\n")[0]
 
 
 def keys_of(thing: Any) -> dict[str, Option]:
-    """Return the options of a thing that are keys of its own table in a file."""
-    elsewhere = {PretrainTable: "options", Faults: "inject"}.get(thing)  # beside the keys, and in a table of its own
-    return {name: option for name, option in options_of(thing).items() if option.in_file and name != elsewhere}
+    """Return the options of a class or function that are keys of its table in a file."""
+    no_key = {PretrainTable: "options", Faults: "inject"}.get(thing)  # stored next to the keys, or in its own table
+    return {name: option for name, option in options_of(thing).items() if option.in_file and name != no_key}
 
 
 def _default(option: Option) -> Any:
@@ -113,9 +113,9 @@ _BLOCK = re.compile(r"(<!-- options: ([\w.]+) -->\n).*?(<!-- end -->)", re.S)
 
 
 def with_option_tables(page: str) -> str:
-    """Return a page of Markdown with everything between ``<!-- options: NAME -->`` and ``<!-- end -->`` written anew.
+    """Regenerate everything between ``<!-- options: NAME -->`` and ``<!-- end -->`` in a Markdown page.
 
-    NAME is a table of a configuration file, or a kind of things that a file names.
+    NAME is a key of ``TABLES`` or ``KINDS``.
     """
 
     def written(block: re.Match[str]) -> str:

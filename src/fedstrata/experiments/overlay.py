@@ -1,4 +1,4 @@
-"""Tables of a configuration file laid over each other, before they are checked: presets, variants, single settings."""
+"""Merge tables of a configuration file before they are checked: presets, variants and single overrides."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from fedstrata.problems import PROBLEMS
 Tables = dict[str, Any]
 
 SHARED = ("lr", "dual_lr", "steps", "server_lr", "weight_decay")
-"""The hyperparameters that mean the same in every algorithm: a comparison may share them. Greek letters do not."""
+"""Hyperparameters with the same meaning in every algorithm, which a comparison may share; Greek letters differ."""
 
 
 def shared_options(options: Tables, name: str) -> Tables:
-    """Return which of one algorithm's options another one, ``name``, takes over."""
+    """Return the options of one algorithm that another one, ``name``, takes over."""
     own = options_of(ALGORITHMS[name])
     return {k: v for k, v in options.items() if k in SHARED and k in own}
 
 
 def merge(base: Tables, over: Tables) -> Tables:
-    """Return ``base`` with ``over`` laid on it: tables key by key, anything else replaced.
+    """Merge ``over`` into ``base``: tables key by key, anything else replaced.
 
-    A table that names another thing (``name``, or ``schedule`` of a rate) replaces the old one whole, because the
-    options of one model or partition make no sense for another.
+    A table with another ``name`` (or ``schedule``, for a rate) replaces the old one entirely, since the options of one
+    model or partition do not apply to another.
     """
     merged = dict(base)
     for key, value in over.items():
@@ -43,7 +43,7 @@ def _names_another(old: Tables, new: Tables) -> bool:
 
 
 def for_pretrain_of(over: Tables, base: Tables) -> Tables:
-    """Return ``base`` for ``over`` to be laid on: another algorithm of [pretrain] keeps rounds and what is shared."""
+    """Prepare ``base`` for merging ``over``: if the algorithm of [pretrain] changes, keep rounds and shared options."""
     old, new = base.get("pretrain"), over.get("pretrain")
     name = new.get("algorithm") if isinstance(new, dict) else None
     if not isinstance(old, dict) or not isinstance(name, str) or name not in ALGORITHMS:
@@ -66,29 +66,29 @@ def presets_of(raw: Tables, where: str) -> dict[str, Tables]:
 
 
 def split_preset(raw: Tables, preset: str | None, where: str) -> tuple[Tables, Tables]:
-    """Return the tables of a file, and those of one of its presets to lay over them: the first when it is None."""
+    """Return the tables of a file, and those of a preset to merge into them: the first if ``preset`` is None."""
     presets = presets_of(raw, where)
     rest = {k: v for k, v in raw.items() if k != "preset"}
     if not presets:
         if preset is not None:
-            raise InputError(f"There is no preset {preset!r}: the file has no [preset.NAME] tables. ({where})")
+            raise InputError(f"Unknown preset {preset!r}: the file has no [preset.NAME] tables. ({where})")
         return rest, {}
     name = next(iter(presets)) if preset is None else preset
     if name not in presets:
         raise unknown("preset", name, presets, where)
     if "preset" in presets[name]:
-        raise InputError(f"A preset cannot hold presets. Got [preset.{name}.preset]. ({where})")
+        raise InputError(f"A preset cannot contain presets. Got [preset.{name}.preset]. ({where})")
     return rest, presets[name]
 
 
-# --- single settings of the command line ------------------------------------------------------------------------------
+# --- overrides from the command line ----------------------------------------------------------------------------------
 
 
 def override(raw: Tables, text: str) -> Tables:
-    """Return the tables with one setting changed, given as ``key=value``; the value is TOML, or else text.
+    """Return the tables with one setting changed, given as ``key=value``; the value is TOML, or else a string.
 
-    It wins over every variant that sets the same key, and over ``[algorithms.NAME]``. A change of the algorithm's or
-    the problem's name keeps only the options that fit the new one.
+    It takes precedence over variants that set the same key, and over ``[algorithms.NAME]``. A change of the algorithm's
+    or the problem's name keeps only the options that the new one has.
     """
     path, value = _parsed(text)
     raw = _put_over(for_pretrain_of(_put({}, path, value, text), raw), path, value, text)
@@ -109,7 +109,7 @@ def _parsed(text: str) -> tuple[list[str], Any]:
     key, equals, value = text.partition("=")
     path = key.strip().split(".")
     if not equals or not all(path):
-        raise InputError(f"An override must look like key=value, e.g. algorithm.lr=0.1. Got {text!r}.")
+        raise InputError(f"An override must have the form key=value, e.g. algorithm.lr=0.1. Got {text!r}.")
     try:
         return path, tomllib.loads(f"value = {value.strip()}")["value"]
     except tomllib.TOMLDecodeError:
@@ -117,7 +117,7 @@ def _parsed(text: str) -> tuple[list[str], Any]:
 
 
 def _sets(tables: Any, path: list[str]) -> bool:
-    """Whether tables have a value for a key."""
+    """Whether the tables have a value for this key."""
     for part in path:
         if not isinstance(tables, dict) or part not in tables:
             return False
@@ -126,7 +126,7 @@ def _sets(tables: Any, path: list[str]) -> bool:
 
 
 def _put_over(tables: Tables, path: list[str], value: Any, text: str) -> Tables:
-    """Return tables with another value for a key; under another name only the options that fit it are kept."""
+    """Return the tables with a new value for a key; a new name keeps only the options that apply to it."""
     kind = path[0]
     if path[1:] == ["name"] and isinstance(tables.get(kind), dict) and value != tables[kind].get("name"):
         tables = {**tables, kind: _fitting(kind, value, tables[kind])}
@@ -147,7 +147,7 @@ def _put(tables: Tables, path: list[str], value: Any, text: str) -> Tables:
         return {**tables, first: value}
     inner = tables.get(first, {})
     if not isinstance(inner, dict):
-        raise InputError(f"The override {text!r} does not fit: {first} is not a table.")
+        raise InputError(f"Cannot apply the override {text!r}: {first} is not a table.")
     return {**tables, first: _put(inner, rest, value, text)}
 
 

@@ -1,4 +1,4 @@
-"""Pre-training: plain federated learning by cross-entropy, whose weights a problem starts from (``[pretrain]``)."""
+"""Pre-training (``[pretrain]``): federated learning with cross-entropy, whose weights a problem starts from."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ from fedstrata.training.train import make_clients, train
 
 @dataclass(frozen=True)
 class Pretraining:
-    """The run before an experiment's own: ``erm`` on its data and model, with its settings of ``[train]``.
+    """The run before an experiment: ``erm`` on its data and model, with its settings of ``[train]``.
 
-    config: the tables of a file that runs just this.
+    config: the tables of a configuration file for this run alone.
     """
 
     problem: Problem
@@ -47,7 +47,7 @@ class Pretraining:
 
     @staticmethod
     def of(experiment: Experiment) -> Pretraining | None:
-        """Return the pre-training that an experiment asks for, if any."""
+        """Return the pre-training of an experiment, if it has one."""
         config, data, flat = experiment.config, experiment.data, experiment.problem.flat
         if not config.pretrain.rounds:
             return None
@@ -78,11 +78,11 @@ class Pretraining:
 
     @cached_property
     def key(self) -> str:
-        """Everything the weights depend on: two pre-trainings with the same key give the same weights."""
+        """Everything the weights depend on: the same key gives the same weights."""
         return json.dumps({**self.config, "digest": digest_of(self.problem, self.data)}, sort_keys=True)
 
     def check(self) -> None:
-        """Refuse an algorithm or data that do not fit; the run itself checks everything else."""
+        """Raise if the algorithm or the data do not fit; the run itself checks everything else."""
         with within("[pretrain]"):
             self.algorithm.check(self.problem, self.settings.participation, self.data.clients)
             assert self.problem.check is not None
@@ -115,9 +115,9 @@ def pretrain(
 ) -> None:
     """Pre-train, and let the experiment start from the result.
 
-    The run directory is opened with ``config`` first, because pre-training has a directory inside it, and because a
-    directory that is in use or holds another run must be refused before anything is trained. The run itself adds the
-    digest of its start later.
+    The run directory is opened first, with ``config``: pre-training has its directory inside it, and a directory that
+    is in use or belongs to another run must be refused before anything is trained. The run itself adds the digest of
+    its starting point later.
     """
     check_run(
         experiment.problem,

@@ -29,7 +29,7 @@ def run_config(
     *,
     compared: bool = False,
 ) -> Run:
-    """Train a configuration; config.toml in ``out`` holds every setting that the run depends on.
+    """Train a configuration; config.toml in ``out`` records every setting that the run depends on.
 
     In a comparison (``compared``) diagnostics skip what an algorithm does not report.
     """
@@ -72,7 +72,7 @@ def candidates(config: Config, names: Sequence[str] | None) -> tuple[str, dict[s
 
 
 def _variants(config: Config) -> dict[str, Config]:
-    """Return the variants by label; two that do not differ, for example because of ``--set``, compare nothing."""
+    """Return the variants by label; raise if two of them are the same, for example because of ``--set``."""
     variants = {label: config.variant(label) for label in config.variants}
     seen: list[tuple[str, Config, object]] = []
     for label, variant in variants.items():
@@ -88,7 +88,7 @@ def _variants(config: Config) -> dict[str, Config]:
 
 
 def check_all(configs: Iterable[Config]) -> None:
-    """Refuse a configuration that cannot run, before any of them does."""
+    """Raise if any of the configurations cannot run."""
     for config in configs:
         with labelled(config):
             built = Experiment(config)

@@ -1,4 +1,4 @@
-"""The tables of a configuration file that are only of the file; the others are the options of what they configure."""
+"""Tables that exist only in configuration files; the others are the options of what they configure."""
 
 from __future__ import annotations
 
@@ -10,57 +10,57 @@ from fedstrata.core.options import Options, build, options_of, param
 
 
 class WithOptions(Options):
-    """A table that names a thing and holds that thing's ``options`` beside its own keys."""
+    """A table that names an object and has that object's ``options`` next to its own keys."""
 
     @classmethod
     def from_table(cls, table: Mapping[str, Any], where: str = "", key: str | None = None) -> Self:
-        """Build it from a table: what is not a key of its own is an option of the thing."""
+        """Build it from a table; keys that are not its own are options of the named object."""
         own = [name for name in options_of(cls) if name != "options"]
         rest = {k: v for k, v in table.items() if k not in own}
         built: Self = build(cls, {**{k: v for k, v in table.items() if k in own}, "options": rest}, where, key)
         return built
 
     def to_table(self) -> dict[str, Any]:
-        """Return the table, the thing's options among its own keys."""
+        """Return the table, with the options next to its own keys."""
         table = super().to_table()
         options: dict[str, Any] = table.pop("options")
         return table | options
 
 
-_OPTIONS = param({}, "the options of what is named")
+_OPTIONS = param({}, "options of the named object")
 
 
 class ModelTable(WithOptions, owner="the model table"):
-    """Which model, with its options."""
+    """A model and its options."""
 
     name: str = param("mlp", "a model of `fedstrata list models`")
     options: dict[str, Any] = _OPTIONS
 
 
 class ProblemTable(WithOptions, owner="the problem table"):
-    """Which problem, with its options."""
+    """A problem and its options."""
 
     name: str = param("erm", "a problem of `fedstrata list problems`")
     options: dict[str, Any] = _OPTIONS
 
 
 class AlgorithmTable(WithOptions, owner="the algorithm table"):
-    """Which algorithm, with its hyperparameters."""
+    """An algorithm and its hyperparameters."""
 
     name: str = param("fedavg", "an algorithm of `fedstrata list algorithms`")
     options: dict[str, Any] = _OPTIONS
 
 
 class PretrainTable(WithOptions, owner="the pretrain table"):
-    """Plain federated learning by cross-entropy before the run."""
+    """Federated learning with cross-entropy before the run."""
 
     rounds: int = param(0, "rounds before the run; 0 for none", least=0)
-    algorithm: str = param("fedavg", "an algorithm that solves erm; its hyperparameters stand beside it")
+    algorithm: str = param("fedavg", "an algorithm that solves erm; its hyperparameters go in the same table")
     options: dict[str, Any] = _OPTIONS
 
 
 class DataTable(Options, owner="the data table"):
-    """Which data, and how they are spread over clients."""
+    """The data, and how they are partitioned over clients."""
 
     name: str = param("digits", "a data set of `fedstrata list datasets`")
     options: dict[str, Any] = param({}, "options of the data set, e.g. `{ length = 40 }` for shakespeare")
@@ -78,23 +78,23 @@ class DataTable(Options, owner="the data table"):
     )
     imbalance: float | None = param(
         None,
-        "make a binary task, the first half of the classes against the second, with this share of positives",
+        "make a binary task, the first half of the classes against the second, with this fraction of positives",
         above=0,
         below=1,
     )
     subset: int | None = param(None, "training rows to use; by default all", least=1)
     holdout: float = param(
-        0.0, "share of each client's rows, class by class, kept as its own test part", least=0, below=1
+        0.0, "fraction of each client's rows, class by class, held out as its test data", least=0, below=1
     )
     support: float = param(
-        0.0, "share of the rest, class by class, that only the inner levels draw from", least=0, below=1
+        0.0, "fraction of the rest, class by class, that only the inner levels draw from", least=0, below=1
     )
     auxiliary: int = param(
         0,
         "training rows of each class that the server gets instead of the clients; `local_sgdm_rl` needs some",
         least=0,
     )
-    seed: int | None = param(None, "seed of everything random in these; by default that of the run", least=0)
+    seed: int | None = param(None, "random seed of the data; by default that of the run", least=0)
 
 
 class CompareTable(Options, owner="the compare table"):
@@ -108,14 +108,14 @@ class CompareTable(Options, owner="the compare table"):
 
 
 class PlotTable(Options, owner="the plot table"):
-    """What the picture of a comparison shows: the keyword arguments of :func:`fedstrata.training.plots.plot`."""
+    """What the plot of a comparison shows: the keyword arguments of :func:`fedstrata.training.plots.plot`."""
 
     measures: Sequence[str] | None = param(
-        None, "panels of the picture and measures of the tables; by default up to three"
+        None, "measures in the panels of the plot and in the tables; by default up to three"
     )
     axis: Literal["round", "steps", "samples", "bytes_up", "bytes_down", "seconds"] = param("round", "horizontal axis")
     log: Sequence[str] = param((), "measures on a logarithmic scale")
-    title: str | None = param(None, "a line above the picture")
+    title: str | None = param(None, "title of the plot")
 
     def __post_init__(self) -> None:
         if self.measures == ():
@@ -123,14 +123,14 @@ class PlotTable(Options, owner="the plot table"):
 
 
 class TuneTable(Options, owner="the tune table"):
-    """How ``fedstrata tune`` searches: the same number of trials for every algorithm or variant."""
+    """How ``fedstrata tune`` searches, with the same number of trials for every algorithm or variant."""
 
     trials: int = param(8, "trials for each algorithm or variant", least=1)
-    seeds: int = param(1, "seeds of each trial: it is judged by their mean, and discarded if one diverges", least=1)
+    seeds: int = param(1, "seeds of each trial, averaged; a trial is discarded if one diverges", least=1)
     measure: str | None = param(
-        None, "what trials are judged by, on the validation data; by default auc, else accuracy, else loss"
+        None, "measure on the validation data to rank trials by; by default auc, else accuracy, else loss"
     )
-    share: float = param(0.2, "share of each client's training rows used for validation", above=0, below=1)
+    share: float = param(0.2, "fraction of each client's training rows used for validation", above=0, below=1)
     search: dict[str, dict[str, tuple[float, float]]] = param(
-        {}, "`search.NAME.OPTION = [low, high]` replaces the range that algorithm, or variant, NAME searches"
+        {}, "`search.NAME.OPTION = [low, high]` replaces the search range of the algorithm or variant NAME"
     )

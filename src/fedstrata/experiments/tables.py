@@ -41,7 +41,7 @@ def measured(summary: Row) -> str:
 
 
 def measured_in_all(summaries: Mapping[str, Sequence[Row]]) -> str:
-    """Say which data the runs of a comparison were measured on; a sentence that differs between labels names them."""
+    """Say which data the runs of a comparison were measured on; a sentence that is not for all names its labels."""
     labels: dict[str, dict[str, None]] = {}
     for label, group in summaries.items():
         for summary in group:
@@ -56,7 +56,7 @@ def measured_in_all(summaries: Mapping[str, Sequence[Row]]) -> str:
 
 
 def one_run(row: Row, measures: Sequence[str] | None = None) -> Row:
-    """Format the last row of a run: these measures, or the main ones, and what the run cost."""
+    """Format the last row of a run: these measures, or the main ones, and the costs of the run."""
     cells: Row = {"round": row["round"]}
     for key in measures or sorted(MAIN, key=lambda m: m != "loss"):
         if key in row:

@@ -200,7 +200,7 @@ def _main_measure(row: Row) -> str | None:
 
 def _value(row: Row, measure: str | None, label: str) -> float:
     if measure not in row["measures"]:
-        raise InputError(f"{label} has no {measure} to be compared by: set tune.measure to one that all trials have.")
+        raise InputError(f"{label} has no measure {measure}: set tune.measure to one that all trials have.")
     return float(row["measures"][measure])
 
 
@@ -218,7 +218,7 @@ def _all_options(config: Config, name: str, options: Mapping[str, Any]) -> Optio
 
 
 class _Log:
-    """The trials in ``folder``: those of an earlier, interrupted search of the same experiment, and new ones."""
+    """The trials in ``folder``, including those of an interrupted search of the same experiment."""
 
     def __init__(self, folder: Path | None, config: Config) -> None:
         self.path = None if folder is None else folder / "trials.jsonl"
@@ -242,13 +242,13 @@ class _Log:
 
 
 def _claim(folder: Path, settings: str) -> None:
-    """Mark a new folder as that of a search with these settings; refuse one that holds anything else."""
+    """Claim a new folder for a search with these settings; raise if it contains anything else."""
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / "config.json"
     if file.exists():
         if file.read_text() != settings:
-            raise InputError(f"{folder} holds a search with other settings. Nothing was overwritten: choose another.")
+            raise InputError(f"{folder} has a search with other settings. Nothing was overwritten: choose another.")
     elif any(folder.iterdir()):
-        raise InputError(f"The directory {folder} is not empty and holds no search. Nothing was overwritten.")
+        raise InputError(f"The directory {folder} is not empty and has no search. Nothing was overwritten.")
     else:
         write_atomically(file, settings.encode())

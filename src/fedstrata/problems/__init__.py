@@ -1,4 +1,4 @@
-"""The problems, ten lines each."""
+"""The registry of problems."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from fedstrata.problems.tower import tower
 
 @dataclass(frozen=True)
 class ProblemKind:
-    """A problem as a configuration file names it: built from a model, or bringing its own data.
+    """A problem that a configuration file can name: built from a model, or with its own data.
 
-    ``outputs`` is how many the model should have, where that is not one for each class.
+    ``outputs`` is the number of outputs the model should have, if not one per class.
     """
 
     build: Callable[..., Any]
@@ -38,19 +38,19 @@ class ProblemKind:
 
     @property
     def options(self) -> list[str]:
-        """The names of the options that a file may set."""
+        """The options that a configuration file may set."""
         return [name for name, option in options_of(self.build).items() if option.in_file]
 
     @property
     def asks(self) -> list[str]:
-        """The options that a file takes from the data: the number of clients or classes, the shape of an input."""
+        """The options inferred from the data: the number of clients or classes, the shape of an input."""
         return [name for name, option in options_of(self.build).items() if not option.in_file]
 
     def on(self, model: nn.Module, data: FederatedData, **options: Any) -> Problem:
-        """Build the problem of a model for these data, with options as a file has them."""
-        known = {"clients": data.clients, "classes": data.classes or None, "shape": data.train.arrays[0].shape[1:]}
-        asked = {name: known[name] for name in self.asks}
-        problem: Problem = self.build(model, **asked, **check(self.build, options))
+        """Build the problem for a model and data, with options as a configuration file gives them."""
+        facts = {"clients": data.clients, "classes": data.classes or None, "shape": data.train.arrays[0].shape[1:]}
+        inferred = {name: facts[name] for name in self.asks}
+        problem: Problem = self.build(model, **inferred, **check(self.build, options))
         return problem
 
 
@@ -80,7 +80,7 @@ _KINDS = {
 }
 
 PROBLEMS: Registry[ProblemKind] = Registry("problem", _KINDS)
-"""Every problem by its name in a configuration file."""
+"""All problems, by their names in configuration files."""
 
 __all__ = [
     "PROBLEMS",

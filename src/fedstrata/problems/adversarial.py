@@ -1,4 +1,4 @@
-"""Adversarial training: one perturbation, shared by all inputs of all clients, that hurts most."""
+"""Adversarial training against one worst-case perturbation, shared by all inputs of all clients."""
 
 from __future__ import annotations
 
@@ -26,10 +26,11 @@ def adversarial(
     loss: str | Losses = LOSS,
     batchnorm: BatchNormRule = BATCHNORM,
 ) -> Problem:
-    """Build robust training: min_x max_{||y|| <= radius} M_k[ mean loss of the model on inputs + y ].
+    """Build adversarial training: min_x max_{||y|| <= radius} M_k[ mean loss of the model on inputs + y ].
 
-    ``shape`` is that of one input, e.g. (1, 28, 28); y has as many entries and starts at 0. A configuration file takes
-    the shape from the data. Metrics measure the model clean, and under attack (:class:`fedstrata.Evaluation`).
+    The dual y is added to every input: it has the ``shape`` of one input, e.g. (1, 28, 28), and starts at 0. In a
+    configuration file the shape is inferred from the data. Metrics report the model on clean inputs and under attack
+    (:class:`fedstrata.Evaluation`).
     """
     if not shape:
         raise invalid("shape of the adversarial problem", shape, "the shape of one input, e.g. (1, 28, 28)")
@@ -42,9 +43,9 @@ def adversarial(
     def check(data: FederatedData) -> None:
         inputs = data.train.arrays[0]
         if tuple(inputs.shape[1:]) != tuple(shape) or not inputs.is_floating_point():
-            kind = "" if inputs.is_floating_point() else " of whole numbers, which cannot be perturbed"
-            got = f"{tuple(shape)}, while the inputs of {data.name} are {tuple(inputs.shape[1:])}{kind}"
-            raise invalid("shape of the adversarial problem", got, "the shape of one input, of floats")
+            kind = "" if inputs.is_floating_point() else " and are integers, which cannot be perturbed"
+            got = f"{tuple(shape)}, but the inputs of {data.name} have shape {tuple(inputs.shape[1:])}{kind}"
+            raise invalid("shape of the adversarial problem", got, "the shape of one floating-point input")
         if base.check is not None:
             base.check(data)
 
@@ -61,5 +62,5 @@ def adversarial(
 
 
 def perturbed(inputs: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """Return inputs [n, ...] with one perturbation [p] added to each."""
+    """Add one perturbation [p] to each of the inputs [n, ...]."""
     return inputs + y.view(inputs.shape[1:])

@@ -1,4 +1,4 @@
-"""Agnostic federated learning: the worst mixture of the clients."""
+"""Agnostic federated learning: minimise the loss of the worst mixture of clients."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ def agnostic(
     loss: str | Losses = LOSS,
     batchnorm: BatchNormRule = BATCHNORM,
 ) -> Problem:
-    """Build agnostic learning: min_x max_y sum_k y_k loss_k(x), y on the simplex, an entry for each of ``clients``.
+    """Build agnostic learning: min_x max_y sum_k y_k loss_k(x), with y on the simplex, one entry per client.
 
-    As a mean over clients: f_k(x, y) = clients * y_k * loss_k(x). At y = (1/clients, ...), where y starts, f_k is the
-    client's own loss.
+    Written as a mean over clients, f_k(x, y) = clients * y_k * loss_k(x). y starts uniform, where f_k is the client's
+    own loss.
     """
     base = erm(model, loss, batchnorm)
 
@@ -36,7 +36,7 @@ def agnostic(
 
     def check(data: FederatedData) -> None:
         if data.clients != clients:
-            raise invalid("clients of the problem", clients, f"{data.clients}, as many as the data have")
+            raise invalid("clients of the problem", clients, f"{data.clients}, the number of clients of the data")
         if base.check is not None:
             base.check(data)
 

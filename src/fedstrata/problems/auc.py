@@ -1,4 +1,4 @@
-"""AUC maximisation as a minimum with a maximum inside: no pairs of samples, so clients keep their data."""
+"""AUC maximisation as a min-max problem: the loss needs no pairs of samples, so clients keep their data."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ ACTIVATIONS: dict[str, Activation] = {"sigmoid": torch.sigmoid, "none": lambda l
 
 Form = Literal["square", "margin"]
 
-FORM = param("square", "the pairwise square loss, or one that spares pairs that are far enough apart")
-MARGIN = param(1.0, "how far apart is enough", above=0, only={"form": ("margin",)})
-SCORE = param("sigmoid", "what the model's output goes through to become a score", choices=ACTIVATIONS)
-SCALE_DUAL = param(False, "take the factor p(1-p) out of the dual's steps")
-P = param(None, "share of positives, one for all clients; by default they are asked for it", above=0, below=1)
+FORM = param("square", "pairwise square loss, or square loss with a margin")
+MARGIN = param(1.0, "mean score gap above which pairs cost nothing", above=0, only={"form": ("margin",)})
+SCORE = param("sigmoid", "activation that turns the model's output into a score", choices=ACTIVATIONS)
+SCALE_DUAL = param(False, "rescale the dual so that its steps do not shrink with p(1-p)")
+P = param(None, "fraction of positives, the same for all clients; by default computed from theirs", above=0, below=1)
 
 
 @options("the auc problem")
@@ -53,28 +53,27 @@ def auc(
 ) -> Problem:
     """Build AUC maximisation: min over x = (weights, a, b), max over y = alpha, of M_k[ mean of F on client k's data ].
 
-    With s the score of a sample, 1+ and 1- the indicators of its class, p the share of positives:
+    With s the score of a sample, 1+ and 1- the indicators of its class, p the fraction of positives:
 
         square:  F = (1-p)(s-a)^2 1+ + p(s-b)^2 1- + 2(1+alpha)(p s 1- - (1-p) s 1+) - p(1-p) alpha^2
         margin:  F = (1-p)(s-a)^2 1+ + p(s-b)^2 1- + 2 alpha (p(1-p) margin + p s 1- - (1-p) s 1+) - p(1-p) alpha^2
 
-    For "square" alpha is free, and 1 + min max F / (p(1-p)) is the mean of (1 - s+ + s-)^2 over all pairs of a positive
-    and a negative, across clients. For "margin" alpha >= 0: pairs that are apart by more than the ``margin`` on average
-    cost nothing more. At margin 1 its alpha is that of "square" plus 1: the two forms do not mix.
+    With "square", alpha is unconstrained, and 1 + min max F / (p(1-p)) is the mean of (1 - s+ + s-)^2 over all pairs of
+    a positive and a negative, across clients. With "margin", alpha >= 0: once the mean scores of the two classes differ
+    by more than ``margin``, a larger gap brings no further gain. At margin 1, alpha is that of "square" plus 1, so the
+    two forms cannot be mixed.
 
-    ``p`` is one number for all clients. By default they are asked for their counts before the first round; it is then
-    the mean of their shares as the run weights clients, uniformly (that of the pooled data when clients are of equal
-    size) or by samples (that of the pooled data), so that the mean over clients is the identity above for the mean
-    distribution. A client, or a batch, with one class only is legal.
+    ``p`` is the same for all clients. By default it is computed before the first round from their class counts, as the
+    mean of their fractions under the weighting of the run: by samples, or with clients of equal size, this is the
+    fraction of the pooled data. A client or a batch may contain only one class.
 
-    ``score`` is what the model's output, one logit or the difference of two, goes through: "sigmoid" keeps scores in
-    (0, 1), which the theory assumes; "none" takes logits. Metrics use the logits; there is no accuracy, since no
-    threshold is learnt, and ``loss`` is the cross-entropy.
+    ``score`` is applied to the model's output (one logit, or the difference of two): "sigmoid" keeps scores in (0, 1),
+    as the theory assumes; "none" uses the logits. Metrics use the logits and report no accuracy, since no threshold is
+    learned; ``loss`` is the cross-entropy.
 
-    ``scale_dual``: the gradient in alpha is 2p(1-p)(mean s- - mean s+ - alpha), with the margin added inside for
-    "margin", so its steps are small when positives are rare. With it y is sqrt(p(1-p)) alpha, so that a step along the
-    gradient in y moves alpha by 1 / (p(1-p)) times as much, which is what codes that divide this gradient by p(1-p) do;
-    the problem stays the same.
+    The gradient in alpha is 2p(1-p)(mean s- - mean s+ - alpha), plus the margin inside the bracket for "margin", so its
+    steps are small when positives are rare. With ``scale_dual``, y = sqrt(p(1-p)) alpha, so a gradient step in y moves
+    alpha 1 / (p(1-p)) times as far, as in code that divides this gradient by p(1-p). The problem is the same.
     """
     flat = Flat(model, batchnorm)
     options = {"form": form, "margin": margin, "score": score, "scale_dual": scale_dual, "p": p, "batchnorm": batchnorm}
@@ -103,7 +102,7 @@ def auc(
 
 
 def positives(counts: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """Ask all clients for their class counts; return the share of class 1 as the run weights clients: [1]."""
+    """Return the fraction of class 1 over all clients, weighted as the run weights clients: [1]."""
     return class_shares(counts, weights)[1:]
 
 
@@ -115,9 +114,9 @@ class _Loss:
         self.shift, self.margin = (1.0, 0.0) if form == "square" else (0.0, margin)
 
     def given(self, problem: Problem, p: float) -> Problem:
-        """Return the problem for this share of positives."""
+        """Return the problem for this fraction of positives."""
         strength = p * (1 - p)
-        # With p = 0 or 1 nothing bounds alpha, and no scale is better than another.
+        # With p = 0 or 1, F is linear in alpha and there is no scale to correct.
         scale = math.sqrt(strength) if self.scale_dual and strength > 0 else 1.0
 
         def outer(x: torch.Tensor, y: torch.Tensor, batch: Arrays) -> torch.Tensor:
@@ -138,7 +137,7 @@ class _Loss:
         return replace(problem, outer=outer, best_y=best_y, query=None)
 
     def scored(self, w: torch.Tensor, batch: Arrays) -> tuple[torch.Tensor, torch.Tensor, list[torch.Tensor]]:
-        """Return scores, 1 for positives and 0 for negatives, and the samples' weights if there are any."""
+        """Return scores, labels as 0.0 and 1.0, and the samples' weights, if any."""
         inputs, targets, *weights = batch
         s = self.activation(scores(self.flat(w, inputs)))
         return s, targets.to(s.dtype), weights
@@ -146,12 +145,12 @@ class _Loss:
 
 def _unprepared(x: torch.Tensor, y: torch.Tensor, batch: Arrays) -> torch.Tensor:
     raise InputError(
-        "The auc problem does not know the share of positives yet: train asks the clients for it, or pass p."
+        "The auc problem does not know the fraction of positives yet: fs.train asks the clients for it, or pass p."
     )
 
 
 def either_cross_entropy(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Return the cross-entropy of each sample, of one logit or of two."""
+    """Return the cross-entropy of each sample, for models with one or two logits."""
     two = outputs.dim() == 2 and outputs.shape[1] == 2
     return cross_entropy(outputs, targets) if two else binary_cross_entropy(outputs, targets)
 
@@ -160,14 +159,14 @@ def _check(flat: Flat, data: FederatedData) -> None:
     targets = data.train.arrays[1]
     if not are_labels(targets):
         got = f"{targets.dtype} of shape {tuple(targets.shape[1:])} per sample ({data.name})"
-        raise invalid("targets of the auc problem", got, "0 and 1, one whole number per sample")
+        raise invalid("targets of the auc problem", got, "one integer per sample, 0 or 1")
     low, high = int(targets.min()), int(targets.max())
     if low < 0 or (high > 1 and data.classes == 2):
         raise invalid("labels of the auc problem", f"{low} to {high} ({data.name})", "0 and 1")
     if data.classes != 2:
         raise InputError(
-            f"The auc problem wants two classes, 0 and 1. Got {data.classes} ({data.name}): label the data 0 and 1, or "
-            "take the first half of the classes for 1 with imbalance (data.imbalance in a file)."
+            f"The auc problem needs two classes, 0 and 1. Got {data.classes} ({data.name}): label the data 0 and 1, or "
+            "turn the first half of the classes into class 1 with imbalance (data.imbalance in a file)."
         )
     check_model(flat, data, "")
     outputs = flat.pure(two_samples(flat, data)[0])

@@ -31,15 +31,16 @@ def compositional_auc(
 ) -> Problem:
     """Build compositional AUC maximisation: the AUC loss of a model after ``levels`` gradient steps on cross-entropy.
 
-    min over x = (weights, a, b), max over y = alpha, of M_k[ F_k(G(x), alpha) ]: F_k is that of :func:`auc`, with the
-    same options, and G(x) the mean over clients of where their own steps u -> u - inner_lr * grad cross-entropy(u) lead
-    from x. Each step is a level; a and b go through unchanged. ``inner_lr`` may follow a schedule, round by round.
+    min over x = (weights, a, b), max over y = alpha, of M_k[ F_k(G(x), alpha) ]. F_k is the loss of :func:`auc`, with
+    the same options. G(x) is the mean over clients of the model after their own steps u -> u - inner_lr * grad
+    cross-entropy(u) from x. Each step is a level that leaves a and b unchanged. ``inner_lr`` may be a schedule over
+    rounds.
 
-    The derivative takes a Hessian-vector product for each step. ``first_order`` leaves those out, which takes every
-    step's Jacobian for the identity: cheaper, and a departure from the papers.
+    The derivative needs one Hessian-vector product per step. ``first_order`` skips these and treats the Jacobian of
+    each step as the identity: cheaper, but a departure from the papers.
 
-    There are two models to look at. ``auc`` is measured at x, where the steps begin, and so is the model of a run;
-    ``adapted_auc`` is measured at G(x), where they lead, which is what the objective is about.
+    The metric ``auc`` is measured at x, before the steps, which is also the model that a run returns; ``adapted_auc``
+    is measured at G(x), after them, which is what the objective optimises.
     """
     base = auc(model, form, margin, score, scale_dual, p, batchnorm)
     assert base.flat is not None
@@ -49,7 +50,7 @@ def compositional_auc(
 
 
 def _cross_entropy(flat: Flat) -> Outer:
-    """Return the mean cross-entropy of the model whose weights are the first entries of a vector."""
+    """Return the mean cross-entropy as a function of a vector that starts with the model's weights."""
 
     def loss(u: torch.Tensor, batch: Arrays) -> torch.Tensor:
         inputs, targets, *weights = batch

@@ -1,4 +1,4 @@
-"""Ordinary federated learning: the mean over clients of the mean loss of a model."""
+"""Empirical risk minimisation: the mean over clients of a model's mean loss."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ Losses = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 def cross_entropy(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     """Return -log softmax(outputs)[target] of each sample."""
-    # Written out because it is a third faster than log_softmax over few classes for many clients at once.
+    # A third faster than log_softmax for many clients with few classes.
     shifted = outputs - outputs.detach().amax(1, keepdim=True)
     return shifted.exp().sum(1).log() - shifted.gather(1, targets.long().unsqueeze(1)).squeeze(1)
 
 
 def binary_cross_entropy(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Return the logistic loss of each sample; one output, the logit of class 1."""
+    """Return the logistic loss of each sample; the model's one output is the logit of class 1."""
     logits = outputs.reshape(targets.shape)
     return F.binary_cross_entropy_with_logits(logits, targets.to(outputs.dtype), reduction="none")
 
@@ -38,7 +38,7 @@ def squared(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 
 
 def weighted_mean(values: torch.Tensor, weights: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Return the mean of one value per sample, times the samples' weights when the batch came with weights."""
+    """Return the mean of one value per sample, times the samples' weights if the batch has them."""
     return (values * weights[0]).mean() if weights else values.mean()
 
 
@@ -57,14 +57,15 @@ LOSSES: dict[str, Losses] = {
 LOSS = param(
     "cross_entropy", "loss of a sample; in Python also a function (outputs, targets) -> losses", choices=LOSSES
 )
-BATCHNORM = param("refuse", "BatchNorm layers: an error, GroupNorm in their place, or the batch's own statistics")
+BATCHNORM = param("refuse", "BatchNorm layers: refuse them, replace them by GroupNorm, or use batch statistics only")
 
 
 @options("the erm problem")
 def erm(model: nn.Module, loss: str | Losses = LOSS, batchnorm: BatchNormRule = BATCHNORM) -> Problem:
-    """Build ordinary federated learning: min_x M_k[ mean loss of the model with weights x on client k's data ].
+    """Build standard federated learning: min_x M_k[ mean loss of the model with weights x on client k's data ].
 
-    A ``loss`` of your own returns one number per sample. For ``batchnorm`` see :class:`fedstrata.models.flat.Flat`.
+    ``loss`` is a name or a function (outputs, targets) -> one loss per sample. For ``batchnorm`` see
+    :class:`fedstrata.models.flat.Flat`.
     """
     losses = LOSSES[loss] if isinstance(loss, str) else loss
     flat = Flat(model, batchnorm)
@@ -91,7 +92,7 @@ def erm(model: nn.Module, loss: str | Losses = LOSS, batchnorm: BatchNormRule = 
 
 
 def check_model(flat: Flat, data: FederatedData, loss: str) -> None:
-    """Refuse inputs that the model cannot take, and targets that do not fit its outputs and the loss."""
+    """Raise if the model cannot take the inputs, or if the targets do not fit its outputs and the loss."""
     inputs, targets = two_samples(flat, data)
     model = type(flat.module).__name__
     try:
@@ -101,7 +102,7 @@ def check_model(flat: Flat, data: FederatedData, loss: str) -> None:
     except (RuntimeError, ValueError, IndexError) as error:
         shape = tuple(inputs.shape[1:])
         reason = f"The model {model} cannot take inputs of shape {shape} ({data.name}): {error}."
-        remedy = "" if inputs.is_floating_point() else " Integers, e.g. characters, need a model such as lstm."
+        remedy = "" if inputs.is_floating_point() else " Integer inputs, e.g. characters, need a model such as lstm."
         raise InputError(reason + remedy) from None
     every = [data.train.arrays[1]]
     every += [data.client_test.arrays[1]] if data.client_test is not None else []
@@ -112,7 +113,7 @@ def check_model(flat: Flat, data: FederatedData, loss: str) -> None:
         for labels in every:
             if not are_labels(labels):
                 got = f"{labels.dtype} of shape {tuple(labels.shape[1:])} per sample ({data.name})"
-                wants = "class numbers, one per sample: integers, or floats declared as such by classes= of the data"
+                wants = "one class number per sample: integers, or floats with classes= given for the data"
                 raise invalid("targets of cross_entropy", got, wants)
         _check_labels(every, outputs.shape[1], f"the model {model} has {outputs.shape[1]} outputs")
     elif loss == "binary_cross_entropy":
@@ -121,12 +122,12 @@ def check_model(flat: Flat, data: FederatedData, loss: str) -> None:
         _check_labels(every, 2, "the loss is binary_cross_entropy")
     elif loss == "squared" and outputs.numel() != targets.numel():
         raise invalid(
-            f"output of the model {model}", tuple(outputs.shape), f"as large as a target, {tuple(targets.shape)}"
+            f"output of the model {model}", tuple(outputs.shape), f"of the shape of the targets, {tuple(targets.shape)}"
         )
 
 
 def two_samples(flat: Flat, data: FederatedData) -> list[torch.Tensor]:
-    """Return the first sample twice, in the dtype of the model: batch statistics need more than one."""
+    """Return the first sample twice, since batch statistics need more than one, in the model's dtype."""
     twice = [torch.cat([a[:1], a[:1]]).to(flat.initial.device) for a in data.train.arrays]
     return [a.to(flat.initial.dtype) if a.is_floating_point() else a.long() for a in twice]
 
@@ -137,7 +138,7 @@ def _check_losses(flat: Flat, data: FederatedData, losses: Losses) -> None:
         values = losses(flat(flat.initial, inputs), targets)
     if values.shape != (2,):
         shape = "a single number" if values.dim() == 0 else f"shape {tuple(values.shape)}"
-        raise invalid("loss", shape, "one number per sample: for torch's losses pass reduction='none'")
+        raise invalid("loss", shape, "one number per sample: pass reduction='none' to torch losses")
 
 
 def _check_labels(every: list[torch.Tensor], classes: int, why: str) -> None:

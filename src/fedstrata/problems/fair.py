@@ -1,4 +1,4 @@
-"""Fair learning: the worst class, or the worst client."""
+"""Fair learning: minimise the loss of the worst class or of the worst client."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from fedstrata.problems.queries import Query, class_shares
 @options("the fair problem")
 def fair(
     model: nn.Module,
-    over: Literal["classes", "clients"] = param("classes", "what the worst one is sought of"),
+    over: Literal["classes", "clients"] = param("classes", "groups to be fair to"),
     classes: int | None = param(None, "number of classes", least=1, in_file=False),
     clients: int | None = param(None, "number of clients", least=1, in_file=False),
     regularise: float = param(0.0, "weight of the penalty on y; above 0 the maximum is strongly concave", least=0),
@@ -31,11 +31,11 @@ def fair(
 ) -> Problem:
     """Build fair learning: min_x max_y sum_c y_c loss_c(x) - regularise / 2 ||y||^2, y on the simplex.
 
-    ``over`` = "classes": loss_c is the mean loss on class c, of the data of all clients as the run weights them, and
-    there are ``classes`` entries of y. As a mean over clients, a sample of class c weighs y_c divided by the share of
-    its class; the clients are asked for their class counts before the first round. ``over`` = "clients": loss_c is the
-    mean loss of client c, and there are ``clients`` entries (without a regulariser this is :func:`agnostic`). y starts
-    uniform. A configuration file takes both numbers from the data.
+    With ``over`` = "classes", loss_c is the mean loss on class c over all clients, weighted as the run weights them,
+    and y has ``classes`` entries. A sample of class c then has the weight y_c divided by the frequency of its class,
+    computed from the clients' class counts before the first round. With ``over`` = "clients", loss_c is the mean loss
+    of client c, and y has ``clients`` entries; without a regulariser this is :func:`agnostic`. y starts uniform. In a
+    configuration file both numbers are inferred from the data.
     """
     number = classes if over == "classes" else clients
     if number is None:
@@ -65,7 +65,7 @@ def _over_classes(
 
     def given(problem: Problem, shares: torch.Tensor) -> Problem:
         shares = shares.to(problem.x0)
-        # A class that nobody has weighs nothing.
+        # A class that no client has gets the weight 0.
         factor = torch.where(shares > 0, 1 / shares.clamp(min=torch.finfo(shares.dtype).tiny), 0)
 
         def outer(x: torch.Tensor, y: torch.Tensor, batch: Arrays) -> torch.Tensor:
@@ -79,7 +79,7 @@ def _over_classes(
 
     def check(data: FederatedData) -> None:
         if data.classes != classes:
-            raise invalid("classes of the fair problem", classes, f"{data.classes}, as many as the data have")
+            raise invalid("classes of the fair problem", classes, f"{data.classes}, the number of classes of the data")
         if base.check is not None:
             base.check(data)
 
@@ -89,4 +89,4 @@ def _over_classes(
 
 
 def _unprepared(x: torch.Tensor, y: torch.Tensor, batch: Arrays) -> torch.Tensor:
-    raise InputError("The fair problem does not know the shares of the classes yet: train asks the clients for them.")
+    raise InputError("The fair problem does not know the class frequencies yet: fs.train asks the clients for them.")

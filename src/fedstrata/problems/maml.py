@@ -1,4 +1,4 @@
-"""Meta-learning: a starting point from which every client's own gradient steps lead far."""
+"""Meta-learning: find a starting point from which each client adapts well in a few gradient steps."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fedstrata.problems.problem import INNER_MEAN, Arrays, InnerMean, Outer, Pro
 from fedstrata.problems.robust import GAMMA, SHIFT, as_level, linked
 
 INNER_LR = param(0.01, "learning rate of the inner gradient steps", above=0)
-FIRST_ORDER = param(False, "leave out the second derivatives")
+FIRST_ORDER = param(False, "skip the second derivatives")
 
 
 @options("the maml problem")
@@ -32,9 +32,9 @@ def maml(
     """Build model-agnostic meta-learning: min_x M_k[ loss_k( x after ``steps`` gradient steps on client k's data ) ].
 
     Each step u -> u - inner_lr * grad loss_k(u) is a level, and the outer function is the loss on an independent batch.
-    Its derivative takes one Hessian-vector product per step; ``first_order`` leaves those out (first-order MAML). With
-    support data (``support`` of a split) the steps draw from there, the outer function from the rest. ``inner_lr`` may
-    follow a schedule, round by round.
+    The derivative needs one Hessian-vector product per step; ``first_order`` skips these (first-order MAML). If the
+    split has support data (``support``), the steps draw from it and the outer function from the rest. ``inner_lr`` may
+    be a schedule over rounds.
     """
     base = erm(model, loss, batchnorm)
     own = {"inner_lr": inner_lr, "steps": steps, "first_order": first_order, "inner_mean": inner_mean}
@@ -52,10 +52,10 @@ def damaml(
     shift: float | None = SHIFT,
     batchnorm: BatchNormRule = BATCHNORM,
 ) -> Problem:
-    """Build distribution-agnostic meta-learning: clients that adapt badly weigh more.
+    """Build distribution-agnostic meta-learning: clients that adapt badly get a higher weight.
 
-    min_x M_k[ gamma * exp((loss_k(x - inner_lr * grad loss_k(x)) - shift) / gamma) ]: the levels are one gradient step
-    and the loss after it. ``gamma`` and ``shift`` are those of :func:`robust`.
+    min_x M_k[ gamma * exp((loss_k(x - inner_lr * grad loss_k(x)) - shift) / gamma) ]. The levels are one gradient step
+    and the loss after it; ``gamma`` and ``shift`` are as in :func:`robust`.
     """
     base = erm(model, loss, batchnorm)
 
@@ -67,14 +67,14 @@ def damaml(
 
 
 def with_gradient_steps(problem: Problem, loss: Outer, steps: int, lr: Rate, first_order: bool) -> Problem:
-    """Return the problem with gradient steps on ``loss`` as its levels; their rate may follow a schedule."""
+    """Return the problem with gradient steps on ``loss`` as its levels; ``lr`` may be a schedule."""
     forward = many_convolutions(problem)
 
     def at(problem: Problem, clock: Clock) -> Problem:
-        now = rate_at(lr, clock)
-        if problem.adapt == (steps, now):
+        rate = rate_at(lr, clock)
+        if problem.adapt == (steps, rate):
             return problem
-        return replace(problem, levels=(GradientStep(loss, now, first_order, forward),) * steps, adapt=(steps, now))
+        return replace(problem, levels=(GradientStep(loss, rate, first_order, forward),) * steps, adapt=(steps, rate))
 
     built = at(problem, Clock(0, 1))
     return replace(built, at=at) if isinstance(lr, Schedule) else built
@@ -82,10 +82,10 @@ def with_gradient_steps(problem: Problem, loss: Outer, steps: int, lr: Rate, fir
 
 @dataclass(frozen=True)
 class GradientStep:
-    """The level u -> u - lr * grad loss(u); ``first_order`` takes its Jacobian for the identity.
+    """The level u -> u - lr * grad loss(u); ``first_order`` treats its Jacobian as the identity.
 
-    The transposed Jacobian times a vector c is c - lr * H c. ``forward`` says how a traced graph makes H c: as the
-    derivative of the gradient along c (forward mode over reverse mode), not by reverse mode over reverse mode.
+    The transposed Jacobian times a vector c is c - lr * H c. With ``forward``, a traced graph computes H c by forward
+    mode over reverse mode, otherwise by reverse mode over reverse mode.
     """
 
     loss: Outer
@@ -94,7 +94,7 @@ class GradientStep:
     forward: bool
 
     def __call__(self, u: torch.Tensor, batch: Arrays) -> torch.Tensor:
-        """Return where the step leads."""
+        """Take the step."""
         gradient = torch.func.grad(self.loss)
         g: torch.Tensor = gradient(u.detach(), batch).detach() if self.first_order else gradient(u, batch)
         return u.add(g, alpha=-self.lr)
@@ -105,7 +105,7 @@ class GradientStep:
             return cotangent
         gradient = torch.func.grad(self.loss)
         if self.forward:
-            with warnings.catch_warnings():  # torch scripts something of its own when forward mode is first used
+            with warnings.catch_warnings():  # the first use of forward mode makes torch script one of its functions
                 warnings.simplefilter("ignore", DeprecationWarning)
                 product: torch.Tensor = torch.func.jvp(lambda z: gradient(z, batch), (u,), (cotangent,))[1]
         else:
@@ -114,6 +114,6 @@ class GradientStep:
 
 
 def many_convolutions(problem: Problem) -> bool:
-    """Whether a model has more than three convolutions: forward mode is then the faster one (bench/levels.py)."""
+    """Whether the model has more than three convolutions, so that forward mode is faster (bench/levels.py)."""
     modules = [] if problem.flat is None else problem.flat.module.modules()
     return sum(isinstance(m, nn.modules.conv._ConvNd) for m in modules) > 3

@@ -1,4 +1,4 @@
-"""Several levels inside: a user's own, and risk-averse learning as an example."""
+"""Problems with several inner levels: your own, and risk-averse learning."""
 
 from __future__ import annotations
 
@@ -23,29 +23,29 @@ def multilevel(
     y0: torch.Tensor | None = None,
     project_y: Callable[[torch.Tensor], torch.Tensor] | None = None,
     inner_mean: InnerMean = param(
-        "global", "whether f_k meets the client's own levels, or their mean over all clients"
+        "global", "what f_k is evaluated at: the client's own levels, or their mean over all clients"
     ),
-    outer_draws: bool = param(True, "whether the outer function looks at data"),
-    name: str = param("multilevel", "what messages and tables call the problem"),
+    outer_draws: bool = param(True, "whether the outer function uses data"),
+    name: str = param("multilevel", "name of the problem in messages and tables"),
 ) -> Problem:
     """Build a problem of your own from K levels: min_x max_y M_k[ f_k( M_j[ g_j^(K) o ... o g_j^(1)(x) ], y ) ].
 
-    ``levels`` are g^(1)..g^(K), each ``g(u, batch) -> vector``, of any lengths that fit; ``outer`` is f, ``f(u,
-    batch)`` or with a dual, whose start is ``y0``, ``f(u, y, batch)``. All are means over the samples of ``batch``, a
-    tuple of tensors such as ``(inputs, targets)``, and every level draws its own. Without ``outer_draws`` f looks at no
-    data. With ``inner_mean = "local"`` f_k meets the client's own levels. The mean of the losses plus their standard
-    deviation:
+    ``levels`` are g^(1)..g^(K), each ``g(u, batch) -> vector``, of any matching lengths. ``outer`` is f: ``f(u,
+    batch)``, or ``f(u, y, batch)`` with a dual that starts at ``y0``. All are means over the samples of ``batch``, a
+    tuple of tensors such as ``(inputs, targets)``; each level draws its own batch. Set ``outer_draws=False`` if f uses
+    no data. With ``inner_mean="local"``, f_k is evaluated at the client's own levels. For example, the mean of the
+    losses plus their standard deviation:
 
         level_1 = lambda x, batch: torch.cat([x, losses(x, batch).mean(0, keepdim=True)])
         level_2 = lambda u, batch: torch.stack([u[-1], ((losses(u[:-1], batch) - u[-1]) ** 2).mean()])
-        outer = lambda u, batch: u[0] + (u[1].relu() + 1e-4).sqrt()  # an estimate of u[1] may be below 0
+        outer = lambda u, batch: u[0] + (u[1].relu() + 1e-4).sqrt()  # an estimate of u[1] may be negative
         problem = fs.multilevel([level_1, level_2], outer, x0, outer_draws=False)
 
-    :func:`risk_averse` is such a problem, for any model.
+    :func:`risk_averse` is such a problem for any model.
     """
     if not isinstance(levels, Sequence) or len(levels) == 0:
         raise invalid(
-            "levels of the multilevel problem", levels, "at least one function g(u, batch) -> vector, in a list"
+            "levels of the multilevel problem", levels, "a list of at least one function g(u, batch) -> vector"
         )
     return Problem(
         outer,
@@ -70,17 +70,17 @@ def risk_averse(
     model: nn.Module,
     weight: float = param(0.5, "weight of the upper semideviation", above=0),
     power: int = param(2, "power of the semideviation", choices=(1, 2)),
-    smoothing: float = param(0.01, "what keeps the root of power 2 away from 0", above=0),
+    smoothing: float = param(0.01, "added under the square root of power 2, squared", above=0),
     loss: str | Losses = LOSS,
     batchnorm: BatchNormRule = BATCHNORM,
 ) -> Problem:
     """Build risk-averse learning: the mean loss plus ``weight`` times its upper semideviation.
 
-    min_x  m + weight * E[ max(loss - m, 0)^power ]^(1/power),  E the mean over samples and m = E[loss]: losses above
-    the mean cost more than those below it spare. In layers: g_1(x) = (x, E[loss]), g_2(x, m) = (m, E[max(loss(x) - m,
-    0)^power]), and f(m, v) = m + weight * v^(1/power), for power 2 with max(v, 0) + ``smoothing``^2 in place of v: the
-    root of 0 has no slope, and an estimate of v may be below 0. A client's E is over its own data, and f meets the mean
-    over clients of (m, v): what is averse to risk is the spread within clients.
+    min_x  m + weight * E[ max(loss - m, 0)^power ]^(1/power),  with E the mean over samples and m = E[loss]: losses
+    above the mean are penalised. The levels are g_1(x) = (x, E[loss]) and g_2(x, m) = (m, E[max(loss(x) - m,
+    0)^power]); the outer function is f(m, v) = m + weight * v^(1/power). For power 2, max(v, 0) + ``smoothing``^2
+    replaces v, since estimates of v may be negative and the root has no derivative at 0. E is over the client's own
+    data, and f takes the mean over clients of (m, v): the penalty is on the spread within clients.
     """
     base = erm(model, loss, batchnorm)
     flat, losses = base.flat, base.losses

@@ -1,9 +1,9 @@
 """Oracles: values and derivatives of a problem for C clients at once, on tensors [C, .].
 
-Several clients are ``torch.func.vmap`` of one client's function. For shapes that come again and again the function is
-traced once into a graph of tensor operations, which takes away most of the dispatch cost of vmap and grad; for the
-others, and for functions that cannot be traced, one client is plain autograd. A function that vmap cannot take (it
-decides by values, or uses a recurrent kernel) runs one client at a time. All forms give the same numbers.
+Several clients run as ``torch.func.vmap`` of one client's function. For shapes that recur, the function is traced once
+into a graph of tensor operations, which removes most of the dispatch cost of vmap and grad. Otherwise a single client
+runs as plain autograd. A function that vmap cannot handle (it branches on values, or uses a recurrent kernel) runs one
+client at a time. All forms give the same numbers.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ Form = Callable[..., Tensors]
 
 
 class Chain(NamedTuple):
-    """One pass through all layers.
+    """The results of one pass through all levels.
 
-    gradient:    J_1^T ... J_K^T grad f, the layers' chain rule: [C, d].
-    values:      what the levels gave, g_1(x), g_2(u_1)..g_K(u_{K-1}).
-    outer_grads: the gradient of f at u_K, and in y when there is a dual.
+    gradient:    J_1^T ... J_K^T grad f, by the chain rule: [C, d].
+    values:      the values of the levels, g_1(x), g_2(u_1)..g_K(u_{K-1}).
+    outer_grads: the gradient of f at u_K, and in y if there is a dual.
     """
 
     gradient: torch.Tensor
@@ -40,7 +40,7 @@ class Chain(NamedTuple):
 
 @runtime_checkable
 class HasPullback(Protocol):
-    """A level that knows a quicker way to its transposed Jacobian times a vector."""
+    """A level with its own, faster product of the transposed Jacobian and a vector."""
 
     def pullback(self, u: torch.Tensor, cotangent: torch.Tensor, batch: Arrays) -> torch.Tensor:
         """Return J^T cotangent."""
@@ -96,7 +96,7 @@ def _jacobian(fn: Level) -> tuple[Form, Form]:
 
 
 def _chain(problem: Problem, carried: bool) -> tuple[Form, Form]:
-    """Return the pass through all layers; ``carried`` when level k gives ``offset_k + weight * g_k``."""
+    """Return the pass through all levels; with ``carried``, level k returns ``offset_k + weight * g_k``."""
     count = len(problem.levels)
     duals = 1 if problem.dual else 0
     outer_one, outer_many = _gradient(problem.outer, 1 + duals)
@@ -124,7 +124,7 @@ def _chain(problem: Problem, carried: bool) -> tuple[Form, Form]:
 
 
 def _linearised(fn: Level, u: torch.Tensor, batch: Arrays) -> tuple[torch.Tensor, Function]:
-    """Return g(u) and its pullback, by plain autograd."""
+    """Return g(u) and its pullback by plain autograd."""
     leaf = u.detach().requires_grad_()
     with torch.enable_grad():
         value = fn(leaf, batch)
@@ -132,7 +132,7 @@ def _linearised(fn: Level, u: torch.Tensor, batch: Arrays) -> tuple[torch.Tensor
 
 
 def _linearised_many(fn: Level, u: torch.Tensor, batch: Arrays) -> tuple[torch.Tensor, Function]:
-    """Return g(u) and its pullback, in a form that vmap and tracing take."""
+    """Return g(u) and its pullback in a form that vmap and tracing support."""
     value, pull = torch.func.vjp(lambda z: fn(z, batch), u)[:2]
     return value, lambda v: pull(v)[0]
 
@@ -146,7 +146,7 @@ def _backward(
 
 
 def _flat(function: Form, vectors: int, lengths: tuple[int, ...]) -> Form:
-    """Return the function with its batches spread out into arguments, which spares a traced graph from unpacking."""
+    """Return the function with its batches flattened into arguments, as a traced graph wants them."""
 
     def flat(*args: Any) -> Tensors:
         batches, start = [], vectors
@@ -166,9 +166,9 @@ class Oracles:
         self._graphs: dict[tuple[object, ...], Form | None] = {}
         self._flattened: dict[tuple[object, ...], tuple[Form, Form, Form]] = {}
         self._alone: set[str] = set()
-        # A recurrent layer has a kernel of its own, which neither tracing nor vmap can keep.
+        # Neither tracing nor vmap supports the kernels of recurrent layers.
         self._recurrent = problem.flat is not None and problem.flat.layers() == "recurrent"
-        # Levels that are one and the same function share what is traced for it.
+        # Identical levels share one traced graph.
         self._first = [problem.levels.index(level) + 1 for level in problem.levels]
 
     @cached_property
@@ -193,7 +193,7 @@ class Oracles:
         return self._run("outer", (u, *self._dual(y)), [batch])[0]
 
     def outer_grads(self, u: torch.Tensor, y: torch.Tensor | None, batch: Batch) -> Tensors:
-        """Return the gradient of f in u, and in y when there is a dual, for each client."""
+        """Return the gradient of f in u, and in y if there is a dual, for each client."""
         return self._run("outer_grads", (u, *self._dual(y)), [batch])
 
     def best_y(self, x: torch.Tensor, batch: Batch) -> torch.Tensor:
@@ -221,9 +221,9 @@ class Oracles:
         offsets: Sequence[torch.Tensor] | None = None,
         weight: float = 1.0,
     ) -> Chain:
-        """Go through all layers in one pass: u_k = offset_k + weight * g_k(u_{k-1}), then f, and back again.
+        """Run all levels and f forward and backward: u_k = offset_k + weight * g_k(u_{k-1}).
 
-        ``batches`` has one for each level and one for the outer function. Without ``offsets``, u_k = g_k(u_{k-1}).
+        ``batches`` has one batch for each level and one for f. Without ``offsets``, u_k = g_k(u_{k-1}).
         """
         count = len(self.problem.levels)
         if len(batches) != count + 1:
@@ -274,11 +274,11 @@ class Oracles:
         except RuntimeError as error:
             if single or isinstance(error, torch.OutOfMemoryError):
                 raise
-            return self._give_up_company(name, vectors, batches, traced, error)
+            return self._without_vmap(name, vectors, batches, traced, error)
         return tuple(o.unsqueeze(0) for o in out) if single else tuple(out)
 
     def _forms(self, name: str, vectors: int, lengths: tuple[int, ...]) -> tuple[Form, Form, Form]:
-        """Return a function for one client by autograd, for many by vmap, and for one as it can be traced."""
+        """Return the function for one client by autograd, for many by vmap, and for one in traceable form."""
         key = (name, lengths)
         if key not in self._flattened:
             one, many = self._functions[name]
@@ -286,10 +286,10 @@ class Oracles:
             self._flattened[key] = (plain, torch.func.vmap(traceable), traceable)
         return self._flattened[key]
 
-    def _give_up_company(
+    def _without_vmap(
         self, name: str, vectors: Tensors, batches: tuple[Arrays, ...], traced: bool, error: RuntimeError
     ) -> Tensors:
-        """Go on one client at a time; an error in the function itself comes up again there, and then counts."""
+        """Run one client at a time from here on; an error in the function itself is raised again there."""
         out = self._one_by_one(name, vectors, batches, traced)
         self._alone.add(name)
         reason = str(error).split("\n")[0]

@@ -1,4 +1,4 @@
-"""The one problem type: an objective in layers, each an expectation over a client's own data.
+"""The problem type: an objective in layers, each an expectation over a client's own data.
 
     min_x max_y  M_k[ f_k( G_k(x), y ) ],      G_k = g_k^(K) o ... o g_k^(1),   K >= 0
 
@@ -29,46 +29,46 @@ Level = Callable[[torch.Tensor, Arrays], torch.Tensor]
 Outer = Callable[..., torch.Tensor]
 InnerMean = Literal["local", "global"]
 
-INNER_MEAN = param("local", "whether f_k meets the client's own levels, or their mean over all clients")
+INNER_MEAN = param("local", "what f_k is evaluated at: the client's own levels, or their mean over all clients")
 
 
 @dataclass(frozen=True)
 class Problem:
-    """An objective in layers. Write your own in ten lines: pure functions of vectors and a batch.
+    """An objective in layers, made of pure functions of vectors and a batch.
 
-    Every function is written for one client: ``u`` and ``y`` are vectors, ``batch`` is a tuple of tensors whose first
+    Each function is written for one client: ``u`` and ``y`` are vectors, ``batch`` is a tuple of tensors whose first
     axis runs over the samples, e.g. ``(inputs, targets)``. The library runs it for many clients at once.
 
-    outer:      ``f(u, batch) -> scalar``, or ``f(u, y, batch) -> scalar`` when there is a dual.
+    outer:      ``f(u, batch) -> scalar``, or ``f(u, y, batch) -> scalar`` with a dual.
     x0:         the starting point, a vector.
-    levels:     the inner functions g^(1)..g^(K), each ``g(u, batch) -> vector``; empty for ordinary learning.
-    y0:         the starting dual, a vector; None when there is none.
-    project_y:  the Euclidean projection of the dual, on tensors [..., p]; None when the dual is free.
-    inner_mean: "local" when f_k meets the client's own G_k, "global" when it meets the mean of G over clients.
-    name:       how messages and tables call it.
-    outer_draws: whether the outer function looks at data; when not, its batch is empty and costs no samples.
-    weighs:     whether the outer function takes a single number, a loss, and is increasing: its derivative is the
+    levels:     the inner functions g^(1)..g^(K), each ``g(u, batch) -> vector``; empty for standard learning.
+    y0:         the starting dual, a vector; None without a dual.
+    project_y:  the Euclidean projection of the dual, on tensors [..., p]; None if the dual is unconstrained.
+    inner_mean: "local" if f_k takes the client's own G_k, "global" if it takes the mean of G over clients.
+    name:       its name in messages and tables.
+    outer_draws: whether the outer function uses data; if not, its batch is empty and costs no samples.
+    weighs:     whether the outer function is an increasing function of a single number, a loss: its derivative is the
                 client's weight.
     numbered:   whether the outer function's batch ends with the client's number.
-    mixture:    whether the dual weighs the clients: y on the simplex, one entry for each. Then the outer function is
-                numbered, and at uniform y it is the client's own loss.
-    takes_weights: whether every function takes batches that end, before the client's number, with a weight for each
-                sample: what a sampling that favours rare classes makes.
-    best_y:     ``best_y(x, batch) -> y``, where f(x, .) is quadratic in y with one Hessian for all batches: the y, not
-                projected, that maximises it, so that the mean of these over batches maximises the mean of f.
-    ranks:      whether the model is only asked to rank, so that no threshold of its outputs means anything: metrics
-                then leave out accuracy.
-    known:      the solution, x and y (None without a dual), where it is known: for metrics.
-    perturbs:   whether the dual is a perturbation that is added to every input: metrics then measure under attack too.
+    mixture:    whether the dual weights the clients: y is on the simplex, one entry per client. The outer function is
+                then numbered, and at uniform y it is the client's own loss.
+    takes_weights: whether every function accepts batches that end, before the client's number, with a weight per
+                sample, as a sampling that favours rare classes makes them.
+    best_y:     ``best_y(x, batch) -> y``: the unprojected maximiser of f(x, .), if f is quadratic in y with one Hessian
+                for all batches, so that the mean of these over batches maximises the mean of f.
+    ranks:      whether the model only ranks, so that no threshold on its outputs is meaningful: metrics then omit
+                accuracy.
+    known:      the solution (x, y) if it is known, y None without a dual: for metrics.
+    perturbs:   whether the dual is a perturbation added to every input: metrics then also measure under attack.
     flat:       the model whose weights are the first entries of the vector, if there is one.
     predict:    ``predict(x, inputs) -> outputs`` of the model, for metrics.
     losses:     ``losses(outputs, targets) -> one loss per sample``, for metrics.
-    adapt:      (steps, lr) of the gradient steps that make the model a client's own, for metrics; None when none do.
-    options:    what it was built with, for the run directory; a run with other options is never resumed.
-    check:      raises an error when a data set does not fit the problem.
-    query:      what it must learn from the clients before the first round, if anything.
-    at:         ``at(problem, clock) -> problem``, before every round: the problem as it is then, the same one when
-                nothing has changed. For rates inside a problem that follow a schedule.
+    adapt:      (steps, lr) of the gradient steps that adapt the model to a client, for metrics; None if there are none.
+    options:    the options it was built with, recorded in the run directory; a run resumes only with the same ones.
+    check:      ``check(data)`` raises an error if the data do not fit the problem.
+    query:      what the problem must learn from the clients before the first round, if anything.
+    at:         ``at(problem, clock) -> problem``, called before every round: the problem at that time, or the same
+                object if nothing changed. For rates inside the problem that follow a schedule.
     """
 
     outer: Outer
@@ -111,25 +111,25 @@ class Problem:
         if self.project_y is not None and self.y0 is None:
             raise InputError(f"The problem {self.name} has project_y but no dual: pass y0 too.")
         if self.mixture and (self.y0 is None or self.project_y is None):
-            raise InputError(f"The problem {self.name} is a mixture: pass y0 and project_y, onto the simplex, too.")
+            raise InputError(f"The problem {self.name} is a mixture: pass y0 and a project_y onto the simplex too.")
         if self.mixture:
             object.__setattr__(self, "numbered", True)
 
     @property
     def dual(self) -> bool:
-        """Whether there is a maximum inside."""
+        """Whether the problem has a dual, i.e. an inner maximum."""
         return self.y0 is not None
 
     @property
     def kind(self) -> str:
-        """The problem class in words, as error messages and tables use it."""
+        """The problem class in words, for error messages and tables."""
         levels = {0: "no inner level", 1: "1 inner level"}.get(len(self.levels), f"{len(self.levels)} inner levels")
         mean = f", a {self.inner_mean} inner mean" if self.levels else ""
-        dual = "a dual that weighs the clients" if self.mixture else "a dual" if self.dual else "no dual"
+        dual = "a dual that weights the clients" if self.mixture else "a dual" if self.dual else "no dual"
         return f"{levels}{mean}, {dual}"
 
     def projected(self, y: torch.Tensor) -> torch.Tensor:
-        """Return the dual, [..., p], projected onto its set."""
+        """Project the dual, [..., p], onto its set."""
         return y if self.project_y is None else self.project_y(y)
 
     def model(self, x: torch.Tensor) -> nn.Module:
@@ -139,7 +139,7 @@ class Problem:
         return self.flat.to_module(x[: self.flat.size])
 
     def to(self, device: torch.device) -> Problem:
-        """Return the same problem on ``device``; this one, its model and others that share it stay where they are."""
+        """Return a copy of the problem on ``device``; the original and its module are not moved."""
         from dataclasses import replace
 
         moved: dict[str, Any] = {"x0": self.x0.to(device)}

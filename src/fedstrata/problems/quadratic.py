@@ -1,8 +1,9 @@
-"""Quadratics whose minimiser is known: for tests, and for seeing what an algorithm does."""
+"""Quadratic problems with known solutions, for tests and for studying algorithms."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -12,12 +13,12 @@ from fedstrata.data.federated import FederatedData
 from fedstrata.problems.problem import INNER_MEAN, Arrays, InnerMean, Problem
 
 DIMENSION = param(10, "number of entries of x", least=1)
-SEED = param(0, "seed of everything random", least=0)
+SEED = param(0, "random seed of the problem", least=0)
 
 
 @dataclass(frozen=True)
 class Quadratic:
-    """A quadratic problem, its data, and its solution: ``problem``, ``data``, ``solution``, and y in ``dual``."""
+    """A problem with its data and its known solution x; ``dual`` is the solution's y, if there is a dual."""
 
     problem: Problem
     data: FederatedData
@@ -36,9 +37,9 @@ def quadratic(
     seed: int = SEED,
     dtype: torch.dtype = torch.float64,
 ) -> Quadratic:
-    """Build f_k(x) = mean over the client's samples of 1/2 sum_j h_j (x_j - b_j)^2, with different h, b everywhere.
+    """Build f_k(x) = mean over the client's samples of 1/2 sum_j h_j (x_j - b_j)^2; each sample has its own h and b.
 
-    The curvatures h lie between 1 and ``condition``. The solution is that of the uniform mean over clients.
+    The curvatures h lie between 1 and ``condition``. The solution minimises the uniform mean over clients.
     """
     generator = torch.Generator().manual_seed(seed)
     shape = (clients, samples, dimension)
@@ -69,20 +70,16 @@ def composition(
     seed: int = SEED,
     dtype: torch.dtype = torch.float64,
 ) -> Quadratic:
-    """Build a composition whose minimiser is known: g_k(x) = A_k x and f_k(u) = 1/2 ||u - b_k||^2.
+    """Build a composition with a known minimiser: g_k(x) = A_k x and f_k(u) = 1/2 ||u - b_k||^2.
 
-    A_k and b_k are means over the client's samples. A method that takes value and Jacobian of g on one small batch is
-    biased here: the noise of the two is correlated.
+    A_k and b_k are means over the client's samples. A method that computes the value and the Jacobian of g on the same
+    small batch is biased here, since their noise is correlated.
     """
     if inner < dimension:
         raise invalid(
-            "inner of the composition problem", inner, f"at least the dimension, {dimension}, so that one x is best"
+            "inner of the composition problem", inner, f"at least the dimension, {dimension}, for a unique minimiser"
         )
-    generator = torch.Generator().manual_seed(seed)
-
-    def normal(*shape: int) -> torch.Tensor:
-        return torch.randn(*shape, generator=generator, dtype=dtype)
-
+    normal = partial(torch.randn, generator=torch.Generator().manual_seed(seed), dtype=dtype)
     scale = dimension**-0.5
     common = torch.eye(inner, dimension, dtype=dtype)
     own = common + 0.3 * heterogeneity * scale * normal(clients, 1, inner, dimension)
@@ -126,19 +123,15 @@ def quadratic_saddle(
     seed: int = SEED,
     dtype: torch.dtype = torch.float64,
 ) -> Quadratic:
-    """Build f_k(x, y) = curvature/2 ||x||^2 - (1/2 ||y||^2 - b_k^T y + t_k y^T x), whose saddle is x = y = 0.
+    """Build f_k(x, y) = curvature/2 ||x||^2 - (1/2 ||y||^2 - b_k^T y + t_k y^T x), whose saddle point is x = y = 0.
 
-    t_k is drawn from U(0, ``coupling``), b_k from N(0, ``spread``^2 I), and the mean of the b_k is taken away: clients
-    disagree by ``spread``, all together they do not. x and y start at random. With ``noise`` a client's ``samples``
-    have b's of their own around b_k, whose mean is b_k; without, every batch tells all. (Section 6.1 of the FGDA paper:
-    curvature 10, coupling 0.1, spread 1 and 10.)
+    t_k is drawn from U(0, ``coupling``) and b_k from N(0, ``spread``^2 I), centred over the clients so that their mean
+    is 0. x and y start at random. With ``noise``, each of a client's ``samples`` has its own b, with mean b_k; without,
+    every batch is exact. (Section 6.1 of the FGDA paper: curvature 10, coupling 0.1, spread 1 and 10.)
     """
     check_noise("quadratic_saddle", noise, samples)
     generator = torch.Generator().manual_seed(seed)
-
-    def normal(*shape: int) -> torch.Tensor:
-        return torch.randn(*shape, generator=generator, dtype=dtype)
-
+    normal = partial(torch.randn, generator=generator, dtype=dtype)
     t = coupling * torch.rand(clients, generator=generator, dtype=dtype)
     b = spread * normal(clients, dimension)
     b = b - b.mean(0)
@@ -162,6 +155,6 @@ def quadratic_saddle(
 
 
 def check_noise(name: str, noise: float, samples: int) -> None:
-    """Refuse noise that averages to 0 over a single sample."""
+    """Raise if there is noise but only one sample, whose noise would be centred to 0."""
     if noise and samples == 1:
-        raise invalid(f"samples of the {name} problem", samples, "at least 2 where there is noise")
+        raise invalid(f"samples of the {name} problem", samples, "at least 2 if there is noise")

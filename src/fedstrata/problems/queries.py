@@ -14,13 +14,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Query:
-    """A question to every client, and what its answer makes of the problem. The engine asks it; a problem never does.
+    """A question that the engine asks every client, and how the answers change the problem.
 
-    ask:    "class_counts": how many samples of each class a client has, [classes]; "first_loss": its loss at the
-            starting point, a single number.
-    learn:  ``learn(answers, weights) -> vector``, what is learned from all clients' answers [N, ...] and their weights
-            in a mean [N]. Kept in every checkpoint, and sent to clients that are elsewhere.
-    inform: ``inform(problem, vector) -> problem``, the problem that knows it.
+    ask:    "class_counts": the client's number of samples per class, [classes]; "first_loss": its loss at the starting
+            point, a single number.
+    learn:  ``learn(answers, weights) -> vector`` computes what is learned from all clients' answers [N, ...] and their
+            weights in a mean [N]. It is stored in every checkpoint and sent to remote clients.
+    inform: ``inform(problem, vector) -> problem`` returns the problem that uses it.
     """
 
     ask: Literal["class_counts", "first_loss"]
@@ -29,5 +29,5 @@ class Query:
 
 
 def class_shares(counts: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """Return the share of each class over all clients, weighted as the run weights clients."""
+    """Return the frequency of each class over all clients, weighted as the run weights clients."""
     return weights.to(counts) @ (counts / counts.sum(1, keepdim=True))

@@ -1,4 +1,4 @@
-"""Robust federated learning: hard clients count more."""
+"""Robust federated learning: clients with a high loss get a higher weight."""
 
 from __future__ import annotations
 
@@ -22,26 +22,26 @@ CAP = 30.0
 
 
 def exponential(u: torch.Tensor, cap: float = CAP) -> torch.Tensor:
-    """Return exp(u), and beyond ``cap`` its tangent there: increasing, and no loss is so high that it overflows."""
+    """Return exp(u), continued beyond ``cap`` by its tangent, so that it increases but does not overflow."""
     return u.clamp(max=cap).exp() + math.exp(cap) * (u - cap).relu()
 
 
 def square(u: torch.Tensor) -> torch.Tensor:
-    """Return u^2 / 2: as q-FFL with q = 1; for losses of at least 0."""
+    """Return u^2 / 2, as q-FFL with q = 1; for non-negative losses."""
     return 0.5 * u * u
 
 
 LINKS: dict[str, Link] = {"exp": exponential, "square": square}
 
-GAMMA = param(0.5, "the smaller, the more a client with a high loss weighs", above=0)
-SHIFT = param(None, "subtracted from the losses before exp; by default found from the clients' first losses")
+GAMMA = param(0.5, "the smaller it is, the higher the weight of clients with a high loss", above=0)
+SHIFT = param(None, "subtracted from the losses before exp; by default computed from the clients' initial losses")
 
 
 @options("the robust problem")
 def robust(
     model: nn.Module,
     gamma: float = GAMMA,
-    link: str | Link = param("exp", "outer function; in Python also an increasing function of tensors", choices=LINKS),
+    link: str | Link = param("exp", "outer function; in Python also any increasing tensor function", choices=LINKS),
     loss: str | Losses = LOSS,
     shift: float | None = SHIFT,
     inner_mean: InnerMean = INNER_MEAN,
@@ -49,17 +49,16 @@ def robust(
 ) -> Problem:
     """Build distributionally robust learning: min_x M_k[ gamma * link((loss_k(x) - shift) / gamma) ].
 
-    The inner function is the client's mean loss, a single number; the outer one is an increasing ``link``, so a client
-    with a high loss weighs more, the more so the smaller ``gamma``. ``link`` is "exp" (KL-regularised robustness),
-    "square", or an increasing function of your own on tensors. The factor gamma makes a weight 1 where the loss equals
-    the shift, whatever gamma: gamma -> infinity is ordinary learning.
+    The inner function is the client's mean loss, a single number. The outer function ``link`` is increasing, so clients
+    with a high loss get a higher weight, more so for a smaller ``gamma``. ``link`` is "exp" (KL-regularised
+    robustness), "square", or your own increasing tensor function. The factor gamma gives a client whose loss equals the
+    shift the weight 1 for any gamma (with "exp"); gamma -> infinity is standard learning.
 
-    ``shift`` is one constant shared by all clients; for "exp" it rescales the objective and moves no solution. With a
-    shift of your own, exp goes on as its tangent beyond exp(30), so choose it near the losses. By default, for
-    "exp", the clients are asked before the first round: shift = gamma log M_k[ exp(loss_k(x0) / gamma) ], so that the
-    weights average to one at the start (M_k is the uniform mean here, whatever the run's weighting); where a weight
-    would pass the number of clients, which the weights of that mean cannot, exp goes on as its tangent. The other links
-    have the shift 0.
+    ``shift`` is a constant shared by all clients. With "exp" it rescales the objective and does not change the
+    solution. By default it is gamma log M_k[ exp(loss_k(x0) / gamma) ], computed from the clients' losses before the
+    first round (M_k is the uniform mean here, whatever the weighting of the run), so that the weights average to 1 at
+    the start; above a weight equal to the number of clients, exp is continued by its tangent. With a shift of your own
+    the tangent starts at exp(30), so choose it near the losses. Other links default to a shift of 0.
     """
     base = erm(model, loss, batchnorm)
 
@@ -69,7 +68,7 @@ def robust(
 
 
 def as_level(loss: Outer) -> Level:
-    """Return a loss as a level: a vector of one number."""
+    """Return a loss as a level, with a vector of length 1."""
 
     def level(u: torch.Tensor, batch: Arrays) -> torch.Tensor:
         return loss(u, batch).reshape(1)
@@ -78,7 +77,7 @@ def as_level(loss: Outer) -> Level:
 
 
 def linked(problem: Problem, gamma: float, link: str | Link, shift: float | None) -> Problem:
-    """Return the problem with gamma * link((. - shift) / gamma) as its outer function; its last level is a loss."""
+    """Return the problem, whose last level is a loss, with outer function gamma * link((. - shift) / gamma)."""
     function = LINKS[link] if isinstance(link, str) else link
 
     def with_outer(problem: Problem, function: Link, constant: float) -> Problem:

@@ -1,6 +1,8 @@
-"""A tower of levels whose solution is known: for tests, and for seeing how a method fares with K."""
+"""A tower of levels with a known solution, for tests and for studying how a method scales with K."""
 
 from __future__ import annotations
+
+from functools import partial
 
 import torch
 
@@ -18,24 +20,21 @@ def tower(
     samples: int = param(200, "samples of each client", least=1),
     bend: float = param(0.3, "how far a level is from a rotation", least=0, below=1),
     noise: float = param(0.5, "standard deviation of the samples' noise", least=0),
-    dual: bool = param(True, "whether there is a maximum inside"),
-    distance: float = param(1.0, "distance of the start from the solution", least=0),
+    dual: bool = param(True, "whether the problem has a dual"),
+    distance: float = param(1.0, "distance of the starting point from the solution", least=0),
     seed: int = SEED,
     dtype: torch.dtype = torch.float64,
 ) -> Quadratic:
-    """Build K levels g^(j)(u) = Q_j (u + bend sin(u)), Q_j orthogonal, one upon the other, and a quadratic outside.
+    """Build K nested levels g^(j)(u) = Q_j (u + bend sin(u)), with Q_j orthogonal, and a quadratic outer function.
 
-    f(u, y) = y^T (u - b) - ||y||^2 / 2, so that max_y f = ||u - b||^2 / 2; without ``dual`` that is f itself. b is the
-    tower's value at the solution, x starts at ``distance`` from it, y at 0. Samples are noisy, clients are not
-    different: a sample's level is Q_j (u + (bend + noise e) sin(u)) + noise e', its b is b + noise e'', with normal e
-    that average to 0 over each client's samples (and independently for each level). With ``bend`` 0 the levels are
-    rotations; below 1 a single x is best.
+    f(u, y) = y^T (u - b) - ||y||^2 / 2, so that max_y f = ||u - b||^2 / 2; without ``dual``, f is that maximum. b is
+    the value of the levels at the solution; x starts at ``distance`` from the solution, y at 0. Clients have the same
+    distribution, with noisy samples: a sample's level is Q_j (u + (bend + noise e) sin(u)) + noise e', its b is b +
+    noise e'', with normal e drawn for each level and centred over each client's samples. With ``bend`` 0 the levels are
+    rotations; below 1 the minimiser is unique.
     """
     check_noise("tower", noise, samples)
-    generator = torch.Generator().manual_seed(seed)
-
-    def normal(*shape: int) -> torch.Tensor:
-        return torch.randn(*shape, generator=generator, dtype=dtype)
+    normal = partial(torch.randn, generator=torch.Generator().manual_seed(seed), dtype=dtype)
 
     def centred(*shape: int) -> torch.Tensor:
         e = noise * normal(clients, samples, *shape)

@@ -1,1 +1,1 @@
-"""Training: the loop, what is measured, and what is kept of a run."""
+"""Training: the loop, metrics, checkpoints and run directories."""

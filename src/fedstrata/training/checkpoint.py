@@ -1,13 +1,13 @@
 """Checkpoints: safetensors and JSON, atomic, the last two kept.
 
-Round r has ``round-r.safetensors``, the server's vectors, and ``clients-r-*.safetensors``, the rows that clients kept
-since the checkpoint before (so a checkpoint costs what a round changed, not what all clients hold; now and then all
-rows are written anew, in pieces). ``round-r.json`` is written last: counts, and the names and SHA-256 of every file it
-needs. A checkpoint exists once its JSON does; a kill at any moment leaves the one before.
+Round r has ``round-r.safetensors``, the server's vectors, and ``clients-r-*.safetensors``, the rows that clients wrote
+since the previous checkpoint: a checkpoint costs as much as a round changed, not as much as all clients hold.
+Occasionally all rows are rewritten, in pieces. ``round-r.json`` is written last, with the counts and the names and
+SHA-256 of all files it needs. A checkpoint exists once its JSON does; a kill at any moment leaves the previous one.
 
-Waiting for the disk after every round would cost more than many a round, so a checkpoint is forced to the disk only
-when thirty seconds have passed since the last one that was; that one is kept too. So a kill loses at most the round
-under way, and a power failure at most half a minute.
+Syncing to disk after every round would often cost more than the round, so a checkpoint is synced only if thirty
+seconds have passed since the last one that was, which is also kept. A kill loses at most the current round, a power
+failure at most half a minute.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from fedstrata.core.version import FORMAT
 
 
 class Damaged(FedstrataError):
-    """A checkpoint's file is missing or not what was written."""
+    """A file of a checkpoint is missing or corrupt."""
 
 
 @dataclass
 class Checkpoint:
-    """What a run needs to go on: the round that is done, the server's vectors, counts, clients' rows."""
+    """What a run needs to resume: the last finished round, the server's vectors, counts, clients' rows."""
 
     round: int
     state: dict[str, torch.Tensor]
@@ -58,18 +58,18 @@ class Checkpoints:
         self._synced = -DURABLE_SECONDS
 
     def wants_all(self, rows: int) -> bool:
-        """Whether it is time to write all ``rows`` of the clients anew, not only those that changed."""
+        """Whether it is time to rewrite all ``rows`` of the clients, not only those that changed."""
         return self._saved_rows > 2 * rows + 1
 
-    def save(self, checkpoint: Checkpoint, anew: bool) -> None:
+    def save(self, checkpoint: Checkpoint, complete: bool) -> None:
         """Write a checkpoint, then remove those older than the last two and the last durable one.
 
-        Its rows are those that clients changed since the one before, or all of them ``anew``.
+        Its rows are those that changed since the previous checkpoint, or all of them if it is ``complete``.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         now = time.monotonic()
         durable = now - self._synced >= DURABLE_SECONDS
-        if anew:
+        if complete:
             self._segments, self._saved_rows = [], 0
         for number, rows in enumerate(checkpoint.rows):
             if rows:
@@ -94,7 +94,7 @@ class Checkpoints:
         self._clean()
 
     def _sync_segments(self) -> None:
-        """Force the rows of the checkpoints in between to the disk too."""
+        """Sync the rows of the checkpoints since the last durable one to disk."""
         for segment in self._segments:
             with (self.folder / segment["file"]).open("rb") as file:
                 os.fsync(file.fileno())
@@ -124,18 +124,18 @@ class Checkpoints:
                 path.unlink(missing_ok=True)
 
     def latest(self) -> tuple[Checkpoint | None, list[str]]:
-        """Return the newest good checkpoint, and a warning for each newer one that is damaged.
+        """Return the newest intact checkpoint, or None if there is none, and a warning for each newer, damaged one.
 
-        None when no checkpoint was ever written. Nothing is removed: a file that cannot be read is an error.
+        Nothing is removed, and a file that cannot be read is an error.
         """
         warnings: list[str] = []
         for path in sorted(self.folder.glob("round-*.json"), reverse=True):
             try:
                 return self._load(path), warnings
             except Damaged as error:
-                warnings.append(f"Checkpoint {path} is damaged ({error}); falling back to the one before.")
+                warnings.append(f"Checkpoint {path} is damaged ({error}); falling back to the previous one.")
         if warnings:
-            raise FedstrataError(f"Every checkpoint in {self.folder} is damaged: the run cannot go on. {warnings[0]}")
+            raise FedstrataError(f"All checkpoints in {self.folder} are damaged: cannot resume the run. {warnings[0]}")
         return None, []
 
     def _load(self, path: Path) -> Checkpoint:
@@ -147,7 +147,7 @@ class Checkpoints:
             )
         state = self._read(manifest["server"])
         for segment in manifest["clients"]:
-            self._read(segment)  # all must be good before any is used
+            self._read(segment)  # check all before using any
         self._segments = manifest["clients"]
         self._saved_rows = sum(segment["rows"] for segment in self._segments)
         rows = (self._read(segment) for segment in manifest["clients"])

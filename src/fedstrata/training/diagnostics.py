@@ -1,7 +1,7 @@
-"""Diagnostics: what goes on inside local steps, written down by a callback.
+"""Diagnostics: a callback that records what happens inside local steps.
 
-An algorithm's local step feeds them with ``client.report(vhat=v, rate=lambda: lr / v.sqrt())``; nobody listening, that
-costs nothing. ``rate`` is the learning rate of every coordinate, other names are vectors whose norms one may want.
+A local step reports values with ``client.report(vhat=v, rate=lambda: lr / v.sqrt())``, which costs nothing unless a
+callback listens. ``rate`` is the learning rate of each coordinate; other names are vectors whose norms can be recorded.
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ from fedstrata.training.callbacks import Callback, Reports
 
 
 class Diagnostics(Callback):
-    """Writes down what local steps report: one row for a round, and one for every step of chosen clients.
+    """Record what local steps report: one row per round, and one per step of selected clients.
 
-    Every round's row has ``local_steps``, those of the busiest client. With ``norms`` every local step of the chosen
-    clients has a row of its own: {round, client, step, vhat}. With ``rates`` a round's row has the effective learning
-    rates of its clients: their mean (``rate``), smallest and largest, and standard deviation over mean
-    (``rate_spread``; 0 says that nothing is specific to a client). A client's is the median over coordinates of what it
-    reports as ``rate`` in its last step of the round, because coordinates whose gradient is always 0 would dominate a
-    mean. The rows are in ``rows``, and with a ``folder``, usually the run directory, also in ``diagnostics.jsonl`` and
-    ``diagnostics.png`` there.
+    The row of a round has ``local_steps``, of the client with the most. With ``norms``, every local step of the
+    selected clients has its own row: {round, client, step, vhat}. With ``rates``, the row of a round has the effective
+    learning rates of its clients: mean (``rate``), minimum (``rate_least``), maximum (``rate_most``), and standard
+    deviation over mean (``rate_spread``; 0 if all clients have the same rate). A client's effective rate is the median
+    over coordinates of the ``rate`` it reports in its last step of the round, since coordinates whose gradient is
+    always 0 would dominate a mean. The rows are in ``rows``, and if ``folder`` (usually the run directory) is given,
+    also in its ``diagnostics.jsonl`` and ``diagnostics.png``.
     """
 
     @options("the diagnostics")
     def __init__(
         self,
         norms: Sequence[str] = param(
-            (), "vectors that the algorithm reports whose squared norms to record after every local step"
+            (), "vectors reported by the algorithm whose squared norms to record after every local step"
         ),
         clients: Annotated[int, Limits(least=1)] | Sequence[Annotated[int, Limits(least=0)]] = param(
             2,
-            "clients whose norms to record: a list of numbers, or how many of a round's clients, lowest numbers first",
+            "clients whose norms to record: a list of client numbers, or how many of a round's clients, lowest first",
         ),
         rounds: Sequence[int] | None = param(None, "rounds to record, counted from 1; by default all", least=1),
         rates: bool = param(False, "whether to record the clients' effective learning rates"),
@@ -63,7 +63,7 @@ class Diagnostics(Callback):
         self._rates: dict[int, float] = {}
 
     def on_start(self, title: str, done: int, rounds: int, note: str) -> None:
-        """Take up the rows of the rounds that are done already."""
+        """Load the rows of the finished rounds."""
         self.rows, self.title = [], title
         if self.path is not None:
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -72,12 +72,12 @@ class Diagnostics(Callback):
         self._begin()
 
     def on_local_step(self, clock: Clock, ids: np.ndarray, reports: Reports) -> None:
-        """Take down what this step of these clients reports."""
+        """Record the reports of this step."""
         self._steps.update(ids.tolist())
         number = clock.round + 1
         if clock.round < 0 or (self.rounds is not None and number not in self.rounds):
             return
-        names = [name for name in self.norms if self._there(name, reports)]
+        names = [name for name in self.norms if self._reported(name, reports)]
         chosen = [c for c, k in enumerate(ids) if isinstance(self.clients, int) or k in self.clients]
         if chosen and names:
             squares = {name: _rows(name, reports, ids)[chosen].square().sum(1).tolist() for name in names}
@@ -85,15 +85,15 @@ class Diagnostics(Callback):
                 row = {"round": number, "client": int(ids[c]), "step": clock.step + 1}
                 row |= {name: values[place] for name, values in squares.items()}
                 self._norms.setdefault(int(ids[c]), []).append(row)
-        if self.rates and self._there("rate", reports):
+        if self.rates and self._reported("rate", reports):
             values = _rows("rate", reports, ids).median(1).values
             self._rates.update(zip(map(int, ids), values.tolist(), strict=True))
 
-    def _there(self, name: str, reports: Reports) -> bool:
+    def _reported(self, name: str, reports: Reports) -> bool:
         if name in reports or not self.strict:
             return name in reports
-        told = ", ".join(reports) or "nothing"
-        raise InputError(f"No {name!r} is reported by the local steps of {self.title}. Reported: {told}.")
+        names = ", ".join(reports) or "nothing"
+        raise InputError(f"The local steps of {self.title} do not report {name!r}. Reported: {names}.")
 
     def on_round(self, round: int, state: Any) -> None:
         """Write the round's rows."""
@@ -112,7 +112,7 @@ class Diagnostics(Callback):
         self._begin()
 
     def on_end(self, run: Any) -> None:
-        """Draw the picture."""
+        """Plot the diagnostics."""
         if run is not None and self.path is not None and self.rows:
             from fedstrata.training.plots import plot_diagnostics
 
@@ -127,5 +127,5 @@ def _rows(name: str, reports: Reports, ids: np.ndarray) -> torch.Tensor:
     value = reports[name]()
     if not isinstance(value, torch.Tensor) or value.dim() != 2 or len(value) != len(ids):
         got = tuple(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__
-        raise invalid(f"{name!r} that a local step reports", got, f"a tensor [clients, numbers], {len(ids)} rows here")
+        raise invalid(f"{name!r} reported by a local step", got, f"a tensor [clients, numbers] with {len(ids)} rows")
     return value.double()

@@ -1,4 +1,4 @@
-"""What a run is: its settings as tables, and a digest of its data and its start, so that no other is ever resumed."""
+"""The identity of a run: its settings, and digests of its data and starting point. Only the same run is resumed."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from fedstrata.training.settings import Settings
 
 
 def settings_of(problem: Problem, data: FederatedData, algorithm: Algorithm, settings: Settings) -> dict[str, Any]:
-    """Return what is known of a run as the tables of a configuration file."""
-    around = {"channel": settings.channel, "faults": settings.faults}
+    """Return the settings of a run as the tables of a configuration file."""
+    optional = {"channel": settings.channel, "faults": settings.faults}
     return {
-        **{k: v.to_table() for k, v in around.items() if v is not None and v != PLAIN},
+        **{k: v.to_table() for k, v in optional.items() if v is not None and v != PLAIN},
         "train": settings.to_table(),
         "algorithm": algorithm.to_table(),
         "problem": {"name": problem.name, "size": len(problem.x0), **_plain(problem.options)},
@@ -30,7 +30,7 @@ def settings_of(problem: Problem, data: FederatedData, algorithm: Algorithm, set
 
 
 def _plain(options: Mapping[str, object]) -> dict[str, object]:
-    """Return options as a file holds them: functions by their name, nothing for what was left out."""
+    """Return options as a configuration file stores them: functions by name, None omitted."""
     values = {k: v if isinstance(v, Options) or not callable(v) else _name(v) for k, v in options.items()}
     return {k: plain(v) for k, v in values.items() if v is not None}
 
@@ -40,7 +40,7 @@ def _name(function: object) -> str:
 
 
 def digest_of(problem: Problem, data: FederatedData) -> dict[str, str]:
-    """Return what tells other data or another start from these, so that nothing else is ever resumed."""
+    """Return digests of the data and the starting point."""
     start = [problem.x0] if problem.y0 is None else [problem.x0, problem.y0]
     parts = [p for p in (data.train, data.support, data.client_test, data.auxiliary) if p is not None]
     arrays = {id(a): a for p in parts for a in (*p.arrays, p.rows)}
@@ -58,31 +58,31 @@ FREE_TO_CHANGE = {
     *("train.rounds", "train.threads", "train.checkpoint_every", "train.state_memory", "data.directory"),
     *("faults.quorum", "faults.retries", "faults.timeout", "faults.max_bytes"),
 }
-"""Settings that a resumed run may change without becoming another run."""
+"""Settings that may change when a run is resumed."""
 
 _START = "digest.start"
 
 
 def refuse_other_settings(old: dict[str, Any], new: dict[str, Any], path: Path) -> None:
-    """Refuse to resume the run in ``path``, which has ``old`` settings, with ``new`` ones that make it another run."""
-    before, now = flatten(old), flatten(new)
+    """Raise if the run in ``path``, which has the settings ``old``, cannot be resumed with the settings ``new``."""
+    old, new = flatten(old), flatten(new)
     free = set(FREE_TO_CHANGE)
-    if _START not in before or _START not in now:  # pre-training is still to find the start
+    if _START not in old or _START not in new:  # pre-training has not produced the starting point yet
         free.add(_START)
-    for key in sorted(before.keys() | now.keys(), key=lambda k: (k.startswith("digest."), k)):
+    for key in sorted(old.keys() | new.keys(), key=lambda k: (k.startswith("digest."), k)):
         if key.startswith(("diagnostics.", "written_by.")):  # not part of the run itself
             continue
-        if key not in free and before.get(key) != now.get(key):
+        if key not in free and old.get(key) != new.get(key):
             raise InputError(
-                f"The run in {path} cannot be resumed with other settings: {key} was {_told(before, key)} there and is "
-                f"{_told(now, key)} now. Choose another directory for a new run."
+                f"The run in {path} cannot be resumed with other settings: {key} was {_shown(old, key)} and is now "
+                f"{_shown(new, key)}. Choose another directory for a new run."
             )
 
 
-def _told(settings: dict[str, Any], key: str) -> str:
-    """Return a setting in words; one that is a table in the one run and none in the other as that table."""
-    if key not in settings:
-        inside = {k[len(key) + 1 :]: v for k, v in settings.items() if k.startswith(f"{key}.")}
-        outside = next((f"{k} = {v!r}" for k, v in settings.items() if key.startswith(f"{k}.")), None)
-        return str(inside) if inside else f"not there ({outside})" if outside else "None"
-    return repr(settings[key])
+def _shown(settings: dict[str, Any], key: str) -> str:
+    """Return a setting for a message; the other run may have a table where this one has a value."""
+    if key in settings:
+        return repr(settings[key])
+    table = {k[len(key) + 1 :]: v for k, v in settings.items() if k.startswith(f"{key}.")}
+    parent = next((f"{k} = {v!r}" for k, v in settings.items() if key.startswith(f"{k}.")), None)
+    return str(table) if table else f"missing ({parent})" if parent else "None"

@@ -97,10 +97,10 @@ def _chosen(runs: Runs, measures: Sequence[str] | None, axis: str, log: Sequence
     """Check what was asked for, and return the measures to plot."""
     if axis not in AXES:
         raise unknown("axis", axis, AXES)
-    known = {k for group in runs.values() for run in group for row in run for k in row} - set(AXES)
+    measured = {k for group in runs.values() for run in group for row in run for k in row} - set(AXES)
     for name in (*(measures or ()), *log):
-        if name not in known:
-            raise unknown("measure", name, known)
+        if name not in measured:
+            raise unknown("measure", name, measured)
     if measures:
         return list(measures)
     last = [run[-1] for group in runs.values() for run in group if run]

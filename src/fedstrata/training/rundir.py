@@ -1,7 +1,7 @@
 """A run directory: config.toml, metrics.jsonl, summary.json, model.safetensors, checkpoint/, plot.png.
 
-Where clients were left out, ``faults.jsonl`` says which, when and why.
-Where ``[pretrain]`` comes first, ``pretrain/`` in it is the run directory of that.
+If clients were left out, ``faults.jsonl`` says which, when and why. The run directory of a ``[pretrain]`` stage is
+``pretrain/``.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ _STARTED = ".started-by"
 
 
 def started_by() -> str:
-    """Return what tells the processes of one ``torchrun`` from those of another; nothing without it."""
+    """Return the id of the ``torchrun`` that started this process; empty without one."""
     return os.environ.get("TORCHELASTIC_RUN_ID", "")
 
 
 class RunDirectory:
-    """Reads and writes one run's files; nothing there is ever overwritten by another run."""
+    """The files of one run; another run never overwrites them."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
@@ -44,7 +44,7 @@ class RunDirectory:
         self._handle: int | None = None
 
     def open(self, config: dict[str, Any], resume: bool) -> None:
-        """Start a new run here, or get ready to go on with the one that is here."""
+        """Start a new run here, or prepare to resume the one that is here."""
         settings = self.path / "config.toml"
         if self.path.is_dir():
             self._lock()
@@ -64,26 +64,28 @@ class RunDirectory:
         self.write_config(config)
 
     def refuse_if_used(self) -> None:
-        """Refuse a folder that holds anything."""
+        """Raise if the folder is not empty."""
         if self.path.exists() and any(p.suffix != ".tmp" for p in self.path.iterdir()):
-            how = "Choose another, or pass --resume (resume=True) to go on with the run there."
+            remedy = "Choose another, or pass --resume (resume=True) to resume the run in it."
             if not (self.path / "config.toml").exists():
-                how = "It holds no fedstrata run. Choose another."
-            raise InputError(f"The run directory {self.path} exists and is not empty. Nothing was overwritten. {how}")
+                remedy = "It contains no fedstrata run. Choose another."
+            raise InputError(
+                f"The run directory {self.path} exists and is not empty. Nothing was overwritten. {remedy}"
+            )
 
     def is_ours(self) -> bool:
-        """Whether this very ``torchrun`` started the run here: then a process that it starts again goes on with it."""
+        """Whether this ``torchrun`` started the run: a process that it restarts then resumes it."""
         path = self.path / _STARTED
         return path.exists() and path.read_text() == started_by() != ""
 
     def close(self) -> None:
-        """Let other processes work here again."""
+        """Release the lock."""
         if self._handle is not None:
             os.close(self._handle)
             self._handle = None
 
     def _lock(self) -> None:
-        """Make sure that no other process writes to this run; the system undoes it when the process ends, however."""
+        """Lock the run against other processes; the system releases the lock when this process ends."""
         if self._handle is not None or fcntl is None:
             return
         handle = os.open(self.path, os.O_RDONLY)
@@ -92,7 +94,7 @@ class RunDirectory:
         except BlockingIOError:
             os.close(handle)
             raise InputError(
-                f"Another process is at work on the run in {self.path}. Wait for it, or stop it."
+                f"Another process is using the run directory {self.path}. Wait for it, or stop it."
             ) from None
         except OSError:  # a file system without locks
             os.close(handle)
@@ -105,7 +107,7 @@ class RunDirectory:
         write_atomically(self.path / "config.toml", tomli_w.dumps(config).encode())
 
     def rows(self) -> list[Row]:
-        """Return the rows of metrics.jsonl; a line cut off by a kill is left out."""
+        """Return the rows of metrics.jsonl, without a line that a kill cut off."""
         return read_rows(self.metrics)
 
     def faults(self) -> list[Row]:
@@ -113,19 +115,19 @@ class RunDirectory:
         return read_rows(self.path / "faults.jsonl")
 
     def truncate(self, rows: list[Row]) -> None:
-        """Make metrics.jsonl hold just these rows."""
+        """Replace the rows of metrics.jsonl."""
         write_rows(self.metrics, rows)
 
     def append(self, row: Row) -> None:
-        """Add a row to metrics.jsonl."""
+        """Append a row to metrics.jsonl."""
         append_rows(self.metrics, [row])
 
     def append_faults(self, rows: list[Row]) -> None:
-        """Add lines to faults.jsonl: who was left out, when and why."""
+        """Append lines to faults.jsonl."""
         append_rows(self.path / "faults.jsonl", rows)
 
     def truncate_faults(self, rounds: int) -> list[Row]:
-        """Make faults.jsonl end with this round; return what is left."""
+        """Drop the lines of faults.jsonl after this round; return the rest."""
         path = self.path / "faults.jsonl"
         rows = [row for row in self.faults() if row["round"] <= rounds]
         if path.exists():
@@ -143,7 +145,7 @@ class RunDirectory:
 
 
 def _check_format(config: dict[str, Any], path: Path) -> None:
-    """Refuse a run of another format than this version's."""
+    """Raise if another version wrote the run in another format."""
     writer = config.get("written_by", {"version": "0.1.0", "format": 1})
     if writer["format"] != FORMAT:
         raise InputError(

@@ -1,4 +1,4 @@
-"""The settings of a run: what ``fs.train`` takes as keywords, and the tables [train], [channel] and [faults] hold."""
+"""The settings of a run: the keywords of ``fs.train``, and the tables [train], [channel] and [faults] of a file."""
 
 from __future__ import annotations
 
@@ -20,61 +20,61 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Settings(Options, owner="the run"):
-    """How to train; one frozen value that everything inside a run reads."""
+    """How to train: one frozen value for everything inside a run."""
 
     rounds: int = param(100, "rounds of training", least=1)
     batch_size: int | None = param(
-        None, "samples per client and step; by default the client's whole data in every step", least=1
+        None, "samples per client and step; by default all of the client's data in every step", least=1
     )
-    participation: int | float = param(1.0, "share or number of the clients that take part in a round")
-    weighting: Weighting = param("uniform", "how the mean over clients weighs them: equally, or by their samples")
+    participation: int | float = param(1.0, "fraction or number of the clients that take part in a round")
+    weighting: Weighting = param("uniform", "weights in the mean over clients: equal, or by number of samples")
     sampling: str = param(
         "uniform",
-        "how batches are drawn: with replacement, in shuffled passes, in each client's own class proportions, or with "
-        "its classes in equal numbers and weights that keep means unbiased",
+        "how batches are drawn: with replacement, in shuffled passes, in each client's class proportions, or with "
+        "equal numbers of its classes and weights that keep means unbiased",
         choices=SAMPLINGS,
     )
-    seed: int = param(0, "seed of everything random in the run", least=0)
+    seed: int = param(0, "random seed of the run", least=0)
     chunk: int | Literal["auto"] = param(
-        "auto", "clients that advance together; auto follows a rule measured by bench/chunk.py", least=1
+        "auto", "clients that are computed together; auto uses a rule measured by bench/chunk.py", least=1
     )
     threads: int | None = param(None, "torch threads during the run; by default as many as torch uses", least=1)
     device: str = param("cpu", "torch device")
     eval_every: int | None = param(
-        None, "rounds between evaluations, besides the first and the last; by default a twentieth of all", least=1
+        None, "rounds between evaluations; by default a twentieth of all. The first and last are always made", least=1
     )
     checkpoint_every: int = param(1, "rounds between checkpoints", least=1)
     state_memory: int = param(
         4 << 30,
-        "bytes of client state, per name, above which it lives in a memory-mapped file; by default 4 GiB",
+        "bytes of client state, per name, above which it is kept in a memory-mapped file; by default 4 GiB",
         least=1,
     )
-    channel: Channel = param(PLAIN, "clipping, noise, compression and medians of what clients send", in_file=False)
+    channel: Channel = param(PLAIN, "clipping, noise, compression and medians of the clients' answers", in_file=False)
     faults: Faults | None = param(
         None,
-        "how to deal with clients that fail, and faults to inject; by default failures are not looked for",
+        "how to handle clients that fail, and faults to inject; by default failures are not handled",
         in_file=False,
     )
 
 
 def takes_settings(function: F) -> F:
-    """Let a function with a keyword ``settings`` take the fields of :class:`Settings` as keywords instead."""
+    """Let a function with a keyword ``settings`` also take the fields of :class:`Settings` as keywords."""
     own = inspect.signature(function)
     fields = list(inspect.signature(Settings).parameters.values())
-    known = [*own.parameters, *options_of(Settings)]
+    names = [*own.parameters, *options_of(Settings)]
 
     @functools.wraps(function)
-    def call(*args: Any, **given: Any) -> Any:
-        for name in given:
-            if name not in known:
-                raise unknown(f"argument of {function.__name__}", name, known)
-        chosen = {name: given.pop(name) for name in options_of(Settings) if name in given}
+    def call(*args: Any, **keywords: Any) -> Any:
+        for name in keywords:
+            if name not in names:
+                raise unknown(f"argument of {function.__name__}", name, names)
+        chosen = {name: keywords.pop(name) for name in options_of(Settings) if name in keywords}
         if isinstance(chosen.get("device"), torch.device):
             chosen["device"] = str(chosen["device"])
-        if chosen and "settings" in given:
+        if chosen and "settings" in keywords:
             raise InputError(f"Pass either settings or {', '.join(chosen)}, not both.")
-        given.setdefault("settings", Settings(**chosen))
-        return function(*args, **given)
+        keywords.setdefault("settings", Settings(**chosen))
+        return function(*args, **keywords)
 
     parameters = [p.replace(default=None) if p.name == "settings" else p for p in own.parameters.values()]
     parameters += [field.replace(kind=inspect.Parameter.KEYWORD_ONLY) for field in fields]

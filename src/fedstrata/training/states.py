@@ -1,4 +1,4 @@
-"""The server's state as named tensors, for checkpoints and checks, and back."""
+"""Convert the server's state to named tensors, for checkpoints and checks, and back."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def tensors_of(algorithm: Algorithm, state: Any) -> dict[str, torch.Tensor]:
 
 
 def state_of(algorithm: Algorithm, tensors: dict[str, torch.Tensor]) -> Any:
-    """Return the state that has these tensors; its class is what ``start`` of the algorithm says it returns."""
+    """Return the state with these tensors; its class is the return annotation of the algorithm's ``start``."""
     kind = get_type_hints(type(algorithm).start)["return"]
     kind = State if kind is Any else kind
     values: dict[str, Any] = {name: tensor for name, tensor in tensors.items() if "." not in name}

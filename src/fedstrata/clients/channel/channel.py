@@ -1,16 +1,16 @@
-"""Channels: what happens to a client's update on its way to the server's mean.
+"""Channels: the stages between a client's update and the server's mean.
 
-A client answers with an update (a change of the model, a gradient, a number), never with a point, so a channel works on
-answers as they are. In this order, each stage being optional:
+A client answers with an update (a change of the model, a gradient, a number), never with a point, so a channel applies
+to answers directly. The stages, all optional, in this order:
 
-    compress   the client sends the largest entries (top-k) or 8 bits per entry, and adds what it left out to its next
-               update (error feedback)
+    compress   the client sends the largest entries (top-k) or 8 bits per entry, and adds the error to its next update
+               (error feedback)
     clip       the client scales its update down to a norm
     bound      the server scales updates down to a norm, in case a client does not clip
-    reduce     the mean or, against bad clients, the coordinates' median or trimmed mean
+    reduce     the mean or, against bad clients, the coordinate-wise median or trimmed mean
     noise      Gaussian noise on the mean, for client-level differential privacy
 
-A norm is taken over all tensors of an answer together. The last two stages are in ``clients/reduce.py``.
+Norms are over all tensors of an answer together. The last two stages are in ``clients/reduce.py``.
 """
 
 from __future__ import annotations
@@ -30,39 +30,40 @@ if TYPE_CHECKING:
 
 
 class Channel(Options, owner="the channel"):
-    """What answers go through on their way to the server."""
+    """Clipping, compression, robust reduction and noise between the clients' updates and the server's mean."""
 
     words: ClassVar[str] = "a Channel, e.g. fs.Channel(clip=1.0)"
     compress: Literal["none", "top_k", "quantise"] = param(
         "none",
-        "what is sent of an update: all, the largest entries, or 8 bits per entry; the rest is added to the next one",
+        "send all of an update, its largest entries, or 8 bits per entry; the error is added to the next update",
     )
-    top: float = param(0.01, "share of the entries that top_k sends", above=0, most=1)
-    clip: float | None = param(None, "largest norm of a client's update, all its tensors together", above=0)
-    bound: float | None = param(None, "the same, enforced by the server, against clients that do not clip", above=0)
+    top: float = param(0.01, "fraction of the entries that top_k sends", above=0, most=1)
+    clip: float | None = param(None, "largest norm of a client's update, over all its tensors", above=0)
+    bound: float | None = param(None, "the same limit enforced by the server, for clients that do not clip", above=0)
     reduce: Literal["mean", "median", "trimmed_mean"] = param(
         "mean",
-        "how the server combines updates, coordinate by coordinate; medians and trimmed means resist bad clients",
+        "how the server combines updates, coordinate-wise; medians and trimmed means resist bad clients",
     )
     trim: float = param(
-        0.1, "share of the clients that trimmed_mean drops at each end, at least one", above=0, below=0.5
+        0.1, "fraction of the clients that trimmed_mean drops at each end, at least one client", above=0, below=0.5
     )
     noise: float = param(0.0, "standard deviation of Gaussian noise on the sum of updates, in units of clip", least=0)
-    delta: float = param(1e-5, "delta of (epsilon, delta) differential privacy of clients", above=0, below=1)
+    delta: float = param(1e-5, "delta of client-level (epsilon, delta) differential privacy", above=0, below=1)
 
     def __post_init__(self) -> None:
         if self.noise and self.clip is None:
             raise InputError("The noise of the channel is in units of its clip: set clip too.")
         if self.noise and self.reduce != "mean":
-            raise invalid("reduce of the channel", self.reduce, "'mean' where there is noise: its worth is known there")
+            wants = "'mean' if there is noise: epsilon is known only for the mean"
+            raise invalid("reduce of the channel", self.reduce, wants)
 
     @property
     def on_clients(self) -> bool:
-        """Whether clients pack their updates before they send them."""
+        """Whether clients compress or clip their updates."""
         return self.compress != "none" or self.clip is not None
 
     def send(self, client: Client, name: str, updates: torch.Tensor) -> Parcel:
-        """Pack the updates [C, n] of the clients' method ``name``; what compression drops is kept for the next time."""
+        """Pack the updates [C, n] of the clients' method ``name``; keep the error of compression for the next one."""
         kind = PARCELS[self.compress]
         if self.compress == "none":
             parcel = kind.pack(updates, self)
@@ -71,13 +72,13 @@ class Channel(Options, owner="the channel"):
             updates = updates + unsent
             parcel = kind.pack(updates, self)
             left = updates - parcel.unpack()
-            finite = torch.isfinite(left).all(1, keepdim=True)  # a diverged answer must not spoil the next ones
+            finite = torch.isfinite(left).all(1, keepdim=True)  # a diverged answer must not corrupt the next ones
             kept = {f"unsent.{name}": torch.where(finite, left, unsent)}
             client.keep(None, **kept)
         return parcel if self.clip is None else parcel.scaled(shortening(parcel.unpack(), self.clip))
 
     def receive(self, answer: Any) -> Any:
-        """Return the answers [C, ...] scaled down to the bound, on the server."""
+        """Scale the answers [C, ...] down to the bound, on the server."""
         if self.bound is None:
             return answer
         flat = FlatAnswer(answer)
@@ -94,7 +95,7 @@ def shortening(updates: torch.Tensor, norm: float) -> torch.Tensor:
 
 
 class FlatAnswer:
-    """An answer, tensors [C, ...], as one matrix ``updates`` [C, n], and back."""
+    """An answer, tensors [C, ...], flattened into one matrix ``updates`` [C, n]."""
 
     def __init__(self, answer: Any) -> None:
         leaves, self._shape = tree_flatten(answer)
@@ -104,7 +105,7 @@ class FlatAnswer:
         self.updates = torch.cat([leaf.reshape(len(leaf), -1).to(dtype) for leaf in leaves], 1)
 
     def restore(self, updates: torch.Tensor) -> Any:
-        """Return the answer that these updates make."""
+        """Return updates [C, n] in the form of the answer."""
         parts = torch.split(updates, [math.prod(size) for size, _ in self._forms], 1)
         pairs = zip(parts, self._forms, strict=True)
         leaves = [part.reshape(len(updates), *size).to(dtype) for part, (size, dtype) in pairs]

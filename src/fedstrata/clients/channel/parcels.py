@@ -1,6 +1,6 @@
-"""Parcels: updates as they cross the wire, [C, n] packed into named tensors with a row for each client.
+"""Parcels: updates [C, n] as they are sent, packed into named tensors with one row per client.
 
-A new compression is one class here and its name in ``PARCELS``.
+To add a compression, write a class here and add it to ``PARCELS``.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from fedstrata.clients.channel.channel import Channel
 
 Layout = dict[str, tuple[tuple[int, ...], torch.dtype]]
-"""The shape (of one client's row) and dtype of every tensor of a parcel, in order."""
+"""The shape of one client's row and the dtype of each tensor of a parcel, in order."""
 
 
 class Parcel(ABC):
-    """Packed updates: ``tensors`` by name, a row for each client; ``n`` is the length of an update."""
+    """Packed updates: ``tensors`` by name, with one row per client; ``n`` is the length of an update."""
 
     def __init__(self, tensors: dict[str, torch.Tensor], n: int) -> None:
         self.tensors, self.n = tensors, n
@@ -31,25 +31,25 @@ class Parcel(ABC):
 
     @abstractmethod
     def unpack(self) -> torch.Tensor:
-        """Return the updates [C, n] that arrive."""
+        """Return the updates [C, n] as received."""
 
     @abstractmethod
     def scaled(self, factors: torch.Tensor | float) -> Parcel:
-        """Return the parcel of these updates times ``factors``, a number or one for each client, [C, 1]."""
+        """Return the parcel of these updates times ``factors``, a number or [C, 1]."""
 
     @staticmethod
     @abstractmethod
     def layout(n: int, dtype: torch.dtype, channel: Channel) -> Layout:
-        """Return what a parcel of updates of length ``n`` and this dtype looks like."""
+        """Return the layout of a parcel of updates of length ``n`` and this dtype."""
 
     @property
     def nbytes(self) -> int:
-        """How many bytes the parcel has."""
+        """The size of the parcel in bytes."""
         return sum(t.numel() * t.element_size() for t in self.tensors.values())
 
 
 class Whole(Parcel):
-    """Updates as they are."""
+    """Uncompressed updates."""
 
     @staticmethod
     def pack(updates: torch.Tensor, channel: Channel) -> Whole:
@@ -57,7 +57,7 @@ class Whole(Parcel):
         return Whole({"values": updates}, updates.shape[1])
 
     def unpack(self) -> torch.Tensor:
-        """Return the updates [C, n] that arrive."""
+        """Return the updates [C, n] as received."""
         return self.tensors["values"]
 
     def scaled(self, factors: torch.Tensor | float) -> Whole:
@@ -66,12 +66,12 @@ class Whole(Parcel):
 
     @staticmethod
     def layout(n: int, dtype: torch.dtype, channel: Channel) -> Layout:
-        """Return what a parcel looks like."""
+        """Return the layout of a parcel."""
         return {"values": ((n,), dtype)}
 
 
 class TopK(Parcel):
-    """The largest entries of each update, and where they belong."""
+    """The largest entries of each update, and their positions."""
 
     @staticmethod
     def pack(updates: torch.Tensor, channel: Channel) -> TopK:
@@ -81,7 +81,7 @@ class TopK(Parcel):
         return TopK({"values": updates.gather(1, places), "places": places.to(torch.int32)}, n)
 
     def unpack(self) -> torch.Tensor:
-        """Return the updates [C, n] that arrive."""
+        """Return the updates [C, n] as received."""
         values = self.tensors["values"]
         return values.new_zeros(len(values), self.n).scatter_(1, self.tensors["places"].long(), values)
 
@@ -91,7 +91,7 @@ class TopK(Parcel):
 
     @staticmethod
     def layout(n: int, dtype: torch.dtype, channel: Channel) -> Layout:
-        """Return what a parcel looks like."""
+        """Return the layout of a parcel."""
         kept = TopK._entries(n, channel)
         return {"values": ((kept,), dtype), "places": ((kept,), torch.int32)}
 
@@ -113,7 +113,7 @@ class Quantised(Parcel):
         return Quantised({"levels": levels.to(torch.int8), "scale": scale}, updates.shape[1])
 
     def unpack(self) -> torch.Tensor:
-        """Return the updates [C, n] that arrive."""
+        """Return the updates [C, n] as received."""
         return self.tensors["levels"].to(self.tensors["scale"].dtype) * self.tensors["scale"]
 
     def scaled(self, factors: torch.Tensor | float) -> Quantised:
@@ -122,7 +122,7 @@ class Quantised(Parcel):
 
     @staticmethod
     def layout(n: int, dtype: torch.dtype, channel: Channel) -> Layout:
-        """Return what a parcel looks like."""
+        """Return the layout of a parcel."""
         return {"levels": ((n,), torch.int8), "scale": ((min(n, 1),), dtype)}
 
 

@@ -1,1 +1,1 @@
-"""What is measured of a model, on pooled data, over clients, after adapting to each, and under attack."""
+"""Metrics of a model: on pooled data, over clients, after adapting to each client, and under attack."""

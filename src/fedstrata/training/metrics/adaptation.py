@@ -38,16 +38,16 @@ def adapted_point(
     lr: float | None = None,
     rows: int | None = None,
 ) -> torch.Tensor:
-    """Return G(x), the uniform mean over clients of where their own full-batch gradient steps lead from ``x``.
+    """Return G(x), the uniform mean over clients of ``x`` after each client's own full-batch gradient steps.
 
     ``run.problem.model(adapted_point(run.problem, data, run.x))`` is the model of a run after its inner steps.
-    ``steps`` and ``lr`` are the problem's by default; where the rate follows a schedule, ``run.problem`` has that of
-    the last round. ``rows`` is how many rows, at most, a client takes; all by default.
+    ``steps`` and ``lr`` default to those of the problem; if ``lr`` is a schedule, ``run.problem`` has the rate of the
+    last round. ``rows`` is the largest number of rows that a client uses; by default all.
     """
     own = problem.adapt or (None, None)
     steps, lr = own[0] if steps is None else steps, own[1] if lr is None else lr
     if steps is None or lr is None or problem.predict is None:
-        raise InputError(f"The problem {problem.name} has no gradient steps inside: pass steps and lr, of a model.")
+        raise InputError(f"The problem {problem.name} has no inner gradient steps: pass a model's steps and lr.")
     ends = (adapt(problem, x, pieces(data.part(1), client, rows), steps, lr) for client in range(data.clients))
     total = torch.zeros_like(x)
     for end in ends:
@@ -56,10 +56,10 @@ def adapted_point(
 
 
 def pieces(part: Part, client: int, limit: int | None) -> list[Arrays]:
-    """Return a client's rows, at most ``limit`` of them, in pieces that keep the memory of a gradient within bounds."""
+    """Return a client's rows, at most ``limit`` of them, in pieces that bound the memory of a gradient."""
     positions = np.arange(part.sizes[client])
     if limit is not None and limit < len(positions):
-        # The rows stand in class order, so the first ones would be of one class.
+        # Rows are ordered by class, so the first ones would all be of one class.
         order = permutations(key_of("adapt"), np.array([client]), np.zeros(1), np.array([len(positions)]))
         positions = order[0, :limit]
     cut = [positions[None, start : start + ROWS] for start in range(0, len(positions), ROWS)]

@@ -1,4 +1,4 @@
-"""The worst shared perturbation of a model's inputs, for metrics: how well a model does under attack."""
+"""The worst shared perturbation of a model's inputs, to measure a model under attack."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _FAR = 1e6
 def worst_perturbation(
     problem: Problem, x: torch.Tensor, start: torch.Tensor, project: Projection, arrays: Arrays, steps: int
 ) -> torch.Tensor:
-    """Return the perturbation [p], of all inputs alike, found to raise the model's mean loss most.
+    """Search for the shared perturbation [p] of all inputs with the highest mean loss; return the best one visited.
 
-    Conditional-gradient steps from ``start`` (and whatever is best on the way): towards the point of the set that is
-    farthest along the gradient, by 2 / (k + 2) of the way. The gradient is taken on 2,048 of the rows, a fixed choice.
+    Takes conditional-gradient steps from ``start``: step k moves by 2 / (k + 2) towards the point of the feasible set
+    that is farthest along the gradient, computed on a fixed choice of 2,048 rows.
     """
     assert problem.predict is not None and problem.losses is not None
     rows = len(arrays[0])

@@ -1,4 +1,4 @@
-"""What is measured at an evaluation: loss, accuracy and AUC, pooled, over clients and after adapting to each."""
+"""The evaluation of a model: loss, accuracy and AUC, pooled, over clients and after adapting to each."""
 
 from __future__ import annotations
 
@@ -41,37 +41,37 @@ MEASURES = (
         for over in ("mean", "worst", "spread")
     ),
 )
-"""Every measure there is; which of them a run has depends on its problem, data and evaluation."""
+"""All measures; which of them a run has depends on its problem, data and evaluation."""
 
 Evaluate = Callable[[Problem, FederatedData, torch.Tensor, torch.Tensor | None], Measures]
 """What measures a model: ``(problem, data, x, y) -> {name: number}``."""
 
 POOLED = ("loss", "accuracy", "auc", "accuracy_worst_class", "attacked_loss", "attacked_accuracy", "attacked_auc")
-"""What is measured of a model as it is, on one set of samples."""
+"""Measures of the unadapted model on one set of samples."""
 
 PER_CLIENT = ("loss", "accuracy", "auc")
-"""What is measured of every client by itself, with the model as it is."""
+"""Measures of the unadapted model on each client."""
 
 
 class Evaluation(Options, owner="the evaluation"):
     """How to measure a model.
 
-    Gives ``loss``, ``accuracy`` and ``accuracy_worst_class`` (with classes) and ``auc`` (with two) on the pooled test
-    set, else on the clients' held-out parts, else on the training data; and over the clients ``loss_mean``,
-    ``loss_worst``, ``loss_spread`` (standard deviation), ``accuracy_mean``, ``accuracy_worst``, ``accuracy_spread``,
-    ``auc_mean`` and ``auc_worst`` (of clients that have both classes). A problem without a model gives ``loss``, its
-    objective, on the clients' held-out parts where all have one, else on the training data.
+    Pooled measures are ``loss``, with classes ``accuracy`` and ``accuracy_worst_class``, and with two classes ``auc``.
+    They use the pooled test set if there is one, else the clients' held-out data, else the training data. Measures over
+    clients are ``loss_mean``, ``loss_worst``, ``loss_spread`` (standard deviation), ``accuracy_mean``,
+    ``accuracy_worst``, ``accuracy_spread``, ``auc_mean`` and ``auc_worst`` (of clients with both classes). For a
+    problem without a model, ``loss`` is its objective, on the clients' held-out data if all have some, else on the
+    training data.
 
-    When the model is adapted, ``personal_loss`` and ``personal_accuracy`` (``_mean``, ``_worst``, ``_spread``) are
+    If the model is adapted, ``personal_loss`` and ``personal_accuracy`` (``_mean``, ``_worst``, ``_spread``) are
     measured on the same data with each client's own model: full-batch steps x <- x - lr grad(mean loss) on the rows
-    that the client's inner level draws from (its support rows, if there are any). They are NaN when an adapted model is
-    no longer finite. A problem with a global inner mean has one adapted model for all instead, the mean over clients of
-    where their steps lead: ``adapted_loss``, ``adapted_accuracy`` and ``adapted_auc`` on the pooled data. The mean is
-    uniform, whatever the run's weighting.
+    that the client's inner level draws from (its support rows, if any). They are NaN if an adapted model is not finite.
+    With a global inner mean, the adapted models are averaged into one (uniformly, whatever the weighting of the run),
+    measured on the pooled data: ``adapted_loss``, ``adapted_accuracy`` and ``adapted_auc``.
 
-    Under attack there are ``attacked_loss``, ``attacked_accuracy`` and ``attacked_auc``, measured on the pooled data
-    with the perturbation that was found on them. Where the solution is known there are ``distance``, of x and y
-    together, and ``distance_dual``, of y alone.
+    Under attack, ``attacked_loss``, ``attacked_accuracy`` and ``attacked_auc`` are measured on the pooled data, with
+    the worst perturbation found on them. If the solution is known, ``distance`` is that of (x, y) from it and
+    ``distance_dual`` that of y.
     """
 
     words: ClassVar[str] = "an Evaluation, e.g. fs.Evaluation(clients='none')"
@@ -81,17 +81,15 @@ class Evaluation(Options, owner="the evaluation"):
     )
     adapt_steps: int | None = param(
         None,
-        "gradient steps that adapt the model to each client before it is measured again; by default the problem's",
+        "gradient steps that adapt the model to each client for the personal measures; by default the problem's",
         least=0,
     )
     adapt_lr: float | None = param(None, "their learning rate; by default the problem's", above=0)
-    adapt_rows: int | None = param(
-        None, "largest number of rows that a client adapts on; by default all of them", least=1
-    )
-    stationarity: bool = param(False, "also measure objective and gradient_norm on all the training data")
+    adapt_rows: int | None = param(None, "largest number of rows that a client adapts on; by default all", least=1)
+    stationarity: bool = param(False, "also measure objective and gradient_norm on all training data")
     attack_radius: float | None = param(
         None,
-        "also measure under the worst perturbation of this norm, one for all inputs; by default the problem's",
+        "also measure under the worst shared perturbation of this norm; by default the problem's",
         above=0,
     )
     attack_steps: int = param(10, "gradient steps to find that perturbation", least=0)
@@ -121,30 +119,30 @@ class Evaluation(Options, owner="the evaluation"):
     def _attacked(
         self, problem: Problem, classes: int, x: torch.Tensor, y: torch.Tensor | None, arrays: Arrays
     ) -> Measures:
-        """Return the pooled measures under the perturbation that hurts most."""
+        """Return the pooled measures under the worst perturbation."""
         if not self.attacks(problem, inputs=arrays[0]):
             return {}
         project = problem.projected if self.attack_radius is None else ball(self.attack_radius)
         inputs, targets = arrays
         start = x.new_zeros(inputs[0].numel()) if y is None or not problem.perturbs else project(y)
         worst = worst_perturbation(problem, x, start, project, arrays, self.attack_steps)
-        found = pooled_measures(problem, classes, *predict(problem, x, (perturbed(inputs, worst), targets)))
-        return {f"attacked_{name}": value for name, value in found.items() if name in ("loss", "accuracy", "auc")}
+        measures = pooled_measures(problem, classes, *predict(problem, x, (perturbed(inputs, worst), targets)))
+        return {f"attacked_{name}": value for name, value in measures.items() if name in PER_CLIENT}
 
     def _adapted(self, problem: Problem, data: FederatedData, x: torch.Tensor, arrays: Arrays) -> Measures:
-        """Return the pooled measures at the mean over clients of where the steps lead, for a global inner mean."""
+        """Return the pooled measures of the mean of the clients' adapted models, for a global inner mean."""
         adaptation = self.adaptation(problem)
         if adaptation is None or not _shared(problem):
             return {}
         point = adapted_point(problem, data, x, *adaptation, self.adapt_rows)
-        found = pooled_measures(problem, data.classes, *predict(problem, point, arrays))
-        names = ("loss", "accuracy", "auc") if math.isfinite(found["loss"]) else ()
-        return {f"adapted_{name}": value for name, value in found.items() if name in names}
+        measures = pooled_measures(problem, data.classes, *predict(problem, point, arrays))
+        names = PER_CLIENT if math.isfinite(measures["loss"]) else ()
+        return {f"adapted_{name}": value for name, value in measures.items() if name in names}
 
     def per_client(self, problem: Problem, data: FederatedData, x: torch.Tensor) -> dict[str, np.ndarray]:
-        """Return ``loss``, ``accuracy`` and ``auc`` of each client; NaN where a client has no samples to measure on.
+        """Return ``loss``, ``accuracy`` and ``auc`` of each client; NaN if a client has no samples to measure on.
 
-        Where the model is adapted, ``personal_loss`` and ``personal_accuracy`` too.
+        If the model is adapted, also ``personal_loss`` and ``personal_accuracy``.
         """
         part = self.part(data)
         if part is None or problem.predict is None or problem.losses is None:
@@ -158,17 +156,17 @@ class Evaluation(Options, owner="the evaluation"):
             sums = np.bincount(owner, weights=values.double().cpu().numpy(), minlength=len(counts))
             return np.where(empty, np.nan, sums / counts)
 
-        found = {"loss": means(problem.losses(outputs, targets))}
+        measures = {"loss": means(problem.losses(outputs, targets))}
         if classifies(problem, outputs, data.classes):
-            found["accuracy"] = means(correct(outputs, targets))
+            measures["accuracy"] = means(correct(outputs, targets))
         if data.classes == 2:
             pairs = zip(
                 np.split(scores(outputs).cpu().numpy(), part.offsets[1:-1]),
                 np.split(targets.cpu().numpy(), part.offsets[1:-1]),
                 strict=True,
             )
-            found["auc"] = np.array([auc(s, t) for s, t in pairs])
-        return found | self._personal(problem, data, x, part, "accuracy" in found)
+            measures["auc"] = np.array([auc(s, t) for s, t in pairs])
+        return measures | self._personal(problem, data, x, part, "accuracy" in measures)
 
     def _personal(
         self, problem: Problem, data: FederatedData, x: torch.Tensor, part: Part, classified: bool
@@ -188,7 +186,7 @@ class Evaluation(Options, owner="the evaluation"):
         return {"personal_loss": losses} | ({"personal_accuracy": accuracies} if classified else {})
 
     def adaptation(self, problem: Problem) -> tuple[int, float] | None:
-        """Return how many steps, and at which rate, make the model a client's own; None when it is not adapted."""
+        """Return the steps and the rate that adapt the model to a client; None if it is not adapted."""
         given = [n for n in ("adapt_steps", "adapt_lr", "adapt_rows") if getattr(self, n) is not None]
         if self.adapt_steps == 0:
             return None
@@ -213,11 +211,11 @@ class Evaluation(Options, owner="the evaluation"):
         if problem.predict is None:
             raise InputError(f"The problem {problem.name} has no model to attack: leave out attack_radius.")
         if not inputs.is_floating_point():
-            raise InputError("Inputs of whole numbers cannot be perturbed: leave out attack_radius of the evaluation.")
+            raise InputError("Integer inputs cannot be perturbed: leave out attack_radius of the evaluation.")
         return True
 
     def part(self, data: FederatedData) -> Part | None:
-        """Return the clients' data that the per-client measures are taken on."""
+        """Return the clients' data that the per-client measures use."""
         if self.clients == "test" and data.client_test is None:
             raise InputError("Clients have no held-out test data: split with holdout > 0, or evaluate on 'train'.")
         if self.clients == "none":
@@ -226,31 +224,31 @@ class Evaluation(Options, owner="the evaluation"):
 
 
 def _shared(problem: Problem) -> bool:
-    """Whether adapted models are averaged into one for all clients, instead of each client keeping its own."""
+    """Whether adapted models are averaged into one for all clients."""
     return problem.adapt is not None and bool(problem.levels) and problem.inner_mean == "global"
 
 
 def measured_on(problem: Problem, data: FederatedData, evaluation: Evaluation) -> dict[str, str]:
-    """Say in words what the measures were taken on, and where there are two, of which model."""
+    """Describe the data that the measures use, and the models if there are two."""
     part = evaluation.part(data)
     clients = "nothing" if part is None else "training data" if part is data.train else "held-out test data"
-    found = {"pooled": "training data" if pooled_is_training(data) else "test data", "clients": clients}
+    words = {"pooled": "training data" if pooled_is_training(data) else "test data", "clients": clients}
     adaptation = evaluation.adaptation(problem) if _shared(problem) else None
     if adaptation is not None:
         steps, lr = adaptation
         rows = "all" if evaluation.adapt_rows is None else f"at most {evaluation.adapt_rows}"
-        where = f"the clients' mean after {steps} gradient steps at rate {lr:g} on {rows} of each one's rows"
-        found["model"] = f"the one at x, before the inner steps; 'adapted' is at G(x), {where}"
-    return found
+        mean = f"the clients' mean after {steps} gradient steps at rate {lr:g} on {rows} of their rows"
+        words["model"] = f"the one at x, before the inner steps; 'adapted' is at G(x), {mean}"
+    return words
 
 
 def pooled_is_training(data: FederatedData) -> bool:
-    """Whether there is no test data at all."""
+    """Whether pooled measures use the training data, as there is no test data."""
     return data.test is None and data.client_test is None
 
 
 def pooled(data: FederatedData) -> Arrays:
-    """Return the pooled test set: the set's own, else the clients' held-out parts, else the training data."""
+    """Return the pooled test set, else the clients' held-out data, else the training data."""
     if data.test is not None:
         return data.test
     part = data.train if data.client_test is None else data.client_test

@@ -1,4 +1,4 @@
-"""Measures of a model's outputs: loss, accuracy, AUC, and how a measure spreads over clients."""
+"""Measures of a model's outputs: loss, accuracy, AUC, and statistics of a measure over clients."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fedstrata.problems.problem import Arrays, Problem
 Measures = dict[str, float]
 
 ROWS = 1024
-"""How many rows a model sees at a time."""
+"""Rows per forward pass."""
 
 
 @torch.no_grad()
@@ -28,7 +28,7 @@ def predict(problem: Problem, x: torch.Tensor, arrays: Arrays) -> Arrays:
 
 
 def pooled_measures(problem: Problem, classes: int, outputs: torch.Tensor, targets: torch.Tensor) -> Measures:
-    """Return the loss, and accuracy and AUC where they mean something, of outputs on one set of samples."""
+    """Return the loss of the outputs on one set of samples, and accuracy and AUC where they apply."""
     assert problem.losses is not None
     measures = {"loss": float(problem.losses(outputs, targets).double().mean())}
     if classifies(problem, outputs, classes):
@@ -41,7 +41,7 @@ def pooled_measures(problem: Problem, classes: int, outputs: torch.Tensor, targe
 
 
 def distances(known: tuple[torch.Tensor, torch.Tensor | None], x: torch.Tensor, y: torch.Tensor | None) -> Measures:
-    """Return how far x and y are from the known solution."""
+    """Return the distances of x and y from the known solution."""
     square = float(((x - known[0]) ** 2).sum())
     if y is None or known[1] is None:
         return {"distance": math.sqrt(square)}
@@ -50,19 +50,19 @@ def distances(known: tuple[torch.Tensor, torch.Tensor | None], x: torch.Tensor, 
 
 
 def over_clients(name: str, values: np.ndarray) -> Measures:
-    """Return the mean, the worst and, but for AUC, the spread of a measure, one value for each client."""
+    """Return the mean, the worst and, except for AUC, the spread of a measure given for each client."""
     if not len(values):
         return {}
     worst = values.max() if name.endswith("loss") else values.min()
-    found = {f"{name}_mean": float(values.mean()), f"{name}_worst": float(worst)}
+    measures = {f"{name}_mean": float(values.mean()), f"{name}_worst": float(worst)}
     if name != "auc":
-        with np.errstate(invalid="ignore", over="ignore"):  # of a loss beyond all bounds
-            found[f"{name}_spread"] = float(values.std())
-    return found
+        with np.errstate(invalid="ignore", over="ignore"):  # a loss may be infinite
+            measures[f"{name}_spread"] = float(values.std())
+    return measures
 
 
 def classifies(problem: Problem, outputs: torch.Tensor, classes: int) -> bool:
-    """Whether outputs say which class: a column for each, or one logit for two. Squared errors have no classes."""
+    """Whether the outputs predict a class: one column per class, or one logit for two; not with the squared loss."""
     columns = outputs.reshape(len(outputs), -1).shape[1]
     squared = getattr(problem.losses, "__name__", "") == "squared"
     return not squared and not problem.ranks and classes > 1 and (columns == classes or (columns == 1 and classes == 2))
@@ -76,7 +76,7 @@ def correct(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 
 
 def auc(scores: np.ndarray, targets: np.ndarray) -> float:
-    """Return the area under the ROC curve, ties counted half; NaN when a class is missing."""
+    """Return the area under the ROC curve, with ties counted half; NaN if a class is missing."""
     positives = int(targets.sum())
     negatives = len(targets) - positives
     if positives == 0 or negatives == 0:

@@ -1,4 +1,4 @@
-"""The objective itself and the exact norm of its gradient, on all that the clients have."""
+"""The objective and the exact norm of its gradient, on all data of the clients."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ def objective(
 ) -> float:
     """Return M_k[ f_k(G_k(x), y) ], uniform over clients, one client at a time.
 
-    It is taken on the clients' held-out parts where all of them have one, else on their training data; with
-    ``training`` on the training data in any case. With a global inner mean f_k meets M_j[ G_j(x) ].
+    Uses the clients' held-out data if all have some, else (or with ``training``) their training data. With a global
+    inner mean, f_k takes M_j[ G_j(x) ].
     """
     held = data.client_test if data.client_test is not None and data.client_test.sizes.all() else None
     layers = _Layers(problem, data, x, None if training else held)
@@ -33,10 +33,10 @@ def objective(
 
 @torch.no_grad()
 def gradient_norm(problem: Problem, data: FederatedData, x: torch.Tensor, y: torch.Tensor | None = None) -> float:
-    """Return || grad_x M_k[ f_k(G_k(x), y) ] ||, uniform over clients, exact on all the training data.
+    """Return || grad_x M_k[ f_k(G_k(x), y) ] ||, uniform over clients, exact on all training data.
 
-    With a global inner mean f_k meets M_j[ G_j(x) ], and the gradient is M_j[ J_j^T M_k[ grad f_k ] ], J_j the Jacobian
-    of G_j. One client at a time, but all of its rows at once: layers need not be means over rows.
+    With a global inner mean, f_k takes M_j[ G_j(x) ], and the gradient is M_j[ J_j^T M_k[ grad f_k ] ], with J_j the
+    Jacobian of G_j. Runs one client at a time, with all of its rows at once, since levels need not be means over rows.
     """
     layers = _Layers(problem, data, x, None)
     shared = layers.shared()
@@ -58,14 +58,14 @@ def gradient_norm(problem: Problem, data: FederatedData, x: torch.Tensor, y: tor
 
 
 class _Layers:
-    """The layers of a problem at ``x``, each on all that a client has for it; ``held`` is used in place of its data."""
+    """The levels of a problem at ``x``, each on all of a client's data for it, or on its ``held``-out data."""
 
     def __init__(self, problem: Problem, data: FederatedData, x: torch.Tensor, held: Part | None) -> None:
         self.problem, self.data, self.x, self.held = problem, data, x, held
         self.oracles = Oracles(problem)
 
     def batch(self, client: int, level: int) -> Batch:
-        """Return a client's whole data for a level, 0 being the outer function."""
+        """Return all of a client's data for a level; 0 is the outer function."""
         arrays: Arrays = ()
         if level > 0 or self.problem.outer_draws:
             part = self.held or self.data.part(level)
@@ -75,20 +75,20 @@ class _Layers:
         return Batch((arrays,), traced=False)
 
     def values(self, client: int, levels: int | None = None) -> list[torch.Tensor]:
-        """Return x, g_1(x), g_2(g_1(x)) and so on, through all levels or the first few, each [1, .]."""
-        found = [self.x.unsqueeze(0)]
+        """Return x, g_1(x), g_2(g_1(x)), ..., through all levels or the first ``levels``, each [1, .]."""
+        values = [self.x.unsqueeze(0)]
         for k in range(1, 1 + (len(self.problem.levels) if levels is None else levels)):
-            found.append(self.oracles.level(k, found[-1], self.batch(client, k)))
-        return found
+            values.append(self.oracles.level(k, values[-1], self.batch(client, k)))
+        return values
 
     def shared(self) -> torch.Tensor | None:
-        """Return M_j[ G_j(x) ], [1, .], when that is what the outer functions meet."""
+        """Return M_j[ G_j(x) ], [1, .], if the inner mean is global."""
         if self.problem.inner_mean == "local":
             return None
         return torch.stack([self.values(c)[-1] for c in range(self.data.clients)]).mean(0)
 
     def pull_back(self, client: int, values: list[torch.Tensor], cotangent: torch.Tensor) -> torch.Tensor:
-        """Return J^T cotangent, [d], J the Jacobian of the client's levels one after another."""
+        """Return J^T cotangent, [d], with J the Jacobian of the client's composed levels."""
         for k in range(len(self.problem.levels), 0, -1):
             cotangent = self.oracles.level_vjp(k, values[k - 1], cotangent, self.batch(client, k))
         return cotangent[0]
