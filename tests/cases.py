@@ -7,7 +7,8 @@ The first axis is the method (whatever the test is about: an algorithm, a proble
 combination per method, chosen so that over all methods every value of every other axis occurs; where an axis has more
 values than there are methods, it has as many combinations as it takes. The choice depends on the values alone, so it is
 the same every time. ``where`` leaves out combinations that do not exist. ``table`` does the same for rows that are no
-product. Any combination runs without ``--full`` where it is asked for by its whole id::
+product, and ``repeats`` takes cases that stand for each other, such as seeds: the short run has the first one. Any
+combination runs without ``--full`` where it is asked for by its whole id::
 
     pytest "tests/algorithms/test_conformance.py::test_chunks_agree[fedavg-float32]"
 
@@ -47,6 +48,13 @@ def table(
         for i, row in enumerate(rows)
     ]
     return pytest.mark.parametrize(names, parameters)
+
+
+def repeats(names: str, rows: Iterable[Any]) -> pytest.MarkDecorator:
+    """Parametrise a test over rows that stand for each other: the first one, and all of them with ``--full``."""
+    return table(
+        names, [row if "," in names else (row,) for row in rows], key=lambda *_: ["any"], name=lambda *row: row
+    )
 
 
 def label(value: Any) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 import fedstrata as fs
+from fedstrata.core.options import options_of
 from fedstrata.training.states import tensors_of
 from saddle_worlds import SADDLES
 from support import play, smooth_example
@@ -60,6 +61,11 @@ def example(name: str) -> Example:
         return EXAMPLES[name]
     world = (SADDLES if name in SADDLES else TOWERS)[name]()
     return world.problem, world.data
+
+
+def quick(kind: Any, **options: Any) -> fs.Algorithm:
+    """The algorithm with two local steps, where it has any: its defaults have more, for the same purpose."""
+    return kind(**({"steps": 2} if "steps" in options_of(kind) else {}), **options)
 
 
 def alone(data: fs.FederatedData, k: int = 1) -> fs.FederatedData:

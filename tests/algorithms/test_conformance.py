@@ -10,6 +10,7 @@ import dataclasses
 import inspect
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +18,15 @@ import pytest
 import torch
 
 import fedstrata as fs
+from algorithms.examples import quick
 from algorithms.families import METHODS
-from cases import product
+from cases import table
 from fedstrata.algorithms import ALGORITHMS
 from fedstrata.algorithms.sent import sent
 from fedstrata.clients import Client
 from fedstrata.clients.work import is_remote
 from fedstrata.core.options import options_of
+from fedstrata.problems import oracles
 from fedstrata.training.states import state_of, tensors_of
 from support import example_for, make_clients, make_setting, play, shared_oracles, started, without_seconds
 
@@ -73,6 +76,7 @@ def test_an_algorithm_is_imported(file: str, name: str) -> None:
         assert name in module.__all__, f"{name} is missing in __all__ of {where}."
 
 
+@cache
 def references() -> set[str]:
     """The functions of the NumPy references."""
     found = set()
@@ -140,13 +144,16 @@ def test_an_algorithm_is_a_frozen_set_of_hyperparameters_in_a_file_of_its_box(na
 
 
 KINDS = {"float32": (torch.float32, "epochs", 1e-5), "float64": (torch.float64, "uniform", 1e-10)}
+CHUNKS = [(name, kind, traced) for traced in (False, True) for name in CLASSES for kind in KINDS]
 
 
-@product("name, kind", CLASSES, KINDS)
-def test_chunks_of_any_size_agree(name: str, kind: str) -> None:
+@table("name, kind, traced", CHUNKS, key=lambda name, kind, _: [name, kind], name=lambda *row: row)
+def test_chunks_of_any_size_agree(name: str, kind: str, traced: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not traced:
+        monkeypatch.setattr(oracles, "trace", lambda *_: None)
     dtype, sampling, tolerance = KINDS[kind]
     problem, data = example(name, dtype)
-    algorithm = kind_of(name)()
+    algorithm = quick(kind_of(name))
     run: dict[str, Any] = {"participation": participation_of(name, 5), "batch_size": 4, "sampling": sampling}
     ends = [tensors_of(algorithm, play(algorithm, problem, data, 3, chunk=chunk, **run)[0]) for chunk in (1, 3, 7)]
     alone = ends[0]
@@ -155,6 +162,7 @@ def test_chunks_of_any_size_agree(name: str, kind: str) -> None:
         assert expected.dtype == dtype
         for other in ends[1:]:
             torch.testing.assert_close(other[vector], expected, atol=tolerance, rtol=tolerance)
+    shared_oracles(problem)._graphs.clear()  # those of functions that were not traced are not graphs
 
 
 @pytest.mark.untraced
@@ -176,7 +184,8 @@ def test_counted_samples_are_those_drawn(name: str, monkeypatch: pytest.MonkeyPa
     for method in (Client.draw, Client.all_data):
         monkeypatch.setattr(Client, method.__name__, watched(method))
     problem, data = example(name)
-    _, usage = play(kind_of(name)(), problem, data, 2, batch_size=4, participation=participation_of(name, 3), chunk=2)
+    algorithm, share = quick(kind_of(name)), participation_of(name, 3)
+    _, usage = play(algorithm, problem, data, 2, batch_size=4, participation=share, chunk=2)
     assert usage.samples == sum(seen.values()) > 0
 
 
@@ -186,7 +195,7 @@ def test_a_state_becomes_named_tensors_and_back(name: str) -> None:
     """That is how a checkpoint is written and read."""
     problem, data = example(name)
     clients = make_clients(make_setting(problem, data, batch_size=4, oracles=shared_oracles(problem)))
-    algorithm = kind_of(name)()
+    algorithm = quick(kind_of(name))
     with torch.no_grad():
         state = started(algorithm, clients)
     again = state_of(algorithm, tensors_of(algorithm, state))
@@ -194,17 +203,22 @@ def test_a_state_becomes_named_tensors_and_back(name: str) -> None:
     assert all(a is b for a, b in zip(*(torch.utils._pytree.tree_leaves(s) for s in (again, state)), strict=True))
 
 
+def problem_class(name: str) -> list[Any]:
+    kind = kind_of(name)
+    return [(kind.levels, kind.dual, kind.mixture, kind.auxiliary)]
+
+
 @pytest.mark.untraced
-@pytest.mark.parametrize("name", CLASSES)
+@table("name", [(name,) for name in CLASSES], key=problem_class, name=lambda name: [name])
 @pytest.mark.usefixtures("no_pictures")
 def test_a_resumed_run_ends_with_the_same_bits(name: str, tmp_path: Path) -> None:
-    kind = kind_of(name)
+    algorithm = quick(kind_of(name))
     problem, data = example(name)
     options: dict[str, Any] = {"batch_size": 4, "participation": participation_of(name, 3), "sampling": "epochs"}
     options |= {"chunk": 2, "eval_every": 1}
-    straight = fs.train(problem, data, kind(), rounds=6, **options)
-    fs.train(problem, data, kind(), rounds=3, out=tmp_path / "run", **options)
-    resumed = fs.train(problem, data, kind(), rounds=6, out=tmp_path / "run", resume=True, **options)
+    straight = fs.train(problem, data, algorithm, rounds=6, **options)
+    fs.train(problem, data, algorithm, rounds=3, out=tmp_path / "run", **options)
+    resumed = fs.train(problem, data, algorithm, rounds=6, out=tmp_path / "run", resume=True, **options)
     assert torch.equal(resumed.x, straight.x)
     if straight.y is not None:
         assert torch.equal(resumed.y, straight.y)

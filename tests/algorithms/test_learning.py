@@ -21,10 +21,10 @@ LEARNED: list[tuple[str, str, dict[str, Any], int]] = [
     ("agnostic", "drfa", {}, 20),
     ("agnostic", "afl", {}, 60),
     *(("fair", name, {}, 60 if name == "fednest" else 20) for name in DUAL),
+    *(("robust, the mean inside", name, {}, 20) for name in ("local_smcgdam", "local_scgdam")),
+    *(("maml, the mean inside", name, {}, 20) for name in ("local_scgdam", "local_smcgdam")),
     ("robust, the mean inside", "fednest", {}, 60),
     ("maml, the mean inside", "fednest", {}, 60),
-    *(("robust, the mean inside", name, {}, 20) for name in ("local_smcgdam", "local_scgdam")),
-    *(("maml, the mean inside", name, {}, 20) for name in ("local_smcgdam", "local_scgdam")),
     ("risk_averse", "local_smcgdam", {}, 20),
     ("erm", "local_sgdm_rl", {}, 20),
 ]

@@ -178,7 +178,7 @@ def composition(kind: str, levels: int) -> tuple[fs.Problem, fs.FederatedData, C
     return problem, binary_data(), lambda x, y, batch: auc_after_steps(levels, x, y, batch)
 
 
-COMPOSITIONS = [*((kind, k) for kind in ("auc", "tower") for k in range(1, 6)), ("risk averse", 2)]
+COMPOSITIONS = [*((kind, k) for kind in ("auc", "tower") for k in (3, 1, 2, 4, 5)), ("risk averse", 2)]
 
 
 def slopes_of(f: Composition, at: Sequence[torch.Tensor], batch: tuple[torch.Tensor, ...]) -> list[torch.Tensor]:
@@ -187,7 +187,7 @@ def slopes_of(f: Composition, at: Sequence[torch.Tensor], batch: tuple[torch.Ten
         return list(torch.autograd.grad(f(*leaves, batch), leaves))
 
 
-@table("kind, levels", COMPOSITIONS)
+@table("kind, levels", COMPOSITIONS, key=lambda kind, _: [kind], name=lambda *row: row)
 def test_the_first_estimates_from_all_data_are_the_gradient_of_the_composition(kind: str, levels: int) -> None:
     """Of each client's own, all clients at once; several batches' worth of all data is all data."""
     problem, data, f = composition(kind, levels)
@@ -213,7 +213,7 @@ def test_the_first_estimates_from_all_data_are_the_gradient_of_the_composition(k
     assert torch.equal(direct[0], k.p) and torch.equal(direct[1], k.q)
 
 
-@table("kind, levels", COMPOSITIONS)
+@table("kind, levels", COMPOSITIONS, key=lambda kind, _: [kind], name=lambda *row: row)
 def test_exact_estimates_stay_exact_along_a_path(kind: str, levels: int) -> None:
     """One client with all its data: h_K is G(x), whatever its weight, and momenta of one gradient are the gradient."""
     problem, data, f = composition(kind, levels)

@@ -13,7 +13,7 @@ import torch
 import fedstrata as fs
 from algorithms.equations import Ours
 from algorithms.examples import DATA, PLAIN, alone, descent
-from cases import product
+from cases import product, repeats
 from fedstrata.problems.projections import simplex as project_simplex
 from plain_worlds import MIXTURES
 from reference.drfa import project_simplex as slow_projection
@@ -89,7 +89,7 @@ def test_drfa_with_a_frozen_dual_draws_clients_uniformly() -> None:
     assert any(len(set(cohort)) < m for cohort in drawn), "with replacement"
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2, 3])
+@repeats("seed", [0, 1, 2, 3])
 def test_a_round_of_drfa_is_fedavg_on_the_clients_that_were_drawn(seed: int) -> None:
     """A client drawn twice counts twice; local steps are the clients' own."""
     y0 = torch.tensor([0.5, 0.3, 0.2, 0, 0, 0, 0], dtype=torch.float64)

@@ -10,7 +10,7 @@ import pytest
 
 import fedstrata as fs
 from algorithms.examples import DUAL, RATE, apart, example, vectors
-from cases import product
+from cases import product, table
 from fedstrata.algorithms.matrices import MATRICES
 
 pytestmark = pytest.mark.untraced
@@ -270,7 +270,12 @@ def holds(name: str, setting: str) -> bool:
     return setting in same.only and not (everyone and "participation" in SETTINGS[setting])
 
 
-@product("name, setting", SAME, SETTINGS, where=holds)
+@table(
+    "name, setting",
+    [(name, setting) for name in SAME for setting in SETTINGS if holds(name, setting)],
+    key=lambda name, setting: [name.partition(",")[0], setting, *(name.split(", ")[1:] or [""])],
+    name=lambda *row: row,
+)
 def test_two_algorithms_are_one(name: str, setting: str) -> None:
     same, (problem, data) = SAME[name], example(SAME[name].example)
     run = SETTINGS[setting]

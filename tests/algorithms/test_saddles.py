@@ -14,6 +14,7 @@ import pytest
 import torch
 
 import fedstrata as fs
+from cases import repeats
 from fedstrata.problems import Quadratic
 from support import play
 
@@ -25,6 +26,7 @@ def away(q: Quadratic, algorithm: fs.Algorithm, rounds: int) -> float:
     return float(torch.cat([state.x - q.solution, state.y - q.dual]).norm())
 
 
+@pytest.mark.slow
 def test_fgda_finds_the_saddle_that_it_misses_when_estimates_are_never_averaged() -> None:
     """Heterogeneous clients, ten local steps, no noise: the second phase of the synchronisation is what it takes."""
     q = fs.quadratic_saddle(clients=50, spread=10, coupling=1.0)
@@ -68,7 +70,7 @@ DRIFTING: dict[str, fs.Algorithm] = {
 }
 
 
-@pytest.mark.parametrize("name", CORRECTED)
+@repeats("name", CORRECTED)
 def test_corrected_methods_find_the_saddle(name: str) -> None:
     """With several local steps, whether the clients' Jacobians differ or not.
 
@@ -78,7 +80,7 @@ def test_corrected_methods_find_the_saddle(name: str) -> None:
     assert away(example(same=True), CORRECTED[name], ROUNDS) < 1e-11
 
 
-@pytest.mark.parametrize("name", DRIFTING)
+@repeats("name", DRIFTING)
 def test_the_others_miss_it_where_the_jacobians_differ(name: str) -> None:
     """And find it where only the targets do, because drifts cancel then (CoDA is held back to its centre)."""
     assert 3e-3 < away(example(), DRIFTING[name], ROUNDS) < 0.5
@@ -88,7 +90,7 @@ def test_the_others_miss_it_where_the_jacobians_differ(name: str) -> None:
 ONE: dict[str, Any] = {"lr": 0.1, "dual_lr": 0.5, "steps": 1}
 
 
-@pytest.mark.parametrize(
+@repeats(
     "algorithm",
     [
         fs.FGDA(gamma=0.1, lam=0.5, steps=1),
@@ -98,7 +100,6 @@ ONE: dict[str, Any] = {"lr": 0.1, "dual_lr": 0.5, "steps": 1}
         fs.LocalSGDAM(**ONE),
         fs.SAGDA(**ONE, control=False),
     ],
-    ids=lambda a: a.name,
 )
 def test_with_one_step_there_is_no_drift(algorithm: fs.Algorithm) -> None:
     """But with momenta of their own there is: they were made before the averaging."""
@@ -106,16 +107,19 @@ def test_with_one_step_there_is_no_drift(algorithm: fs.Algorithm) -> None:
     assert away(example(), fs.LocalSGDAM(average_momentum=False, **ONE), ROUNDS) > 1e-2
 
 
+@pytest.mark.slow
 def test_the_drift_of_local_sgda_is_in_proportion_to_its_rates() -> None:
     found = [away(example(), fs.LocalSGDA(lr=0.05 / n, dual_lr=0.1 / n, steps=5), 25 * n) for n in (4, 8)]
     assert found[0] / found[1] == pytest.approx(2.0, rel=0.1)
 
 
+@pytest.mark.slow
 def test_the_drift_of_fgda_vanishes_with_its_weights() -> None:
     found = [away(example(), fs.FGDA(alpha=weight, beta=weight, **STORM), ROUNDS) for weight in (0.5, 0.1, 0.01)]
     assert found[0] > 2 * found[1] > 10 * found[2] > 1e-5
 
 
+@pytest.mark.slow
 def test_coda_comes_near_the_saddle_in_stages() -> None:
     """The rate falls, and with it the drift; a stage's average carries its beginning along, so it comes slowly."""
     algorithm = fs.CoDA(lr=0.1, steps=5, stage_steps=50, factor=2.0)

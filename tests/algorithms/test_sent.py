@@ -20,6 +20,7 @@ import pytest
 import torch
 
 import fedstrata as fs
+from algorithms.examples import quick
 from cases import product, table
 from fedstrata.algorithms import ALGORITHMS
 from fedstrata.algorithms.sent import Sent, sent
@@ -177,7 +178,7 @@ ROWS = [
 
 @table("name, row, dtype, share", ROWS, key=place)
 def test_a_row_is_what_is_counted(name: str, row: Sent, dtype: torch.dtype, share: int | float) -> None:
-    algorithm = ALGORITHMS[name](**row.options)
+    algorithm = quick(ALGORITHMS[name], **row.options)
     assert row_for(algorithm, row.variant) == row
     check(algorithm, row.variant, dtype, share)
 
@@ -193,7 +194,7 @@ def choices() -> Iterator[tuple[str, str, Any]]:
 @table("name, option, value", choices(), key=lambda *row: row[:2], name=lambda *row: row)
 def test_every_choice_of_an_option_sends_what_its_row_says(name: str, option: str, value: Any) -> None:
     for variant in {row.variant for row in sent(ALGORITHMS[name])}:
-        check(ALGORITHMS[name](**{option: value}), variant, torch.float64, 1.0)
+        check(quick(ALGORITHMS[name], **{option: value}), variant, torch.float64, 1.0)
 
 
 @pytest.mark.parametrize(
