@@ -534,7 +534,7 @@ def test_only_errors_of_the_network_are_another_ranks(monkeypatch: pytest.Monkey
     with pytest.raises(RuntimeError, match="igloo"), joined():
         raise RuntimeError("cannot open /home/igloo/data")
     lost = "[/build/gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:1"
-    with pytest.raises(fs.FedstrataError, match=r"stopped, or cannot be reached \(Connection closed"), joined():
+    with pytest.raises(fs.FedstrataError, match=r"stopped or cannot be reached \(Connection closed"), joined():
         raise RuntimeError(lost)
 
 

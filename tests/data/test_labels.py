@@ -12,7 +12,8 @@ from torch import nn
 from torch.nn import functional as F
 
 import fedstrata as fs
-from fedstrata.experiments import build, config
+from fedstrata.experiments import config
+from fedstrata.experiments.build import build_data, build_model
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(60, 3))
@@ -113,7 +114,7 @@ def test_a_model_of_a_file_has_the_outputs_of_its_loss(tmp_path: Path, loss: str
         np.savez(tmp_path / f"{k}.npz", inputs=X[k::2], targets=Y[k::2])
     tables = {"data": {"folder": str(tmp_path)}, "problem": {"name": "erm", "loss": loss}, "model": {"name": "logreg"}}
     parsed = config.parse(tables, "here")
-    model = build.build_model(parsed, build.build_data(parsed))
+    model = build_model(parsed, build_data(parsed))
     assert model(torch.ones(2, 3)).shape == (2, 2 if loss == "cross_entropy" else 1)
 
 
