@@ -133,6 +133,6 @@ def test_for_one_client_both_synchronisations_are_one(adaptive: bool, steps: int
 
 def test_options_of_the_other_form_of_cdma_are_refused() -> None:
     for options in ({"weight": 0.5}, {"exponent": 0.3}):
-        with pytest.raises(fs.InputError, match="of cdma has a meaning only with ada = True"):
+        with pytest.raises(fs.InputError, match="of cdma applies only with ada = True"):
             fs.CDMA(**options)
         fs.CDMA(ada=True, **options)
