@@ -1,20 +1,19 @@
-"""Calibrate ``chunk="auto"``: time a client-step for several chunk sizes and models, beside what the rule picks.
+"""Calibrate ``chunk="auto"``: time a client-step for several chunk sizes and models, next to the choice of the rule.
 
     python bench/chunk.py [--threads 1]
 
-Convolutional models should be fastest at 1, dense models near their best (within ten percent) at the rule's C.
+Convolutional models should be fastest at 1, dense models within ten percent of their best at the rule's choice.
 """
 
 from __future__ import annotations
 
-import argparse
 from functools import partial
 
 import torch
 
 import fedstrata as fs
+from common import best_of_each, parser, random_images, rounds_of
 from fedstrata.clients.chunk import choose_chunk
-from speed import rounds_of, timed
 
 CASES = (
     ("logreg", {}, (1, 28, 28), 32),
@@ -29,23 +28,20 @@ CLIENTS = 200
 
 
 def main() -> None:
-    """Print a table: model, then milliseconds a client-step for each chunk."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--threads", type=int, default=1)
-    torch.set_num_threads(parser.parse_args().threads)
+    """Print a table: for each model the milliseconds per client-step at each chunk."""
+    torch.set_num_threads(parser(__doc__).parse_args().threads)
     print(f"{'model':28}{'d':>8}{'rule':>6} | " + "".join(f"{c:>8}" for c in CHUNKS) + "   ms a client-step at chunk C")
     for name, options, shape, batch_size in CASES:
         problem = fs.erm(fs.models.model(name, shape, 10, **options))
         conv = problem.flat.layers() == "convolutional"
         clients, steps = (10, 2) if conv else (CLIENTS, 5)
-        pairs = [(torch.randn(60, *shape), torch.randint(0, 10, (60,))) for _ in range(clients)]
-        data = fs.FederatedData.from_arrays(pairs, classes=10)
+        data = random_images(clients, shape=shape)
         rule = choose_chunk("auto", problem, data, batch_size, torch.device("cpu"))
         cells = []
         for chunk in (c for c in CHUNKS if c <= clients):
             run = rounds_of(problem, data, fs.FedAvg(lr=0.01, steps=steps), batch_size=batch_size, chunk=chunk)
             run(1)
-            best = min(timed(partial(run, 1)) for _ in range(5))
+            (best,) = best_of_each(5, partial(run, 1))
             cells.append(f"{best / (clients * steps) * 1e3:8.3f}")
         label = f"{name} {'x'.join(map(str, shape))} batch {batch_size}"
         print(f"{label:28}{problem.flat.size:>8}{min(rule, clients):>6} | " + "".join(cells), flush=True)

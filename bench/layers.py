@@ -1,4 +1,4 @@
-"""What layers cost: robust learning against FedAvg, and a MAML step against the same three calls by hand.
+"""The cost of layers: robust learning against FedAvg, and a MAML step against the same three calls by hand.
 
     python bench/layers.py [--threads 1] [--repeats 20]
 
@@ -7,31 +7,18 @@ Prints ratios of times (lower is better). The two sides take turns in one run, a
 
 from __future__ import annotations
 
-import argparse
-
 import numpy as np
 import torch
 
 import fedstrata as fs
-from fedstrata.core.machine import keep_memory
+from common import best_of_each, parser, random_images, rounds_of, start
 from fedstrata.data.batch import Batch
 from fedstrata.problems.oracles import Oracles
-from speed import best_of_each, rounds_of
-
-
-def random_data(clients: int, shape: tuple[int, ...] = (1, 28, 28)) -> fs.FederatedData:
-    """Build random images, 60 for each client."""
-    generator = torch.Generator().manual_seed(0)
-    pairs = [
-        (torch.randn(60, *shape, generator=generator), torch.randint(0, 10, (60,), generator=generator))
-        for _ in range(clients)
-    ]
-    return fs.FederatedData.from_arrays(pairs, name="random")
 
 
 def robust_against_fedavg(clients: int, repeats: int) -> None:
     """Print the cost of a gradient of ``robust`` over one of ``erm``: logistic regression, 10 steps of batch 32."""
-    data, model = random_data(clients), fs.models.model("logreg", (1, 28, 28), 10)
+    data, model = random_images(clients), fs.models.model("logreg", (1, 28, 28), 10)
     plain = rounds_of(fs.erm(model), data, fs.FedAvg(lr=0.01, steps=10), batch_size=32)
     for normalise in (True, False):
         problem = fs.robust(model, gamma=0.5, shift=2.3)
@@ -44,7 +31,7 @@ def robust_against_fedavg(clients: int, repeats: int) -> None:
 
 
 def maml_by_hand(model: torch.nn.Module, lr: float, inner: Batch, outer: Batch) -> tuple[torch.Tensor, ...]:
-    """Take inner gradient, outer gradient and Hessian-vector product of one client as one writes them by hand."""
+    """Return one client's MAML gradient by hand: inner gradient, outer gradient, Hessian-vector product."""
     loss = torch.nn.functional.cross_entropy
     weights = dict(model.named_parameters())
     (x1, y1), (x0, y0) = ([a[0] for a in b.parts[0]] for b in (inner, outer))
@@ -61,7 +48,7 @@ def maml_against_hand(name: str, clients: int, repeats: int) -> None:
     """Print the cost of one MAML step of ``clients`` clients through the oracles, over the loop written by hand."""
     model, lr = fs.models.model(name, (1, 28, 28), 10), 0.05
     oracles = Oracles(fs.maml(model, inner_lr=lr))
-    part = random_data(clients).train
+    part = random_images(clients).train
     chunk = clients if name != "lenet5" else 1
     ids = np.arange(clients)
     positions = np.tile(np.arange(32), (clients, 1))
@@ -88,14 +75,10 @@ def maml_against_hand(name: str, clients: int, repeats: int) -> None:
 
 
 def main() -> None:
-    """Run all, print all."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--repeats", type=int, default=20)
-    arguments = parser.parse_args()
-    torch.set_num_threads(arguments.threads)
-    keep_memory()
-    print(f"torch {torch.__version__}, {arguments.threads} thread(s)")
+    """Run and print every comparison."""
+    options = parser(__doc__)
+    options.add_argument("--repeats", type=int, default=20)
+    arguments = start(options)
     for clients in (10, 100):
         robust_against_fedavg(clients, arguments.repeats)
     for name, clients in (("logreg", 1), ("logreg", 20), ("mlp", 1), ("mlp", 5), ("lenet5", 5)):

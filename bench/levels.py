@@ -1,85 +1,45 @@
-"""What levels cost: a step of LocalSMCGDAM against the same by hand, its memory, and Hessian products in two modes.
+"""The cost of levels: a step of LocalSMCGDAM against one by hand, its memory, and Hessian products in two modes.
 
     python bench/levels.py [--threads 1] [--seconds 1.5] [--only speed memory products]
 
-The problem is ``compositional_auc``, with one client. The sides of a comparison take turns in one run, and the shortest
-time of each counts, of the processor: steps are long enough for others to come in between on a busy machine. That both
-sides do the same work is checked on their results. Memory is that of tensors: the running sum of all allocations and
-releases that torch.profiler saw, at its highest. K counts the levels, a "vector" is one of the length of x, and a
-"graph" is the peak of one vector-Jacobian product of a level.
+The problem is ``compositional_auc``, with one client. The two sides take turns in one run, and the shortest processor
+time of each counts, because steps are long and other processes interrupt them on a busy machine. The results of both
+sides are compared. Memory is that of tensors: the highest running sum of the allocations and releases that
+torch.profiler records. K is the number of levels, a "vector" has the length of x, and a "graph" is the peak of one
+vector-Jacobian product of a level.
 """
 
 from __future__ import annotations
 
-import argparse
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch.func import functional_call
-from torch.nn import functional as F
 
 import fedstrata as fs
+from common import best_of_each, parser, start, timed
 from fedstrata.algorithms.layered import State
 from fedstrata.clients import Client
 from fedstrata.clients.engine import for_each
-from fedstrata.core.machine import keep_memory
-from fedstrata.core.schedules import Clock
+from fedstrata.core.clock import Clock
 from fedstrata.problems.trace import trace
 from fedstrata.training.settings import Settings
 from fedstrata.training.train import make_clients
+from levels_by_hand import LR, ByHand, Case, P, Point, Tensors
 
-P, LR = 0.05, 0.1
-Tensors = tuple[torch.Tensor, ...]
 DIGITS, PICTURES = (1, 28, 28), (3, 32, 32)
 
 ALLOWED = 2.05
-"""Vectors above (K + 2), the batches and a graph: the old x, which the loop over steps holds until the step has ended,
-and the vector that a product takes in; and 0.05 for the dual and other small things."""
-
-
-class Case(NamedTuple):
-    """A model, the shape of its inputs, and the number of samples in a batch."""
-
-    name: str
-    shape: tuple[int, ...]
-    batch: int
-    options: dict[str, object] = {}  # noqa: RUF012
-
-    def model(self) -> torch.nn.Module:
-        """Build the model, with one logit."""
-        return fs.models.model(self.name, self.shape, 1, **self.options)
-
-    def __str__(self) -> str:
-        options = "".join(f" {k} {v}" for k, v in self.options.items())
-        return f"{self.name}{options}, batch {self.batch}"
-
-
-class Point(NamedTuple):
-    """Where a client is: x, y, the estimates h of the levels, the momenta p and q; vectors without a client axis."""
-
-    x: torch.Tensor
-    y: torch.Tensor
-    h: Tensors
-    p: torch.Tensor
-    q: torch.Tensor
-
-    def copy(self) -> Point:
-        """Return the same point in memory of its own."""
-        return Point(self.x.clone(), self.y.clone(), tuple(v.clone() for v in self.h), self.p.clone(), self.q.clone())
-
-    def vectors(self) -> Tensors:
-        """Return everything in one row."""
-        return (self.x, self.y, *self.h, self.p, self.q)
+"""Vectors in addition to K + 2 vectors, the batches and a graph: the old x, which the loop over steps holds until the
+end of the step, the input of a product, and 0.05 for the dual and other small tensors."""
 
 
 class Ours:
-    """One client of a run of LocalSMCGDAM, after the run's first round; without ``begun`` that round did nothing."""
+    """One client of a run of LocalSMCGDAM after its first round; without ``begun`` that round is skipped."""
 
     @torch.no_grad()
     def __init__(
@@ -104,7 +64,7 @@ class Ours:
 
     def client(self) -> Client:
         """Return the client at the start of this round."""
-        return Client(self.clients.engine.setting, np.zeros(1, dtype=np.int64), self.clients.clock, 0)
+        return Client(self.clients.engine.side, np.zeros(1, dtype=np.int64), self.clients.clock, 0)
 
     def point(self) -> Point:
         """Return the server's vectors."""
@@ -112,19 +72,19 @@ class Ours:
 
     @torch.no_grad()
     def round(self) -> Point:
-        """Do the second round, always from the same state and with the same batches."""
+        """Run the second round, always from the same state and with the same batches."""
         self.clients.begin(1)
         return point_of(self.algorithm.round(self.state, self.clients))
 
     @torch.no_grad()
     def local(self) -> object:
-        """Do what a client does in the second round; the server's vectors are there already."""
+        """Do the client's work of the second round, given the server's vectors."""
         return self.algorithm.local(self.client(), *for_each(tuple(self.state), 1))
 
     @torch.no_grad()
     def first_local(self) -> object:
-        """Do what a client does in the first round."""
-        client = Client(self.clients.engine.setting, np.zeros(1, dtype=np.int64), Clock(0, 1000), 0)
+        """Do the client's work of the first round."""
+        client = Client(self.clients.engine.side, np.zeros(1, dtype=np.int64), Clock(0, 1000), 0)
         return self.algorithm.local(client, *for_each(tuple(self.start), 1))
 
 
@@ -134,151 +94,16 @@ def point_of(state: State) -> Point:
     return Point(x, state.y, tuple(h), state.p, state.q)
 
 
-class ByHand:
-    """Algorithm 1 as one writes it for speed: flat vectors, renewed in place.
-
-    The model is the module itself, its parameters made views of the vector at hand. That is faster than
-    ``functional_call`` on a flat vector, 1.1 times for a gradient of LeNet-5 and 1.6 times for one of the MLP: autograd
-    has no vector to cut up, and no gradient to put together.
-    """
-
-    def __init__(self, ours: Ours, case: Case) -> None:
-        self.model = case.model()
-        self.parameters = list(self.model.parameters())
-        self.names = [name for name, _ in self.model.named_parameters()]
-        self.sizes = [p.numel() for p in self.parameters]
-        self.size = sum(self.sizes)
-        self.inputs, targets = ours.data.train.arrays
-        self.targets = targets.float()
-        self.batch, self.steps = case.batch, ours.algorithm.steps
-        rates = ours.algorithm
-        self.carried = 1 - min(1.0, rates.alpha * rates.eta**2)
-        self.gamma_x, self.gamma_y = rates.gamma_x * rates.eta, rates.gamma_y * rates.eta
-        self.rho_x, self.rho_y = min(1.0, rates.rho_x * rates.eta), min(1.0, rates.rho_y * rates.eta)
-
-    def views(self, u: torch.Tensor) -> list[torch.Tensor]:
-        """Cut the model's weights out of a vector."""
-        return [v.view(p.shape) for v, p in zip(u[: self.size].split(self.sizes), self.parameters, strict=True)]
-
-    def outputs(self, u: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:
-        """Run the model with the weights in a vector."""
-        for p, v in zip(self.parameters, self.views(u), strict=True):
-            p.data = v
-        return self.model(inputs).squeeze(1)
-
-    def gradient(self, u: torch.Tensor, batch: Tensors, create_graph: bool = False) -> Tensors:
-        """Return the gradient of the cross-entropy."""
-        loss = F.binary_cross_entropy_with_logits(self.outputs(u, batch[0]), batch[1])
-        return torch.autograd.grad(loss, self.parameters, create_graph=create_graph)
-
-    def product(self, u: torch.Tensor, v: torch.Tensor, batch: Tensors) -> Tensors:
-        """Return the Hessian of the cross-entropy times v."""
-        return torch.autograd.grad(self.gradient(u, batch, create_graph=True), self.parameters, self.views(v))
-
-    def auc_gradients(self, u: torch.Tensor, alpha: torch.Tensor, batch: Tensors) -> Tensors:
-        """Return the gradient of the AUC loss in (weights, a, b), and in alpha."""
-        outputs = self.outputs(u, batch[0])
-        a, b, alpha = (v.detach().requires_grad_() for v in (u[-2:-1], u[-1:], alpha))
-        loss = auc_loss(outputs, a, b, alpha, batch[1])
-        *gradients, slope = torch.autograd.grad(loss, [*self.parameters, a, b, alpha])
-        return torch.cat([g.reshape(-1) for g in gradients]), slope
-
-    def draw(self, levels: int) -> list[Tensors]:
-        """Draw a batch for each level and one for the AUC loss."""
-        rows = [torch.randint(0, len(self.inputs), (self.batch,)) for _ in range(levels + 1)]
-        return [(self.inputs[r], self.targets[r]) for r in rows]
-
-    def carry_and_move(self, at: Point, batches: Sequence[Tensors]) -> None:
-        """Begin a step: what the estimates carry over, and the move of x and y. K gradients."""
-        x, y, h, p, q = at
-        for j in reversed(range(len(h))):
-            below = h[j - 1] if j else x
-            h[j].sub_(below)
-            torch._foreach_add_(self.views(h[j]), self.gradient(below, batches[j]), alpha=LR)
-            h[j].mul_(self.carried)
-        x.sub_(p, alpha=self.gamma_x)
-        y.add_(q, alpha=self.gamma_y)
-
-    def step(self, at: Point, batches: Sequence[Tensors]) -> None:
-        """Take one local step, in place: 2K + 1 gradients and K Hessian-vector products."""
-        self.carry_and_move(at, batches)
-        x, y, h, p, q = at
-        for j in range(len(h)):
-            below = h[j - 1] if j else x
-            h[j].add_(below)
-            torch._foreach_sub_(self.views(h[j]), self.gradient(below, batches[j]), alpha=LR)
-        u, v = self.auc_gradients(h[-1], y, batches[-1])
-        for j in reversed(range(len(h))):
-            torch._foreach_sub_(self.views(u), self.product(h[j - 1] if j else x, u, batches[j]), alpha=LR)
-        p.lerp_(u, self.rho_x)
-        q.lerp_(v, self.rho_y)
-
-    def hoarding_step(self, at: Point, batches: Sequence[Tensors]) -> None:
-        """Take the same step, but hold every level's graph from its new gradient on: K gradients fewer."""
-        self.carry_and_move(at, batches)
-        x, y, h, p, q = at
-        held = []
-        for j in range(len(h)):
-            below = h[j - 1] if j else x
-            leaves = [v.detach().requires_grad_() for v in self.views(below)]
-            held.append((self.differentiable(leaves, batches[j]), leaves))
-            h[j].add_(below)
-            torch._foreach_sub_(self.views(h[j]), [g.detach() for g in held[-1][0]], alpha=LR)
-        u, v = self.auc_gradients(h[-1], y, batches[-1])
-        while held:
-            torch._foreach_sub_(self.views(u), torch.autograd.grad(*held.pop(), self.views(u)), alpha=LR)
-        p.lerp_(u, self.rho_x)
-        q.lerp_(v, self.rho_y)
-
-    def differentiable(self, weights: Sequence[torch.Tensor], batch: Tensors) -> Tensors:
-        """Return the gradient of the cross-entropy with its graph."""
-        outputs = functional_call(self.model, dict(zip(self.names, weights, strict=True)), (batch[0],)).squeeze(1)
-        loss = F.binary_cross_entropy_with_logits(outputs, batch[1])
-        return torch.autograd.grad(loss, list(weights), create_graph=True)
-
-    def all_at_once(self, at: Point, batches: Sequence[Tensors]) -> Tensors:
-        """Return the gradient of the whole composition by one call of autograd, which holds every level's graph."""
-        leaves = [v.detach().requires_grad_() for v in self.views(at.x)]
-        weights: Sequence[torch.Tensor] = leaves
-        for batch in batches[:-1]:
-            gradient = self.differentiable(weights, batch)
-            weights = [w - LR * g for w, g in zip(weights, gradient, strict=True)]
-        inputs, targets = batches[-1]
-        outputs = functional_call(self.model, dict(zip(self.names, weights, strict=True)), (inputs,)).squeeze(1)
-        ends = [v.detach().requires_grad_() for v in (at.x[-2:-1], at.x[-1:], at.y)]
-        return torch.autograd.grad(auc_loss(outputs, *ends, targets), [*leaves, *ends])
-
-    def round(self, server: Point) -> Point:
-        """Do a round of one client: copy the server's vectors, take the steps, and average."""
-        at = server.copy()
-        for _ in range(self.steps):
-            self.step(at, self.draw(len(at.h)))
-        total = [torch.zeros_like(v) for v in at.vectors()]
-        torch._foreach_add_(total, at.vectors(), alpha=1.0)
-        x, y, *h, p, q = total
-        return Point(x, y, tuple(h), p, q)
-
-
-def auc_loss(
-    outputs: torch.Tensor, a: torch.Tensor, b: torch.Tensor, alpha: torch.Tensor, targets: torch.Tensor
-) -> torch.Tensor:
-    """Return F of ``fs.auc`` on a batch."""
-    s = torch.sigmoid(outputs)
-    terms = (1 - P) * (s - a) ** 2 * targets + P * (s - b) ** 2 * (1 - targets)
-    terms = terms + 2 * (1 + alpha) * s * (P - targets)
-    return terms.mean() - P * (1 - P) * alpha.squeeze() ** 2
-
-
 def drawn_by(client: Client) -> list[Tensors]:
-    """Return what a client draws in its next step, as the version by hand takes it."""
+    """Return the batches of a client's next step, in the form that the version by hand takes."""
     parts = [batch.parts[0] for batch in client.draw_all()]
     return [(inputs[0], targets[0].float()) for inputs, targets in parts]
 
 
 def same_numbers(ours: Ours, hand: ByHand) -> float:
-    """Check that a round of either side, from one state on one client's batches, ends in the same numbers.
+    """Check that both sides end a round, from one state with the same batches, with the same numbers.
 
-    Returns the largest difference of a vector from the other side's, relative to how far the round took it.
+    Returns the largest difference between two vectors, relative to how far the round moved them.
     """
     batches: list[list[Tensors]] = []
 
@@ -287,36 +112,28 @@ def same_numbers(ours: Ours, hand: ByHand) -> float:
         batches.append(drawn_by(client))
     start, one = ours.point(), ours.round()
     worst = 0.0
-    for step in (hand.step, hand.hoarding_step):
+    for step in (hand.step, hand.graph_holding_step):
         other = start.copy()
         for b in batches:
             step(other, b)
         for mine, theirs, before in zip(one.vectors(), other.vectors(), start.vectors(), strict=True):
             worst = max(worst, float((mine - theirs).norm() / (theirs - before).norm()))
-    # In float32 a maximum of the pooling may change sides; in float64 the two agree to 2e-7.
-    assert worst < 1e-2, f"The two sides differ by {worst:.1e} of the way."
+    # In float32 max pooling may pick another entry; in float64 the two agree to 2e-7.
+    assert worst < 1e-2, f"The two sides differ by {worst:.1e}, relative to how far the round moved."
     return worst
 
 
-def processor_time(work: Callable[[], object]) -> float:
-    """Return the processor's seconds that one call takes."""
-    start = time.process_time()
-    work()
-    return time.process_time() - start
-
-
 def in_turns(seconds: float, *works: Callable[[], object]) -> list[float]:
-    """Return the shortest time of each work, the works taking turns for so many seconds, 3 times at least."""
-    times = [[processor_time(work) for work in works]]
-    turns = max(3, round(seconds / sum(times[0])))
-    times += [[processor_time(work) for work in works] for _ in range(turns - 1)]
-    return [min(column) for column in zip(*times, strict=True)]
+    """Return the shortest processor time of each work; they take turns for about ``seconds``, at least 3 times."""
+    first = [timed(work, time.process_time) for work in works]
+    repeats = max(2, round(seconds / sum(first)) - 1)
+    return [min(pair) for pair in zip(first, best_of_each(repeats, *works, clock=time.process_time), strict=True)]
 
 
 def step_against_hand(case: Case, levels: int, seconds: float) -> None:
-    """Print the cost of a local step, a fifth of five, over that of the same by hand."""
+    """Print the cost of a local step, a fifth of that of five, relative to one by hand."""
     ours = Ours(case, levels)
-    hand, at = ByHand(ours, case), ours.point()
+    hand, at = ByHand(case, ours.data, ours.algorithm), ours.point()
     off = same_numbers(ours, hand)
     steps = range(hand.steps)
     mine, plain, hoarding = (
@@ -325,7 +142,7 @@ def step_against_hand(case: Case, levels: int, seconds: float) -> None:
             seconds,
             ours.local,
             lambda: [hand.step(at, hand.draw(levels)) for _ in steps],
-            lambda: [hand.hoarding_step(at, hand.draw(levels)) for _ in steps],
+            lambda: [hand.graph_holding_step(at, hand.draw(levels)) for _ in steps],
         )
     )
     print(
@@ -336,16 +153,16 @@ def step_against_hand(case: Case, levels: int, seconds: float) -> None:
 
 
 def round_against_hand(case: Case, levels: int, seconds: float) -> None:
-    """Print the cost of a round of 5 steps over that of the same by hand."""
+    """Print the cost of a round of 5 steps relative to one by hand."""
     ours = Ours(case, levels)
-    hand, server = ByHand(ours, case), ours.point()
+    hand, server = ByHand(case, ours.data, ours.algorithm), ours.point()
     mine, plain = in_turns(seconds, ours.round, lambda: hand.round(server))
     times = f"by hand {plain * 1e3:.1f}, fedstrata {mine * 1e3:.1f} ms, ratio {mine / plain:.2f} (wanted <= 1.1)"
     print(f"round of {hand.steps} steps, {case}, K = {levels}: {times}")
 
 
 def peak_of(work: Callable[[], object]) -> int:
-    """Return how many bytes of tensors one call holds at most, beyond those that were there before."""
+    """Return the peak bytes of tensors that one call allocates, not counting those that existed before."""
     os.environ["KINETO_LOG_LEVEL"] = "99"
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profiler:
         work()
@@ -355,7 +172,7 @@ def peak_of(work: Callable[[], object]) -> int:
 
 
 def memory(case: Case) -> None:
-    """Print the peak of a client's local steps for K = 1 to 5, beside that of autograd on the whole composition.
+    """Print the peak of a client's local steps for K = 1 to 5, and that of autograd on the whole composition.
 
     Two steps: from the second on, x and p are the client's own and no longer the server's.
     """
@@ -367,11 +184,11 @@ def memory(case: Case) -> None:
         vector, batch = at.x.nbytes, sum(a.nbytes for a in batches[0].parts[0])
         with torch.no_grad():
             product = partial(client.g_vjp, 1, at.x[None], at.p[None], batches[0])
-            product()  # is traced
+            product()  # trace it
             graph = peak_of(product)
         ours.local()
         peaks.append(peak_of(ours.local))
-        wholes.append(peak_of(partial(ByHand(ours, case).all_at_once, at, drawn)))
+        wholes.append(peak_of(partial(ByHand(case, ours.data, ours.algorithm).all_at_once, at, drawn)))
         rest = peaks[-1] - (levels + 2) * vector - (levels + 1) * batch
         over = (rest - graph) / vector
         print(
@@ -393,7 +210,7 @@ def first_memory(case: Case) -> None:
     every = range(1, 4)
     runs = [Ours(case, levels, steps=2, begun=False) for levels in every]
     for ours in runs:
-        ours.first_local()  # is traced
+        ours.first_local()  # trace it
     peaks = [(peak_of(ours.first_local), peak_of(ours.local)) for ours in runs]
     vector, batch = runs[0].state.x.nbytes, sum(a.nbytes for a in runs[0].client().draw(1).parts[0])
     first, later = ((np.polyfit(every, column, 1)[0] - batch) / vector for column in zip(*peaks, strict=True))
@@ -401,7 +218,7 @@ def first_memory(case: Case) -> None:
 
 
 def products(case: Case, seconds: float) -> None:
-    """Print what a Hessian-vector product and a step with K = 3 cost by reverse mode and by forward mode."""
+    """Print the cost of a Hessian-vector product and of a step with K = 3, in reverse mode and in forward mode."""
     problem = fs.erm(case.model(), "binary_cross_entropy")
     gradient = torch.func.grad(problem.outer)
     generator = torch.Generator().manual_seed(0)
@@ -430,15 +247,11 @@ def products(case: Case, seconds: float) -> None:
 
 
 def main() -> None:
-    """Run all, print all."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--seconds", type=float, default=1.5, help="for each comparison")
-    parser.add_argument("--only", nargs="+", choices=("speed", "memory", "products"))
-    arguments = parser.parse_args()
-    torch.set_num_threads(arguments.threads)
-    keep_memory()
-    print(f"torch {torch.__version__}, {arguments.threads} thread(s)")
+    """Run and print every comparison."""
+    options = parser(__doc__)
+    options.add_argument("--seconds", type=float, default=1.5, help="for each comparison")
+    options.add_argument("--only", nargs="+", choices=("speed", "memory", "products"))
+    arguments = start(options)
     wanted = arguments.only or ("speed", "memory", "products")
     cnn7 = {"width": 16}
     if "speed" in wanted:

@@ -19,7 +19,7 @@ import fedstrata as fs
 
 
 def main() -> None:
-    """Train, then print the peak."""
+    """Train, and print the peak memory."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--clients", type=int, default=10_000)
     parser.add_argument("--rounds", type=int, default=300)

@@ -1,4 +1,4 @@
-"""What a maximum inside costs: an AUC step against the same forward, backward and dual gradient by hand.
+"""The cost of a minimax problem: an AUC step against the same forward, backward and dual gradient by hand.
 
     python bench/saddles.py [--threads 1] [--repeats 20]
 
@@ -7,15 +7,12 @@ Prints ratios of times (lower is better). The two sides take turns in one run, a
 
 from __future__ import annotations
 
-import argparse
-
 import numpy as np
 import torch
 
 import fedstrata as fs
-from fedstrata.core.machine import keep_memory
+from common import best_of_each, parser, rounds_of, start
 from fedstrata.problems.oracles import Oracles
-from speed import best_of_each, rounds_of
 
 P = 0.05
 
@@ -29,7 +26,7 @@ def binary_data(clients: int) -> fs.FederatedData:
 
 
 class ByHand:
-    """The AUC loss as one writes it: a module, two centres and alpha as parameters, one backward pass."""
+    """The AUC loss written by hand: a module, two centres and alpha as parameters, one backward pass."""
 
     def __init__(self, model: torch.nn.Module) -> None:
         self.model = model
@@ -110,14 +107,10 @@ def one_round(name: str, clients: int, repeats: int) -> None:
 
 
 def main() -> None:
-    """Run all, print all."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--repeats", type=int, default=20)
-    arguments = parser.parse_args()
-    torch.set_num_threads(arguments.threads)
-    keep_memory()
-    print(f"torch {torch.__version__}, {arguments.threads} thread(s)")
+    """Run and print every comparison."""
+    options = parser(__doc__)
+    options.add_argument("--repeats", type=int, default=20)
+    arguments = start(options)
     one_step("lenet5", arguments.repeats)
     one_step("logreg", arguments.repeats)
     one_round("lenet5", 5, arguments.repeats)
