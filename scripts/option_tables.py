@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Write the tables of options in docs/configuration.md anew, from the declarations in the source."""
+"""Regenerate the option tables in docs/configuration.md from the declarations in the source."""
 
 from pathlib import Path
 

@@ -7,16 +7,18 @@ The first axis is the method (whatever the test is about: an algorithm, a proble
 combination per method, chosen so that over all methods every value of every other axis occurs; where an axis has more
 values than there are methods, it has as many combinations as it takes. The choice depends on the values alone, so it is
 the same every time. ``where`` leaves out combinations that do not exist. ``table`` does the same for rows that are no
-product, and ``repeats`` takes cases that stand for each other, such as seeds: the short run has the first one. Any
-combination runs without ``--full`` where it is asked for by its whole id::
+product, ``one_per`` for rows of which several belong to one method. ``repeats`` takes cases that stand for each other,
+such as seeds: the short run has the first one. Any combination runs without ``--full`` if you pass its whole id::
 
     pytest "tests/algorithms/test_conformance.py::test_chunks_agree[fedavg-float32]"
 
-Decorators stack: a ``product`` over one axis only, or a plain ``parametrize``, is never cut short by itself.
+Stacked ``parametrize`` decorators are a product too, and cut short in the same way (conftest.py). A single
+``parametrize``, or a ``product`` over one axis, always runs whole.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -57,9 +59,25 @@ def repeats(names: str, rows: Iterable[Any]) -> pytest.MarkDecorator:
     )
 
 
+def one_per(
+    method: Callable[[Any], Any], names: str, rows: Iterable[Any], *axes: Iterable[Any]
+) -> pytest.MarkDecorator:
+    """Parametrise a test over rows, times further axes; the short run has one for each ``method(row)``."""
+    products = list(itertools.product(tuple(rows), *map(tuple, axes)))
+    return table(names, products, key=lambda row, *rest: (method(row), *rest), name=lambda *values: values)
+
+
 def label(value: Any) -> str:
-    """Return what a value is called in a test's id."""
-    return getattr(value, "__name__", None) or str(value)
+    """Return what a value is called in a test's id; for settings, those that are not the default ones."""
+    name = getattr(value, "__name__", None) or getattr(value, "id", None)
+    return name or (changed_settings(value) if dataclasses.is_dataclass(value) else str(value))
+
+
+def changed_settings(settings: Any) -> str:
+    """Return the fields of a dataclass that are not the default ones, as text."""
+    usual = type(settings)()
+    fields = {f.name: getattr(settings, f.name) for f in dataclasses.fields(settings)}
+    return " ".join(f"{k}={v}" for k, v in fields.items() if v != getattr(usual, k)) or "default"
 
 
 def short_run(places: Sequence[Sequence[str]]) -> set[int]:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import pytest
 import torch
 
+from cases import short_run
 from fedstrata.cli.app import invoke
 from fedstrata.problems import oracles
 
@@ -18,20 +21,48 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out what takes long, unless it is asked for."""
+    stacked = {item for function in _by_function(items) for item in _beyond_the_short_run(function)}
     short, left_out = [], []
     for item in items:
-        (left_out if _left_out(item, config) else short).append(item)
+        (left_out if _left_out(item, config, item in stacked) else short).append(item)
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = short
 
 
-def _left_out(item: pytest.Item, config: pytest.Config) -> bool:
+def _by_function(items: list[pytest.Item]) -> Iterable[list[pytest.Function]]:
+    """Return the cases of each parametrised test."""
+    cases: dict[tuple[object, str], list[pytest.Function]] = {}
+    for item in items:
+        if isinstance(item, pytest.Function) and hasattr(item, "callspec"):
+            cases.setdefault((item.parent, item.originalname), []).append(item)
+    return cases.values()
+
+
+def _beyond_the_short_run(cases: list[pytest.Function]) -> list[pytest.Function]:
+    """Return the cases of stacked ``parametrize`` decorators that repeat what a few of them already meet."""
+    axes = [
+        [" ".join(str(id(case.callspec.params[name])) for name in _names(mark)) for case in cases]
+        for mark in cases[0].iter_markers("parametrize")
+    ]
+    if len(axes) < 2:
+        return []
+    axes.sort(key=lambda axis: -len(set(axis)))
+    short = short_run(list(zip(*axes, strict=True)))
+    return [case for i, case in enumerate(cases) if i not in short]
+
+
+def _names(mark: pytest.Mark) -> list[str]:
+    names = mark.args[0]
+    return [name.strip() for name in names.split(",")] if isinstance(names, str) else list(names)
+
+
+def _left_out(item: pytest.Item, config: pytest.Config, stacked: bool) -> bool:
     expression = config.getoption("markexpr") or ""
     if item.get_closest_marker("flower") and "flower" not in expression:
         return True
     long = next((name for name in ("slow", "full") if item.get_closest_marker(name)), None)
-    if long is None or config.getoption("full") or long in expression:
+    if (long is None and not stacked) or config.getoption("full") or (long and long in expression):
         return False
     return not any(item.nodeid in argument for argument in config.args)
 

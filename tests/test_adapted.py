@@ -126,7 +126,7 @@ def test_the_auc_of_the_adapted_model(outputs: int) -> None:
     assert "accuracy" not in measured and measured["adapted_auc"] != measured["auc"]
 
 
-def test_two_classes_that_are_told_apart_have_accuracy_and_auc() -> None:
+def test_two_classes_that_are_classified_have_accuracy_and_auc() -> None:
     data = sites((8, 12, 5), 1, classes=2)
     problem = fs.maml(tiny(2), LR, inner_mean="global")
     expected = measured_by_hand(mean_model(clients_rows(data), 1, LR, 2), everything(data))

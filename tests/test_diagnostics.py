@@ -1,4 +1,4 @@
-"""What goes on inside local steps: reports reach those who listen, and nobody else pays for them."""
+"""What happens inside local steps: reports reach listeners, and cost nothing without them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch
 import fedstrata as fs
 from fedstrata.algorithms import ALGORITHMS
 from fedstrata.clients import Client
-from fedstrata.core.schedules import Clock
+from fedstrata.core.clock import Clock
 from fedstrata.training.callbacks import Callback, Reports, Titled
 from support import sized_data, smooth_example, softmax_problem
 
@@ -373,6 +373,7 @@ def rows_in(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "diagnostics.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.slow
 def test_a_run_from_a_file_has_rows_and_a_picture(fedstrata, experiment: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     code, _, err = fedstrata("run", experiment, "--out", out, "--quiet")
@@ -429,6 +430,7 @@ def test_every_run_of_a_comparison_has_rows_of_its_own(fedstrata, experiment: Pa
     assert found[0] != found[1]
 
 
+@pytest.mark.slow
 def test_the_picture_of_many_rounds_and_of_none_followed(tmp_path: Path) -> None:
     """Up to four rounds are drawn; without norms the local steps alone."""
     for number, options in enumerate(({"norms": ["vhat"], "rates": True}, {}, {"rounds": [99], "norms": ["vhat"]})):

@@ -1,4 +1,4 @@
-"""What the documents show must run."""
+"""The examples in the documentation must run."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ def blocks(path: str) -> list[str]:
     return re.findall(r"```python\n(.*?)```", (ROOT / path).read_text(), flags=re.S)
 
 
+@pytest.mark.slow
 def test_the_example_of_the_readme_learns():
     names: dict = {}
     exec(blocks("README.md")[0], names)
@@ -36,7 +37,8 @@ def test_the_example_of_the_readme_learns():
     assert names["run"].summary["personal_accuracy_mean"] > 0.8 < names["base"].summary["personal_accuracy_mean"]
 
 
-def test_the_problem_of_ones_own_trains():
+@pytest.mark.slow
+def test_the_custom_problem_of_the_design_page_trains():
     names: dict = {}
     exec(blocks("docs/design.md")[0], names)
     assert names["run"].history[-1]["loss"] < names["run"].history[0]["loss"]
@@ -45,7 +47,8 @@ def test_the_problem_of_ones_own_trains():
     assert last["objective"] < first["objective"] and last["gradient_norm"] < first["gradient_norm"]
 
 
-def test_the_minimax_problem_of_ones_own_finds_its_saddle():
+@pytest.mark.slow
+def test_the_custom_minimax_problem_finds_its_saddle():
     torch.manual_seed(0)
     code = blocks("docs/design.md")[2]
     names: dict = {}
@@ -63,7 +66,8 @@ def test_the_minimax_problem_of_ones_own_finds_its_saddle():
     assert float(problem.outer(x, y, batch)) < worse
 
 
-def test_the_levels_of_ones_own_are_solved():
+@pytest.mark.slow
+def test_the_custom_levels_are_solved():
     torch.manual_seed(0)
     names: dict = {}
     exec(blocks("docs/design.md")[3], names)
@@ -78,8 +82,9 @@ def test_the_levels_of_ones_own_are_solved():
     assert deviation(x) < min(map(deviation, nearby)) < deviation(torch.zeros(3))
 
 
+@pytest.mark.slow
 def test_the_skeletons_of_algorithms_work(tmp_path):
-    """The file, a state of its own, and a preset, all three of the page."""
+    """The three skeletons of the page: an algorithm, one with its own state, and a preset."""
     module = sys.modules["fedmom"] = ModuleType("fedmom")
     try:
         for block in blocks("docs/add-an-algorithm.md"):
@@ -103,6 +108,7 @@ def test_the_skeletons_of_algorithms_work(tmp_path):
         del sys.modules["fedmom"]
 
 
+@pytest.mark.slow
 def test_the_file_of_the_auc_page_runs(tmp_path, monkeypatch):
     (text,) = re.findall(r"```toml\n(.*?)```", (ROOT / "docs/auc.md").read_text(), flags=re.S)
     monkeypatch.chdir(tmp_path)
@@ -142,7 +148,9 @@ def test_every_algorithm_is_in_the_readme():
     ("noise", "cohort", "clients", "rounds", "said"),
     [(2, 50, 1000, 100, 6.5), (4, 50, 1000, 100, 2.5), (2, 3, 3, 50, 57), (50, 3, 3, 50, 1.2)],
 )
-def test_what_noise_is_said_to_be_worth(noise: float, cohort: int, clients: int, rounds: int, said: float) -> None:
+def test_the_epsilons_in_the_documentation_are_right(
+    noise: float, cohort: int, clients: int, rounds: int, said: float
+) -> None:
     found = epsilon(fs.Channel(clip=1.0, noise=noise), {f"1 of {cohort}": rounds}, clients)
     assert found == pytest.approx(said, rel=0.05)
     told = " ".join((ROOT / "docs" / "configuration.md").read_text().split())

@@ -1,4 +1,4 @@
-"""The house: imports go one way, the tree is the one in docs/design.md, and the public interface is what it says."""
+"""The layers: imports go one way, the tree is that of docs/design.md, and the public interface is listed here."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import fedstrata as fs
+from fedstrata.algorithms import ALGORITHMS
 
 PACKAGE = Path(fs.__file__).parent
 ORDER = ("core", "data", "models", "problems", "clients", "algorithms", "training", "experiments", "federation", "cli")
@@ -25,11 +26,8 @@ PUBLIC = {
     *("Callback", "ShowProgress", "TensorBoard", "Dataset", "FederatedData"),
     *("Epochs", "Interval", "CubeRoot", "RoundDecay", "StepDecay"),
     *("FedstrataError", "InputError", "MissingData", "Diverged", "QuorumError"),
-    *("data", "models", "partition", "projections", "schedules"),
-    *("AFL", "CDMA", "CODASCA", "DRFA", "FGDA", "MFCGD", "SAGDA", "AdaFGDA", "AdaMFCGD", "CoDA", "ComFedL", "FedAMS"),
-    *("FedAdagrad", "FedAdam", "FedAvg", "FedLALR", "FedNest", "FedProx", "FedYogi", "LaFedOPT", "LocalAMSGrad"),
-    *("LocalAdaAlter", "LocalMOML", "LocalSCGD", "LocalSCGDAM", "LocalSCGDM", "LocalSGDA", "LocalSGDAM", "QFedAvg"),
-    *("LocalSGDAMPlus", "LocalSGDAPlus", "LocalSGDMRL", "LocalSMCGDAM", "Scaffold"),
+    *("data", "models", "partition", "projections", "schedules", "testing"),
+    *(kind.__name__ for kind in ALGORITHMS.values()),
 }
 
 
@@ -111,3 +109,21 @@ def test_every_public_name_is_explained(name: str) -> None:
         assert len((inspect.getdoc(thing) or "").split()) >= 4, (
             f"fs.{name} needs a docstring that a newcomer understands"
         )
+
+
+def test_the_tree_is_that_of_the_design_page() -> None:
+    """Every file stands in the Layers block of docs/design.md, or belongs to what the block describes in words."""
+    text = (PACKAGE.parents[1] / "docs" / "design.md").read_text()
+    block = text.split("## Layers")[1].split("Imports go one way")[0]
+    for layer, words in (("problems", "one file per problem"), ("algorithms", "one file per algorithm box")):
+        assert words in block, layer
+    for layer in set(ORDER) - {"problems", "algorithms", "cli"}:
+        start = block.index(f"    {layer}/")
+        end = min(
+            (block.index(f"    {other}/") for other in ORDER if block.index(f"    {other}/") > start),
+            default=len(block),
+        )
+        named = set(block[start:end].replace("/", "").split())
+        files = {p.stem for p in (PACKAGE / layer).iterdir() if not p.name.startswith("__")}
+        assert files <= named, f"docs/design.md, Layers: {layer}/ lacks {', '.join(sorted(files - named))}"
+        assert named - {layer} <= files, f"docs/design.md, Layers: {layer}/ has no {sorted(named - files - {layer})}"

@@ -357,3 +357,12 @@ def test_stationarity_of_a_model_beside_its_other_measures() -> None:
 def test_the_gradient_norm_vanishes_at_the_solution() -> None:
     q = fs.quadratic(clients=4)
     assert gradient_norm(q.problem, q.data, q.solution) < 1e-12 < gradient_norm(q.problem, q.data, q.problem.x0)
+
+
+def test_a_loss_of_ones_own_may_have_the_name_of_ours() -> None:
+    def squared(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return nn.functional.cross_entropy(outputs, targets, reduction="none")
+
+    data = fs.data.digits().split(fs.partition.iid(), clients=2, seed=0)
+    run = fs.train(fs.erm(fs.models.model("logreg", (1, 8, 8), 10), squared), data, fs.FedAvg(steps=1), rounds=1)
+    assert "accuracy" in run.summary

@@ -56,7 +56,7 @@ BATCHES = {
 
 
 def own(batch: Batch, client: int) -> tuple[torch.Tensor, ...]:
-    """Return what one client drew."""
+    """Return the batch of one client."""
     if batch.where is None:
         return tuple(a[client] for a in batch.parts[0])
     for where, part in zip(batch.where, batch.parts, strict=True):
@@ -140,7 +140,7 @@ def test_a_graph_is_used_again_with_new_numbers() -> None:
 
 
 @pytest.mark.parametrize("clients", [1, 3])
-def test_messages_that_are_one_vector_seen_many_times(clients: int) -> None:
+def test_an_expanded_vector(clients: int) -> None:
     """The server's vector is expanded over the clients, not copied."""
     oracles = Oracles(PROBLEM)
     batch = Batch(((random(clients, 6, D), random(clients, 6)),))
@@ -152,7 +152,7 @@ def test_messages_that_are_one_vector_seen_many_times(clients: int) -> None:
 
 @pytest.mark.parametrize("clients", [1, 3])
 @pytest.mark.parametrize("traced", [True, False])
-def test_what_a_function_ignores_has_a_zero_gradient(clients: int, traced: bool) -> None:
+def test_the_gradient_of_an_ignored_argument_is_zero(clients: int, traced: bool) -> None:
     x0 = torch.zeros(3, dtype=torch.float64)
     batch = Batch(((random(clients, 2, 1),),), traced=traced)
     u, y = random(clients, 3), random(clients, 3)
@@ -196,7 +196,7 @@ def even(clients: int, length: int, traced: bool = True) -> Batch:
 
 
 def uneven(*groups: tuple[int, list[int]]) -> Batch:
-    """A batch whose groups of clients have samples of different numbers: (number, clients)."""
+    """A batch in which groups of clients have different numbers of samples: (number, clients)."""
     parts = tuple((random(len(who), length, D), random(len(who), length)) for length, who in groups)
     return Batch(parts, tuple(torch.tensor(who) for _, who in groups), traced=False)
 
@@ -209,7 +209,7 @@ def through(
     offsets: list[torch.Tensor] | None,
     weight: float,
 ) -> tuple[torch.Tensor, list[torch.Tensor], list[torch.Tensor]]:
-    """One client's pass by plain autograd: the gradient, what the levels give, the gradients of f."""
+    """One client's pass by plain autograd: the gradient, the values of the levels, the gradients of f."""
     u, values, jacobians = x, [], []
     for k, level in enumerate(problem.levels):
         jacobians.append(torch.autograd.functional.jacobian(lambda z, k=k, level=level: level(z, data[k]), u))
@@ -279,8 +279,8 @@ def test_a_pass_without_offsets_is_the_gradient_of_the_composition(gradients_off
 
 @pytest.mark.parametrize("weight", [None, 0.3])
 @pytest.mark.parametrize("dual", [False, True])
-def test_clients_whose_batches_differ_in_length_level_by_level(dual: bool, weight: float | None) -> None:
-    """As with support data: a client's inner batch is short where another's outer batch is, or both, or neither."""
+def test_batch_lengths_may_differ_between_clients_and_levels(dual: bool, weight: float | None) -> None:
+    """As with support data: a client's inner batch, outer batch, both or neither may be short."""
     inner = uneven((2, [1, 3]), (5, [0, 2, 4]))
     middle = uneven((3, [4]), (6, [2, 0]), (7, [3, 1]))
     outside = uneven((4, [3, 0]), (5, [1, 2, 4]))
@@ -301,7 +301,7 @@ def test_one_graph_for_every_weight_and_offset() -> None:
     assert len(oracles._graphs) == 1
 
 
-def test_a_layer_that_looks_at_values_is_passed_one_client_at_a_time() -> None:
+def test_a_layer_that_branches_on_values_runs_one_client_at_a_time() -> None:
     def decides(u: torch.Tensor, batch: tuple[torch.Tensor, ...]) -> torch.Tensor:
         return first(u, batch) if float(u.detach().sum()) > 0 else -2 * first(u, batch)
 
@@ -368,13 +368,13 @@ def test_a_batch_that_ends_with_the_clients_number(who: np.ndarray, data: str) -
 
 
 @pytest.mark.parametrize("number", [0, 1, 3])
-def test_a_pass_wants_a_batch_for_each_layer(number: int) -> None:
+def test_a_pass_needs_a_batch_for_each_layer(number: int) -> None:
     oracles = Oracles(layered(1, False))
     with pytest.raises(fs.FedstrataError, match=rf"A chain of 1 levels takes 2 batches\. Got {number}\."):
         oracles.chain(random(2, D), None, [even(2, 3)] * number)
 
 
-def test_a_dual_is_passed_where_there_is_one_and_only_there() -> None:
+def test_a_dual_is_passed_if_and_only_if_there_is_one() -> None:
     batches = [even(2, 3)]
     with pytest.raises(fs.FedstrataError, match="has a dual: pass y"):
         Oracles(layered(0, True)).chain(random(2, D), None, batches)
@@ -424,7 +424,7 @@ def test_the_jacobian_of_a_constant_is_zero(clients: int, traced: bool) -> None:
         (2, True, "2 inner levels, a local inner mean, a dual"),
     ],
 )
-def test_a_problem_tells_its_class(levels: int, dual: bool, kind: str) -> None:
+def test_the_kind_of_a_problem(levels: int, dual: bool, kind: str) -> None:
     problem = fs.Problem(outer, torch.zeros(2), levels=(first,) * levels, y0=torch.zeros(1) if dual else None)
     assert problem.kind == kind
     assert problem.dual is dual
@@ -448,7 +448,7 @@ def test_a_bad_problem_is_refused(arguments: dict[str, object], message: str) ->
         fs.Problem(outer, **arguments, name="problem")  # type: ignore[arg-type]
 
 
-def test_a_problem_tells_its_inner_mean_and_its_mixture() -> None:
+def test_the_kind_includes_inner_mean_and_mixture() -> None:
     x0 = torch.zeros(2)
     inside = fs.Problem(outer, x0, levels=(first,), inner_mean="global")
     assert inside.kind == "1 inner level, a global inner mean, no dual"

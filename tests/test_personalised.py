@@ -305,6 +305,7 @@ def test_wrong_keys_of_a_file(key: str, value: Any) -> None:
         parse({"evaluate": {key: value}}, "here")
 
 
+@pytest.mark.slow
 def test_a_run_writes_personal_measures_and_stationarity(tmp_path: Any) -> None:
     problem, data = fs.erm(tiny()), sites(SIZES, 1)
     evaluation = Evaluation(adapt_steps=1, adapt_lr=0.1, stationarity=True)

@@ -22,12 +22,12 @@ def dirichlet(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def within(low: float, high: float) -> Callable[[np.random.Generator, tuple[int, ...]], np.ndarray]:
-    """Points of a box, corners and faces among them; an open end is far away."""
+    """Points of a box, including corners and faces; an infinite bound is far away."""
     return lambda rng, shape: np.clip(rng.uniform(-3, 3, size=shape), low, high)
 
 
 def round_zero(radius: float) -> Callable[[np.random.Generator, tuple[int, ...]], np.ndarray]:
-    """Points of a ball, the centre among them, and some very close to the boundary."""
+    """Points of a ball, including its centre and some very close to the boundary."""
 
     def draw(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
         directions = rng.normal(size=shape)
@@ -40,7 +40,7 @@ def round_zero(radius: float) -> Callable[[np.random.Generator, tuple[int, ...]]
 
 @dataclass(frozen=True)
 class Case:
-    """A projection, how far at most a point is outside its set, and random points inside."""
+    """A projection, the tolerated distance from its set, and random points of the set."""
 
     project: Projection
     excess: Callable[[np.ndarray], np.ndarray]
@@ -76,12 +76,12 @@ def points(p: int, dtype: type = np.float64) -> np.ndarray:
     return y.astype(dtype)
 
 
-# --- what makes it a projection --------------------------------------------------------------------------------------
+# --- properties of a projection --------------------------------------------------------------------------------------
 
 
 @ALL
 @SIZES
-def test_the_result_is_in_the_set_and_no_direction_from_there_leads_nearer(case: Case, p: int) -> None:
+def test_the_result_is_the_nearest_point_of_the_set(case: Case, p: int) -> None:
     """P is the projection on a convex set if and only if <y - P(y), z - P(y)> <= 0 for every z of the set."""
     y = points(p)
     found = case.project(torch.from_numpy(y)).numpy()
@@ -114,7 +114,7 @@ def test_projecting_twice_is_projecting_once(case: Case, p: int) -> None:
 
 @ALL
 @SIZES
-def test_any_number_of_vectors_is_each_alone(case: Case, p: int) -> None:
+def test_many_vectors_are_projected_one_by_one(case: Case, p: int) -> None:
     y = torch.from_numpy(points(p))
     before = y.clone()
     found = case.project(y)
@@ -131,7 +131,7 @@ def test_any_number_of_vectors_is_each_alone(case: Case, p: int) -> None:
 
 @ALL
 @SIZES
-def test_single_precision_stays_and_is_near(case: Case, p: int) -> None:
+def test_single_precision_is_kept_and_accurate(case: Case, p: int) -> None:
     y = points(p, np.float32)[:4]
     found = case.project(torch.from_numpy(y))
     assert found.dtype == torch.float32
@@ -199,7 +199,7 @@ def test_by_hand(project: Projection, y: list[float], expected: list[float], dty
 
 
 @pytest.mark.parametrize("name", ["simplex", "ball(0.7)", "box(-0.2, 0.5)"])
-def test_a_dual_that_is_not_a_number_stays_so(name: str) -> None:
+def test_nan_stays_nan(name: str) -> None:
     """Training then stops and says that it diverged."""
     project = CASES[name].project
     y = torch.tensor([[0.2, math.nan, 0.3], [0.2, 0.3, 0.5]])

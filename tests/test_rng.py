@@ -54,7 +54,7 @@ def test_keys_are_32_bit_words_that_tell_names_apart() -> None:
 
 
 def test_keys_are_the_same_in_every_process() -> None:
-    """Written down once: a change of this number changes the batches of every run there is."""
+    """If this number changes, so do the batches of all recorded runs."""
     assert rng.key_of(0, "batch", 0, 0, 0, 0) == (648670297, 3849963756)
 
 
@@ -75,7 +75,7 @@ def test_uniforms_are_uniform_along_every_axis(axis: str) -> None:
     assert abs(chi_square(pairs, (count - 1) / 100)) < 4
 
 
-def test_words_do_not_depend_on_the_others_that_are_drawn() -> None:
+def test_words_do_not_depend_on_what_else_is_drawn() -> None:
     clients, steps = np.array([3, 9, 4])[:, None], np.arange(6)[None]
     everything = rng.words(KEY, clients, steps, 10)
     assert everything.shape == (3, 6, 10)
@@ -128,7 +128,7 @@ def test_permutations_change_with_client_and_step() -> None:
 
 
 def test_a_permutation_does_not_depend_on_its_neighbours() -> None:
-    """Large clients: every bit that the order hangs on must be the client's own."""
+    """Large clients: every bit that decides the order must be the client's own."""
     size, larger = 50_000, 70_000
     for step in range(6):
         steps = np.full(1, step)

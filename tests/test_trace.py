@@ -37,7 +37,7 @@ def test_a_graph_gives_the_same_bits_on_other_numbers(model):
         assert torch.equal(graph(*others), function(*others))
 
 
-def test_views_that_change_nothing_are_taken_out_and_others_stay():
+def test_views_that_change_nothing_are_removed_and_others_stay():
     def function(x):
         y = x.view(2, 3).expand(2, 3).transpose(0, 1).transpose(0, 1)
         return y.view(3, 2).transpose(0, 1) * 2
@@ -56,8 +56,8 @@ def decides_by_values(x, batch):
 
 
 @pytest.mark.parametrize("clients", [1, 3])
-@pytest.mark.filterwarnings("ignore:by values runs one client at a time")
-def test_a_function_that_decides_by_values_is_followed_every_time(clients):
+@pytest.mark.filterwarnings("ignore:The problem by values runs one client at a time")
+def test_a_function_that_branches_on_values_is_never_frozen(clients):
     assert trace(lambda x, b: decides_by_values(x, (b,)), torch.ones(2), torch.ones(1, 2)) is None
     oracles = Oracles(fs.Problem(decides_by_values, torch.zeros(2), name="by values"))
     x = torch.full((clients, 2), 3.0)
@@ -77,7 +77,7 @@ SHAPED_BY_VALUES = {
 
 
 @pytest.mark.parametrize("case", SHAPED_BY_VALUES)
-def test_values_never_slip_into_a_graph(case):
+def test_values_never_end_up_in_a_graph(case):
     assert trace(lambda x, t: (grad(SHAPED_BY_VALUES[case])(x, t),), torch.ones(2), torch.ones(1, 2)) is None
 
 
@@ -107,22 +107,22 @@ def test_a_dual_must_be_passed_when_there_is_one_and_only_then():
         plain.outer(torch.ones(1, 2), torch.ones(1, 2), batch)
 
 
-def test_a_function_that_vmap_cannot_take_says_so_once():
+def test_a_function_that_vmap_cannot_handle_warns_once():
     oracles = Oracles(fs.Problem(decides_by_values, torch.zeros(2), name="by values"))
     batch = Batch(((torch.ones(3, 1, 2),),))
-    with pytest.warns(UserWarning, match="by values runs one client at a time, use chunk=1"):
+    with pytest.warns(UserWarning, match="by values runs one client at a time, so use chunk=1"):
         oracles.outer_grads(torch.ones(3, 2), None, batch)
     oracles.outer_grads(torch.ones(3, 2), None, batch)
 
 
-def test_an_error_in_the_function_itself_comes_through():
+def test_an_error_in_the_function_itself_is_raised():
     oracles = Oracles(fs.Problem(lambda x, batch: (x * batch[0]).sum(), torch.zeros(2), name="wrong"))
     with pytest.raises(RuntimeError, match="size of tensor"):
         oracles.outer_grads(torch.ones(3, 2), None, Batch(((torch.ones(3, 1, 5),),)))
 
 
 @pytest.mark.filterwarnings("ignore:There is a performance drop because we have not yet implemented the batching rule")
-def test_a_recurrent_model_trains_alone_and_with_company():
+def test_a_recurrent_model_trains_with_one_client_and_with_several():
     class Reader(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -143,7 +143,7 @@ def test_a_recurrent_model_trains_alone_and_with_company():
     torch.testing.assert_close(together.x, alone.x, atol=1e-5, rtol=0)
 
 
-def test_threads_are_put_back():
+def test_the_number_of_threads_is_restored():
     before = torch.get_num_threads()
     with prepared(1):
         assert torch.get_num_threads() == 1

@@ -98,8 +98,9 @@ def test_state_in_a_mapped_file_resumes_to_the_same_bits(straight: fs.Run, tmp_p
     assert_same(train(6, out=tmp_path / "run", state_memory=1, resume=True), straight)
 
 
+@pytest.mark.slow
 def test_compacting_the_client_rows_changes_nothing(tmp_path: Path) -> None:
-    """Over many rounds the rows written outgrow the rows that count, and are written anew."""
+    """Over many rounds more rows are written than are in use, so all of them are rewritten."""
     run = train(40, out=tmp_path / "run", eval_every=40)
     segments = sorted((tmp_path / "run" / "checkpoint").glob("clients-*.safetensors"))
     assert 0 < len(segments) < 20
@@ -122,7 +123,7 @@ def test_resume_in_a_new_directory_starts(straight: fs.Run, tmp_path: Path) -> N
 
 
 def test_resume_in_a_directory_that_was_killed_at_birth_starts(straight: fs.Run, tmp_path: Path) -> None:
-    """A kill between creating the directory and its config.toml leaves nothing but a temporary file."""
+    """A kill between creating the directory and its config.toml leaves only a temporary file."""
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / ".config.toml.123.tmp").write_text("half")
     assert_same(train(6, out=tmp_path / "run", resume=True), straight)
@@ -144,6 +145,64 @@ def test_a_line_of_metrics_cut_off_by_a_kill_is_left_out(straight: fs.Run, tmp_p
     with (tmp_path / "run" / "metrics.jsonl").open("a") as file:
         file.write('{"round": 5, "steps": 1')
     assert_same(train(6, out=tmp_path / "run", resume=True), straight)
+
+
+DAMAGED_LINES = {
+    "half": b"{",
+    "a number": b"123",
+    "empty": b"{}",
+    "a word": b'{"round": "x"}',
+    "binary": b"\xff\xfe",
+    "blank": b"",
+    "deep": b"[" * 100_000,
+}
+
+
+@pytest.mark.parametrize("line", DAMAGED_LINES.values(), ids=DAMAGED_LINES)
+def test_a_damaged_line_of_metrics_is_named_and_the_others_are_kept(
+    straight: fs.Run, tmp_path: Path, line: bytes
+) -> None:
+    train(4, out=tmp_path / "run")
+    path = tmp_path / "run" / "metrics.jsonl"
+    lines = path.read_bytes().split(b"\n")
+    path.write_bytes(b"\n".join([*lines[:2], line, *lines[3:]]))
+    with pytest.warns(UserWarning, match=r"metrics\.jsonl") as caught:
+        run = train(6, out=tmp_path / "run", resume=True)
+    messages = [str(warning.message) for warning in caught]
+    assert messages[0] == f"Line 3 of {path} is damaged and left out."
+    assert messages[1:] == [f"{path} lacks 1 of the 5 rows up to round 4: resuming without them."]
+    assert [row["round"] for row in run.history] == [0, 1, 3, 4, 5, 6]
+    assert torch.equal(run.x, straight.x)
+    train(6, out=tmp_path / "run", resume=True)  # without a warning: what was lost is lost
+
+
+@pytest.mark.parametrize("kept", [0, 1, 4])
+def test_lost_rows_of_metrics_are_counted(straight: fs.Run, tmp_path: Path, kept: int) -> None:
+    train(6, out=tmp_path / "run")
+    path = tmp_path / "run" / "metrics.jsonl"
+    lines = path.read_text().splitlines(keepends=True)[:kept]
+    path.write_text("".join(lines)) if kept else path.unlink()
+    with pytest.warns(UserWarning, match=rf"metrics.jsonl lacks {7 - kept} of the 7 rows up to round 6: resuming"):
+        run = train(6, out=tmp_path / "run", resume=True)
+    assert [row["round"] for row in run.history] == [*range(kept), 6]
+    assert without_seconds(run.history)[-1] == without_seconds(straight.history)[-1]
+    assert run.summary["round"] == 6
+
+
+def test_logs_are_synced_with_a_durable_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[str] = []
+    real = os.fsync
+
+    def fsync(handle: int) -> None:
+        synced.append(Path(f"/proc/self/fd/{handle}").readlink().name)
+        real(handle)
+
+    train(1, out=tmp_path / "run", faults=fs.Faults(quorum=0.1, inject=fs.Inject(drop=0.3)))
+    assert (tmp_path / "run" / "faults.jsonl").exists()
+    monkeypatch.setattr(checkpoint, "DURABLE_SECONDS", 0.0)
+    monkeypatch.setattr(os, "fsync", fsync)
+    train(2, out=tmp_path / "run", faults=fs.Faults(quorum=0.1, inject=fs.Inject(drop=0.3)), resume=True)
+    assert {"metrics.jsonl", "faults.jsonl"} <= set(synced)
 
 
 def test_config_tells_the_rounds_of_the_resumed_run(tmp_path: Path) -> None:
@@ -340,6 +399,16 @@ def _other_json(path: Path) -> None:
     path.write_text("{}")
 
 
+def _without_counts(path: Path) -> None:
+    manifest = json.loads(path.read_text())["manifest"]
+    manifest.pop("counts")
+    path.write_bytes(checkpoint._with_hash(manifest))
+
+
+def _list(path: Path) -> None:
+    path.write_bytes(checkpoint._with_hash([1]))  # type: ignore[arg-type]
+
+
 DAMAGES: list[tuple[str, Callable[[Path], None]]] = [
     ("round-00000004.safetensors", _truncate),
     ("round-00000004.safetensors", _flip),
@@ -352,6 +421,8 @@ DAMAGES: list[tuple[str, Callable[[Path], None]]] = [
     ("round-00000004.json", _flip),
     ("round-00000004.json", _empty),
     ("round-00000004.json", _other_json),
+    ("round-00000004.json", _without_counts),
+    ("round-00000004.json", _list),
 ]
 
 
@@ -448,6 +519,28 @@ def test_a_run_of_another_format_is_not_resumed(tmp_path: Path) -> None:
     assert train(4, out=tmp_path / "run", resume=True).history[-1]["round"] == 4
 
 
+@pytest.mark.parametrize("wrong", ["written_by = 3", "[written_by]\nversion = '0.2.0'", "[written_by]\nformat = 2"])
+def test_a_config_without_its_format_is_named(tmp_path: Path, wrong: str) -> None:
+    train(1, out=tmp_path / "run")
+    path = tmp_path / "run" / "config.toml"
+    tables = path.read_text().partition("[written_by]")[0]
+    path.write_text(f"{tables}\n{wrong}" if "[" in wrong else f"{wrong}\n{tables}")
+    with pytest.raises(fs.InputError, match=r"The key written_by must be a table .*config.toml"):
+        train(2, out=tmp_path / "run", resume=True)
+
+
+@pytest.mark.parametrize("line", ["{}", '{"round": 1}', "7"])
+def test_a_damaged_line_of_faults_is_named(tmp_path: Path, line: str) -> None:
+    faults = fs.Faults(quorum=0.1, inject=fs.Inject(drop=0.3))
+    train(3, out=tmp_path / "run", faults=faults)
+    path = tmp_path / "run" / "faults.jsonl"
+    good = path.read_text()
+    path.write_text(f"{line}\n{good}")
+    with pytest.warns(UserWarning, match=r"Line 1 of .*faults.jsonl is damaged and left out"):
+        train(3, out=tmp_path / "run", faults=faults, resume=True)
+    assert path.read_text() == good
+
+
 def test_what_a_kill_left_half_written_is_removed(tmp_path: Path) -> None:
     train(2, out=tmp_path / "run")
     (tmp_path / "run" / ".metrics.jsonl.123.tmp").write_text("half")
@@ -494,6 +587,14 @@ def test_a_state_with_tuples_is_resumed(tmp_path: Path) -> None:
         (lambda s: s._replace(x=s.x[:2]), r"round of odd must return a State of \{'x': \(5,\).* Got \{'x': \(2,\)"),
         (lambda s: s.x, "The state of odd must be a NamedTuple of tensors. Got Tensor"),
         (lambda s: s._replace(x=1.0), r"must be a NamedTuple of tensors. Got \{'x': 'float'"),
+        (
+            lambda s: s._replace(x=s.x.float()),
+            r"^round of odd must return a State whose x is torch.float64. Got torch.float32",
+        ),
+        (
+            lambda s: s._replace(x=s.x.long()),
+            r"^round of odd must return a State whose x is torch.float64. Got torch.int64",
+        ),
     ],
 )
 def test_a_round_must_return_the_state_that_it_got(wrong: Any, message: str) -> None:
@@ -507,6 +608,84 @@ def test_a_round_must_return_the_state_that_it_got(wrong: Any, message: str) -> 
         q = fs.quadratic(clients=2, dimension=5)
         with pytest.raises(fs.FedstrataError, match=message):
             fs.train(q.problem, q.data, Odd(), rounds=2)
+    finally:
+        ALGORITHMS.pop("odd")
+
+
+def test_a_start_must_have_the_dtype_of_the_problem() -> None:
+    class Odd(fs.Algorithm):
+        name = "odd"
+
+        def start(self, x: torch.Tensor, y: torch.Tensor, clients: fs.Clients) -> fs.State:
+            return fs.State(x.float(), y)
+
+        def round(self, s: fs.State, clients: fs.Clients) -> Any:
+            return s
+
+    try:
+        q = fs.quadratic(clients=2, dimension=5)
+        with pytest.raises(
+            fs.FedstrataError, match=r"^start of odd must return a State whose x is torch.float64. Got torch.float32"
+        ):
+            fs.train(q.problem, q.data, Odd(), rounds=2)
+    finally:
+        ALGORITHMS.pop("odd")
+
+
+def test_a_method_without_a_mark_is_named_once() -> None:
+    class Odd(fs.Algorithm):
+        name = "odd"
+
+        def round(self, s: fs.State, clients: fs.Clients) -> fs.State:
+            return s._replace(
+                x=s.x - 0.1 * clients.choose(1).mean(self.local, s.x) - 0.1 * clients.mean(self.local, s.x)
+            )
+
+        def local(self, client: fs.Client, x: torch.Tensor) -> torch.Tensor:
+            return client.grads(x, client.draw())
+
+    try:
+        with pytest.warns(UserWarning, match="mark it @fs.remote, or no node will run it") as caught:
+            train(3, Odd())
+        assert [str(w.message).partition(":")[0] for w in caught] == ["local of odd runs on clients"]
+    finally:
+        ALGORITHMS.pop("odd")
+
+
+ODD_ANSWERS: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], str]] = {
+    "double": (torch.Tensor.double, r"dtype of x, torch.float32, or .* Got torch.float64. \(in local of odd, round 1"),
+    "half": (torch.Tensor.half, r"dtype of x, torch.float32, or .* Got torch.float16. \(in local of odd, round 1"),
+    "complex": (lambda x: x + 0j, r"dtype of x, torch.float32, or .* Got torch.complex64. \(in local of odd, round 1"),
+    "integers": (
+        torch.Tensor.long,
+        r"^round of odd .* whose x is torch.float32. Got torch.float64. The mean of whole numbers",
+    ),
+    "bools": (
+        torch.Tensor.bool,
+        r"^round of odd .* whose x is torch.float32. Got torch.float64. The mean of whole numbers",
+    ),
+}
+
+
+@pytest.mark.parametrize("policy", [None, fs.Faults()], ids=["plain", "watched"])
+@pytest.mark.parametrize("case", ODD_ANSWERS)
+def test_an_answer_has_the_dtype_of_the_vector(case: str, policy: fs.Faults | None) -> None:
+    convert, message = ODD_ANSWERS[case]
+
+    class Odd(fs.Algorithm):
+        name = "odd"
+
+        def round(self, s: fs.State, clients: fs.Clients) -> fs.State:
+            return s._replace(x=s.x + clients.mean(self.local, s.x))
+
+        @fs.remote
+        def local(self, client: fs.Client, x: torch.Tensor) -> torch.Tensor:
+            return convert(client.grads(x, client.draw()))
+
+    try:
+        problem, data = example_for(fs.FedAvg, torch.float32)
+        with pytest.raises(fs.FedstrataError, match=message):
+            fs.train(problem, data, Odd(), rounds=2, batch_size=4, faults=policy)
     finally:
         ALGORITHMS.pop("odd")
 
@@ -644,6 +823,18 @@ def test_two_checkpoints_and_the_last_durable_one_are_kept(
     assert names == [f"round-0000000{r}.{kind}" for r in kept for kind in ("json", "safetensors")]
 
 
+def test_a_trimmed_mean_of_too_few_answers_keeps_the_last_checkpoint(tmp_path: Path) -> None:
+    faults = fs.Faults(quorum=1, inject=fs.Inject(drop=0.6))
+    channel = fs.Channel(reduce="trimmed_mean")
+    message = (
+        r"drops 1 of the clients at either end, but only [12] answered.*The last good checkpoint is kept in .*run\.$"
+    )
+    with pytest.raises(fs.QuorumError, match=message):
+        train(30, fs.FedAvg(), channel=channel, faults=faults, participation=1.0, out=tmp_path / "run")
+    with pytest.raises(fs.InputError, match="but only 2 answered"):
+        train(1, fs.FedAvg(), channel=channel, faults=fs.Faults(), participation=2)
+
+
 # --- the run directory -----------------------------------------------------------------------------------------------
 
 
@@ -688,6 +879,37 @@ def test_the_saved_model_loads_into_the_module(tmp_path: Path) -> None:
     trained = run.model()
     inputs = torch.ones(2, 4, dtype=torch.float64)
     assert torch.equal(trained(inputs), model(inputs))
+
+
+class Tied(nn.Module):
+    """Layers that share trainable weights, frozen weights and a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False)
+        self.d, self.out = nn.Linear(4, 4, bias=False), nn.Linear(4, 3)
+        self.b.weight = self.a.weight
+        self.c.weight.requires_grad_(False)
+        self.d.weight = self.c.weight
+        self.register_buffer("scale", self.c.weight[0])
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        hidden = self.b(self.a(inputs).relu())
+        out: torch.Tensor = self.out(self.d(self.c(hidden)) * self.scale)
+        return out
+
+
+def test_a_model_with_tied_weights_is_saved_and_resumed(tmp_path: Path) -> None:
+    problem, data = fs.erm(Tied().double()), smooth_example()[1]
+    for rounds in (1, 2):
+        run = fs.train(
+            problem, data, fs.FedAvg(steps=1), rounds=rounds, batch_size=4, out=tmp_path / "run", resume=True
+        )
+    model = Tied().double()
+    model.load_state_dict(load_file(tmp_path / "run" / "model.safetensors"))
+    expected = run.model().state_dict()
+    assert all(torch.equal(value, expected[name]) for name, value in model.state_dict().items())
+    assert torch.equal(model.b.weight, model.a.weight) and not torch.equal(model.a.weight, problem.x0[:16].view(4, 4))
 
 
 def test_a_problem_without_a_model_saves_its_state(tmp_path: Path) -> None:
@@ -890,6 +1112,7 @@ fs.train(problem, data, fs.Scaffold(lr=0.2, steps=3), rounds=6, batch_size=4, pa
 """
 
 
+@pytest.mark.slow
 def test_another_process_with_the_same_seed_writes_the_same_metrics(straight: fs.Run, tmp_path: Path) -> None:
     arguments = [sys.executable, "-c", SCRIPT, str(tmp_path / "run"), str(Path(__file__).parent)]
     subprocess.run(arguments, check=True, env={**os.environ, "PYTHONHASHSEED": "7"}, timeout=100)

@@ -32,6 +32,7 @@ from fedstrata.problems import (
     tower,
 )
 from fedstrata.problems.problem import Problem
+from fedstrata.training import testing
 from fedstrata.training.callbacks import Callback, ShowProgress, TensorBoard
 from fedstrata.training.diagnostics import Diagnostics
 from fedstrata.training.metrics.evaluation import Evaluation
@@ -86,6 +87,7 @@ __all__ = [
     "risk_averse",
     "robust",
     "schedules",
+    "testing",
     "tower",
     "train",
 ]

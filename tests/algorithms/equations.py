@@ -6,7 +6,7 @@
     row      a method in a world in a case; a wrong row has a change that makes the reference another one
 
 Nothing of the library is on both sides but the rule that names a batch. The tables of rows are in equations_*.py, one
-for each family of methods; what a reference is told is in paper.py; test_equations.py runs both sides.
+for each family of methods; what a reference gets is in paper.py; test_equations.py runs both sides.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ Rows = dict[str, dict[int, Vector]]
 
 @dataclass(frozen=True)
 class Case:
-    """How a run draws, who takes part and how clients weigh. ``given``: it starts from a random state of the server and
-    the clients, in ``first_round``. ``options`` are hyperparameters that are not the method's usual ones."""
+    """How a run draws, who takes part and how clients are weighted. ``given``: it starts from a random state of the
+    server and the clients, in ``first_round``. ``options`` are hyperparameters that are not the method's usual ones."""
 
     batch_size: int | None = 3
     sampling: str = "uniform"
@@ -116,11 +116,11 @@ class Method:
         return [option.name for option in options_of(self.build).values() if option.annotation == Rate]
 
     def wrong(self, label: str, case: Case | None = None, world: str = "", **change: Any) -> Row:
-        """A row whose reference has something otherwise."""
+        """A row with a wrong reference."""
         return replace(self.row(label, case, world), change=Change(**change))
 
     def usual_mistakes(self, case: Case | None = None) -> Iterator[Row]:
-        """Every number of the hyperparameters slightly off, other batches, other weights."""
+        """Wrong references: each hyperparameter slightly off, other batches, other weights."""
         case = case or Case()
         for key, value in {**self.options, **case.options}.items():
             here = self.wrong_in.get(key, case)
@@ -137,12 +137,12 @@ class Method:
 
 @dataclass(frozen=True)
 class Change:
-    """What a wrong reference has otherwise.
+    """What is different in a wrong reference.
 
     options:   hyperparameters.
     arguments: of the reference itself.
     lines:     of the reference's source, and what is there instead.
-    run:       how it draws and how clients weigh.
+    run:       how it draws and how clients are weighted.
     world_of:  from the world, another one.
     tweaks:    what the caller of the reference does otherwise.
     """
@@ -178,8 +178,8 @@ class Row:
         return [part for part in (self.method.name, self.world, self.label, self.form) if part]
 
     def axes(self) -> list[str]:
-        """The row's place in a product of cases; worlds and labels count for each family apart."""
-        return [self.method.name, *(f"{self.method.family} {part}" for part in (self.world, self.label, self.form))]
+        """The row's place in a table of cases: the short run has one row per method."""
+        return [self.method.name]
 
 
 # --- the library -----------------------------------------------------------------------------------------------------
@@ -220,7 +220,7 @@ def steps_a_round(options: Options) -> int:
 
 
 def random_state(tensors: dict[str, torch.Tensor], rng: np.random.Generator) -> Vectors:
-    """A server in the middle of things; scales are positive and spread over the size of squared gradients."""
+    """A random state of the server; scales are positive and spread over the size of squared gradients."""
     state = {}
     for name, value in tensors.items():
         if name in ("x", "y", "h.0"):
@@ -259,7 +259,7 @@ def run_library(method: Method, world: World, case: Case) -> Ours:
             state = algorithm.round(state, clients)
     ours.vectors = {key: value.numpy() for key, value in tensors_of(algorithm, state).items() if value.numel()}
     kept = setting.state.take_changes()
-    for key in [key for key in kept if "." not in key]:
+    for key in [key for key in kept if "." not in key and kept[key].is_floating_point()]:  # stamps are whole numbers
         ours.vectors[f"{key}_k"] = np.zeros((N, *kept[key].shape[1:]))
         ours.vectors[f"{key}_k"][kept[f"{key}.clients"].numpy()] = kept[key].numpy()
     return ours
@@ -269,7 +269,7 @@ OURS: dict[str, Ours] = {}
 
 
 def ours_of(row: Row) -> Ours:
-    """What the library does; several rows ask for the same."""
+    """What the library does, computed once for all rows that need it."""
     key = f"{row.method.name}, {row.world}, {row.case}"
     if key not in OURS:
         OURS[key] = run_library(row.method, row.method.worlds[row.world](), row.case)

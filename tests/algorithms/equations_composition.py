@@ -325,7 +325,7 @@ def wrong_rows() -> Iterator[Row]:
     comfedl, normalised, moml = (METHODS[name] for name in ("comfedl", "comfedl, normalised", "local_moml"))
 
     def built(build: Callable[..., World], *arguments: Any, **options: Any) -> Callable[[World], World]:
-        """Another world, built anew."""
+        """Another world."""
         return lambda _: build(*arguments, **options)
 
     yield normalised.wrong("most", Case(participation=2), "robust, prepared", tweaks={"most": 1.98})

@@ -1,4 +1,4 @@
-"""Equations of AFL and DRFA, whose dual weighs the clients. The reference of DRFA is told what the server drew."""
+"""Equations of AFL and DRFA, whose dual weights the clients. The reference of DRFA gets what the server drew."""
 
 from __future__ import annotations
 

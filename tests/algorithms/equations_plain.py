@@ -29,11 +29,11 @@ Reference = Callable[..., dict[str, Any]]
 
 RENAMED = {"optimizer": "client_optimizer"}
 STATE = {"b": "b2", "m_k": "m", "v_k": "v"}
-"""What the references call otherwise."""
+"""Options that have another name in the references."""
 
 
 def by_rounds(function: Reference, names: Mapping[str, str], paper: Paper) -> Vectors:
-    """Call a reference once per round, so that the server's rate may change; ``names`` are those of its state."""
+    """Call a reference once per round, so that the server's rate may change; ``names`` are the names of its state."""
     function, x = paper.tweak("function", function), paper.world.x0
     state = {} if paper.tweak("forgets", False) else paper.given(**names)
     for r, cohort in paper.rounds():
@@ -77,7 +77,7 @@ LOCAL: Options = {"lr": 0.06, "steps": 3, "weight_decay": 0.0}
 SERVER: Options = {**LOCAL, "server_lr": 0.7}
 MOMENTS: Options = {"beta1": 0.8, "beta2": 0.9}
 AT_THE_START = {"eps": Case(options={"eps": 10.0})}
-"""eps is where vhat starts and nothing else; a larger one than gradients are, or vhat forgets where it began."""
+"""eps is only where vhat starts; it must be larger than the gradients, or vhat forgets where it began."""
 
 
 def plain(name: str, build: Any, reference: Reference, options: Options, state: str = "", **more: Any) -> Method:
@@ -177,7 +177,7 @@ OWN_STARTS = ["minibatches", "weighted, partial", "interval, rounded up"]
 
 
 def fitted(method: Method, case: Case) -> Case:
-    """The case without a rate for the server where the method has none."""
+    """The case without options that the method does not have."""
     return replace(case, options={k: v for k, v in case.options.items() if k in method.options})
 
 
@@ -199,8 +199,8 @@ def right_rows() -> Iterator[Row]:
 def wrong_rows() -> Iterator[Row]:
     usual, minibatches = USUAL["partial participation"], USUAL["minibatches"]
     for method in METHODS.values():
-        yield from method.usual_mistakes(usual)
-        yield method.wrong("interval", usual, options={"steps": fs.Interval(3, 2.0)})
+        yield from method.usual_mistakes(fitted(method, usual))
+        yield method.wrong("interval", fitted(method, usual), options={"steps": fs.Interval(3, 2.0)})
 
     def option(name: str, key: str, *values: Any) -> Iterator[Row]:
         for value in values:

@@ -64,7 +64,7 @@ def example(name: str) -> Example:
 
 
 def quick(kind: Any, **options: Any) -> fs.Algorithm:
-    """The algorithm with two local steps, where it has any: its defaults have more, for the same purpose."""
+    """The algorithm with two local steps, if it has any: enough for these tests, and faster than its defaults."""
     return kind(**({"steps": 2} if "steps" in options_of(kind) else {}), **options)
 
 
@@ -76,7 +76,7 @@ def alone(data: fs.FederatedData, k: int = 1) -> fs.FederatedData:
 def vectors(
     algorithm: fs.Algorithm, problem: fs.Problem, data: fs.FederatedData, rounds: int, **run: Any
 ) -> dict[str, torch.Tensor]:
-    """What the server has after so many rounds, by name: x, y, and an algorithm's own."""
+    """The server's vectors after ``rounds`` rounds, by name: x, y, and the algorithm's own."""
     state = play(algorithm, problem, data, rounds, chunk=3, seed=7, **run)[0]
     x, y = algorithm.solution(state)
     named = {**tensors_of(algorithm, state), "x": x, "y": x[:0] if y is None else y}

@@ -1,4 +1,4 @@
-"""What a reference of the equation harness is told: who takes part, which batches are drawn, when it is."""
+"""What a reference of the equation harness gets: the cohort, the batches that are drawn, and the clock."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from worlds import SIZES, Arrays, Draw, N, Vector
 COMMON = math.gcd(*SIZES)
 
 DRAWN: dict[tuple[Any, ...], Arrays] = {}
-"""Batches drawn before: most rows ask for the same ones."""
+"""Batches drawn before; most rows use the same ones."""
 
 
 @cache
 def edited(function: Callable[..., Any], lines: tuple[tuple[str, str], ...]) -> Callable[..., Any]:
-    """A reference with some of its lines written otherwise."""
+    """A reference with some of its lines changed."""
     module = inspect.getmodule(function)
     assert module is not None
     source = inspect.getsource(module)

@@ -52,6 +52,11 @@ def shared(z: Vector) -> dict[int, Vector]:
     return dict.fromkeys(range(N), z)
 
 
+def stamp(number: int) -> dict[int, Vector]:
+    """The number that dates what the clients kept."""
+    return shared(np.array([number]))
+
+
 # --- FGDA and AdaFGDA ------------------------------------------------------------------------------------------------
 
 
@@ -59,7 +64,7 @@ def keep_point(world: World, case: Case, server: Vectors, rng: Generator) -> Row
     """Two phases: a client has kept the server's point. With one exchange, its own point and estimates."""
     x, y = server["x"], server["y"]
     if case.options.get("synchronisation") != "single":
-        return {"x": shared(x), "y": shared(y)}
+        return {"x": shared(x), "y": shared(y), "point": stamp(case.first_round)}
     near = {key: {k: z + 0.2 * step for k, step in own(rng, z).items()} for key, z in (("x", x), ("y", y))}
     return {**near, "w": own(rng, x), "v": own(rng, y)}
 
@@ -183,7 +188,9 @@ def momentum_weight(paper: Paper) -> Callable[[int, int], float]:
 
 
 def keep_snapshot(world: World, case: Case, server: Vectors, rng: Generator) -> Rows:
-    return {"snapshot": shared(server["x"] + 0.3 * rng.normal(size=len(server["x"])))}
+    steps, every = case.options["steps"], case.options["snapshot_every"]
+    rows = shared(server["x"] + 0.3 * rng.normal(size=len(server["x"])))
+    return {"snapshot": rows, "period": stamp(case.first_round * steps // (every or steps**2))}
 
 
 def plus_rounds(method: Callable[..., Any], paper: Paper) -> Vectors:
@@ -209,7 +216,7 @@ def keep_momenta(world: World, case: Case, server: Vectors, rng: Generator) -> R
 
 
 def momentum_rounds(paper: Paper) -> Vectors:
-    """The momenta start as gradients at the first point, of all clients, whoever takes part."""
+    """The momenta start as gradients at the first point, of all clients, including those not in the cohort."""
     average = paper.options.get("average_momentum", True)
     names = {"d_x": "d_x", "d_y": "d_y"} if average else {"d_x_k": "d_x", "d_y_k": "d_y"}
     arguments = usual_arguments(paper) | {"alpha": paper.rate("alpha"), "beta": momentum_weight(paper)}
@@ -291,7 +298,14 @@ def keep_centre(name: str, world: World, case: Case, server: Vectors, rng: Gener
         server["x_0"] = server["x"]
         return {}
     server[name] = server["x"] + 0.3 * rng.normal(size=len(server["x"]))
-    return {name: shared(server[name]), "total": own(rng, server["x"])}
+    stage = (
+        stage_of(case.options, case.first_round)[0] if name == "x_0" else codasca_stage(case.options, case.first_round)
+    )
+    return {name: shared(server[name]), "total": own(rng, server["x"]), "stage": stamp(stage)}
+
+
+def codasca_stage(options: Options, round: int) -> int:
+    return round // options["stage_rounds"]
 
 
 def coda_rounds(paper: Paper) -> Vectors:

@@ -92,7 +92,7 @@ def test_momenta_that_start_every_round_at_zero_are_those_of_the_method_with_sna
 
 
 def test_a_step_of_cdma_is_one_step_of_the_server() -> None:
-    """Whatever the second cohort draws: its corrections cancel in the first step; cohorts weigh by samples."""
+    """Whatever the second cohort draws: its corrections cancel in the first step; cohorts are weighted by samples."""
     free = SADDLES["free"]()
     run: dict[str, Any] = {"participation": 2, "weighting": "samples"}
     found = [vectors(fs.CDMA(**ONE), free.problem, free.data, 1, batch_size=size, **run) for size in (1, 5)]

@@ -98,7 +98,7 @@ def test_a_preset_is_an_algorithm_with_other_defaults() -> None:
 
         name = "quick"
         defaults = {"lr": 0.5, "steps": 2}  # noqa: RUF012
-        hidden = "server_lr"
+        hidden = ("server_lr",)
 
     assert fs.algorithm("quick") == Quick() and (Quick().lr, Quick().steps, Quick().server_lr) == (0.5, 2, 1.0)
     assert Quick(lr=0.1).lr == 0.1
@@ -113,14 +113,21 @@ def test_a_preset_is_an_algorithm_with_other_defaults() -> None:
         {"round": lambda self, s, clients: s},
         {"local": lambda self, client, x: x},
         {"defaults": {"rate": 0.5}},
-        {"hidden": "rate"},
+        {"hidden": ("rate",)},
+        {"dual": True},
         {"__annotations__": {"rate": float}, "rate": 0.5},
     ],
-    ids=["a round", "local work", "an unknown default", "an unknown option to hide", "a field"],
+    ids=["a round", "local work", "an unknown default", "an unknown option to hide", "another problem", "a field"],
 )
 def test_algorithms_do_not_inherit(more: dict[str, Any]) -> None:
     with pytest.raises(TypeError, match="algorithms do not inherit"):
         type("Child", (fs.FedAvg,), {"name": "child", **more})
+    assert "child" not in ALGORITHMS
+
+
+def test_options_to_hide_are_a_tuple() -> None:
+    with pytest.raises(TypeError, match=r"hidden of Child must be a tuple of names\. Got 'lr'\."):
+        type("Child", (fs.FedAvg,), {"name": "child", "hidden": "lr"})
     assert "child" not in ALGORITHMS
 
 
@@ -192,6 +199,7 @@ def test_an_algorithm_starts_with_the_point_and_ends_with_it_unless_it_says_othe
     assert fs.Scaffold().solution(own) == (x, None)
 
 
+@pytest.mark.slow
 def test_a_gradient_that_shares_memory_is_not_written_to() -> None:
     """The gradient of a sum is one number seen many times; adding to it in place would fail."""
 

@@ -25,6 +25,7 @@ def test_the_solution_of_the_quadratic_is_its_minimiser() -> None:
     assert gradient.abs().max() < 1e-12
 
 
+@pytest.mark.slow
 @repeats("option, participation", [("II", 5), ("II", 1.0), ("I", 5), ("I", 1.0)])
 def test_scaffold_finds_the_minimiser_that_fedavg_misses(option: str, participation: int | float) -> None:
     q = fs.quadratic(clients=10, dimension=5, condition=4, heterogeneity=3.0)
@@ -84,6 +85,7 @@ def test_the_others_find_it_unless_they_average_inner_values(algorithm: fs.Algor
     assert gradient < 1e-10 if expected else gradient > 0.01
 
 
+@pytest.mark.slow
 @repeats("algorithm", [fs.MFCGD(gamma=0.2, steps=5), fs.AdaMFCGD(gamma=0.02, steps=5, rho=0.1)])
 def test_local_steps_drift_in_proportion_to_the_step_size(algorithm: Any) -> None:
     """Clients with different curvatures pull apart between synchronisations: a constant rate leaves a bias."""
@@ -101,6 +103,7 @@ def test_a_falling_rate_takes_the_drift_away(algorithm: fs.Algorithm) -> None:
     assert falling < constant / 10
 
 
+@pytest.mark.slow
 @repeats(
     "algorithm", [fs.MFCGD(gamma=0.1, steps=5), *(fs.AdaMFCGD(gamma=0.1, steps=5, matrix=m, rho=0.1) for m in MATRICES)]
 )
@@ -124,6 +127,7 @@ def test_without_differing_curvatures_there_is_no_drift(algorithm: fs.Algorithm)
 # --- the mean inside -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @product("steps, inner_rounds", [1, 5], [1, 3])
 def test_fednest_finds_the_solution_with_the_mean_inside(steps: int, inner_rounds: int) -> None:
     q = example("global")

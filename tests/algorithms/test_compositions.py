@@ -15,7 +15,7 @@ from fedstrata.algorithms.comfedl import State
 from fedstrata.algorithms.estimators import into_ball
 from fedstrata.algorithms.matrices import MATRICES
 from fedstrata.clients import Client
-from fedstrata.core.schedules import Clock
+from fedstrata.core.clock import Clock
 from fedstrata.data.batch import Batch
 from fedstrata.training.metrics.evaluation import gradient_norm
 from support import make_client, make_clients, make_setting, play

@@ -36,6 +36,7 @@ def digits() -> fs.FederatedData:
     return fs.data.digits().split(fs.partition.dirichlet(0.5), clients=8, seed=0)
 
 
+@pytest.mark.slow
 @table("problem, name, options, rounds", LEARNED, key=lambda problem, *_: [problem], name=lambda p, n, *_: [n, "on", p])
 def test_default_hyperparameters_learn(
     problem: str, name: str, options: dict[str, Any], rounds: int, digits: fs.FederatedData

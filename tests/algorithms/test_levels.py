@@ -16,7 +16,7 @@ import fedstrata as fs
 from algorithms.examples import apart
 from algorithms.examples import example as example_of
 from cases import table
-from fedstrata.algorithms.layered import chain_rule, estimate_first
+from fedstrata.algorithms.layered import chain_rule, estimate_levels
 from fedstrata.clients import Client, Variables
 from fedstrata.training.states import state_of, tensors_of
 from saddle_worlds import SADDLES, binary_data
@@ -197,7 +197,7 @@ def test_the_first_estimates_from_all_data_are_the_gradient_of_the_composition(k
 
     def first(batches: int, weight_decay: float) -> Variables:
         k = client.variables(h=(x, *[x] * len(problem.levels)), y=y[0] if y else x[:, :0], p=x, q=x)
-        estimate_first(client, k, batches, weight_decay)
+        estimate_levels(client, k, batches, weight_decay)
         return k
 
     with torch.no_grad():

@@ -50,7 +50,7 @@ def test_afl_with_a_frozen_dual_is_gradient_descent_on_the_mean() -> None:
 
 
 def test_afl_follows_the_worst_mixture() -> None:
-    """Both steps at the old x and y; y leaves the middle, and weighs the gradients."""
+    """Both steps at the old x and y; y leaves the middle, and weights the gradients."""
     x, y = PLAIN.x0, torch.full((7,), 1 / 7, dtype=torch.float64)
     for _ in range(3):
         leaf = x.clone().requires_grad_()
@@ -77,6 +77,7 @@ def watched(algorithm: fs.Algorithm, problem: fs.Problem, rounds: int, **run: An
     return state, ours
 
 
+@pytest.mark.slow
 def test_drfa_with_a_frozen_dual_draws_clients_uniformly() -> None:
     rounds, m = 150, 4
     algorithm = fs.DRFA(lr=1e-3, dual_lr=1e-12, steps=1)
@@ -119,6 +120,7 @@ def chi_squared(counts: np.ndarray, shares: np.ndarray) -> float:
     return float(((counts - expected) ** 2 / expected).sum())
 
 
+@pytest.mark.slow
 def test_draws_follow_their_distributions() -> None:
     """Over 2000 rounds: D follows y with replacement, t' is uniform on 1..tau, U a uniform set, all unrelated.
 

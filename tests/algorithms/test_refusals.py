@@ -90,7 +90,7 @@ ORDINARY += ["local_adaalter", "local_amsgrad", "qfedavg", "scaffold"]
 LAYERED_SADDLE = ["local_scgdam", "local_smcgdam"]
 GLOBAL = ["fednest", *LAYERED_SADDLE]
 KNOWN = {"afl", "drfa", "local_sgdm_rl", *LOCAL, *SADDLE, *ORDINARY, *GLOBAL}
-"""An algorithm that is added need not be added here: those of this list must be told apart, whoever else there is."""
+"""A new algorithm need not be added here: messages are checked for the algorithms of this list only."""
 REFUSALS: list[tuple[str, fs.Problem, list[str]]] = [
     *((name, problem_with(1, inner_mean="global"), GLOBAL) for name in LOCAL),
     ("fednest", problem_with(1), LOCAL),

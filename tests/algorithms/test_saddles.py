@@ -20,7 +20,7 @@ from support import play
 
 
 def away(q: Quadratic, algorithm: fs.Algorithm, rounds: int) -> float:
-    """The distance to the saddle after so many rounds."""
+    """The distance to the saddle after ``rounds`` rounds."""
     state, _ = play(algorithm, q.problem, q.data, rounds)
     assert q.dual is not None
     return float(torch.cat([state.x - q.solution, state.y - q.dual]).norm())
@@ -70,6 +70,7 @@ DRIFTING: dict[str, fs.Algorithm] = {
 }
 
 
+@pytest.mark.slow
 @repeats("name", CORRECTED)
 def test_corrected_methods_find_the_saddle(name: str) -> None:
     """With several local steps, whether the clients' Jacobians differ or not.
@@ -80,6 +81,7 @@ def test_corrected_methods_find_the_saddle(name: str) -> None:
     assert away(example(same=True), CORRECTED[name], ROUNDS) < 1e-11
 
 
+@pytest.mark.slow
 @repeats("name", DRIFTING)
 def test_the_others_miss_it_where_the_jacobians_differ(name: str) -> None:
     """And find it where only the targets do, because drifts cancel then (CoDA is held back to its centre)."""

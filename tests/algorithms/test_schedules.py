@@ -12,9 +12,10 @@ import torch
 import fedstrata as fs
 from cases import product
 from fedstrata.algorithms import ALGORITHMS
-from fedstrata.core.schedules import Clock, steps_at
+from fedstrata.core.clock import Clock
+from fedstrata.core.schedules import steps_at
 from fedstrata.experiments.config import parse
-from fedstrata.experiments.tune import fitting
+from fedstrata.experiments.tune import as_options
 from reference.fedlalr import interval
 from support import example_for, make_clients, make_setting, play, shared_oracles, started
 
@@ -44,7 +45,7 @@ def test_schedules_follow_their_formulas(schedule: fs.schedules.Schedule, clock:
 
 
 def test_four_steps_to_base_two_are_ten_from_round_64_to_127() -> None:
-    """As the paper tells of rounds 64 to 100; its printed ceiling would be 11 from round 65 on."""
+    """As the paper says of rounds 64 to 100; its printed ceiling would give 11 from round 65 on."""
     down, up = fs.Interval(4, 2.0), fs.Interval(4, 2.0, rounding="ceil")
     assert [down(t - 1) for t in (1, 2, 3, 4, 7, 8, 63)] == [4, 5, 5, 6, 6, 7, 9]
     assert {down(t - 1) for t in range(64, 128)} == {10}
@@ -202,7 +203,7 @@ def test_a_search_of_steps_tries_whole_numbers_of_every_algorithm() -> None:
     wrong = {}
     for name in ALGORITHMS:
         if name != "afl":
-            options = fitting(parse({"algorithm": {"name": name}}, "here"), {"steps": 3.7})
+            options = as_options(parse({"algorithm": {"name": name}}, "here"), {"steps": 3.7})
             wrong |= {} if options == {"steps": 4} and type(options["steps"]) is int else {name: options}
     assert not wrong
 

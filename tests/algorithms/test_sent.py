@@ -5,10 +5,8 @@ The row that applies is the one with the most options that fit; without a row, n
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import dataclasses
-import operator
 import re
 import sys
 from collections.abc import Iterator
@@ -23,50 +21,16 @@ import fedstrata as fs
 from algorithms.examples import quick
 from cases import product, table
 from fedstrata.algorithms import ALGORITHMS
-from fedstrata.algorithms.sent import Sent, sent
-from fedstrata.clients import Clients, Usage
+from fedstrata.algorithms.sent import Sent, sent, sent_by
+from fedstrata.clients import Clients
 from fedstrata.core.options import options_of
+from fedstrata.training.testing import counted, sizes_of
 from saddle_worlds import SADDLES, Saddle
-from support import example_for, make_clients, make_setting, shared_oracles, smooth_example, started
+from support import example_for, smooth_example
 
 pytestmark = pytest.mark.untraced
 
 # --- rows ------------------------------------------------------------------------------------------------------------
-
-
-def row_for(algorithm: fs.Algorithm, variant: str = "", first: bool = False) -> Sent:
-    """Find the row that applies: the one with the most options, and with a variant rather than without."""
-    rows = [
-        row
-        for row in sent(type(algorithm))
-        if row.variant in ("", variant)
-        and row.first == first
-        and all(getattr(algorithm, key) == value for key, value in row.options.items())
-    ]
-    if not rows and first:
-        return Sent("", {}, True, "0", "0")
-    assert rows, f"No row of {algorithm.name} says what it sends as {algorithm}."
-    best = max((len(row.options), bool(row.variant)) for row in rows)
-    closest = [row for row in rows if (len(row.options), bool(row.variant)) == best]
-    assert len({(row.up, row.down) for row in closest}) == 1, f"{closest} fit {algorithm} equally well."
-    return closest[0]
-
-
-OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Pow: operator.pow}
-
-
-def numbers(formula: str, **sizes: int) -> int:
-    """Evaluate a formula such as ``2*d + K`` without running it as code."""
-
-    def value(node: ast.expr) -> int:
-        if isinstance(node, ast.Constant) and isinstance(node.value, int):
-            return node.value
-        if isinstance(node, ast.Name):
-            return sizes[node.id]
-        assert isinstance(node, ast.BinOp), f"{formula!r} is not a sum of products."
-        return OPERATORS[type(node.op)](value(node.left), value(node.right))
-
-    return value(ast.parse(formula, mode="eval").body)
 
 
 @pytest.mark.parametrize("module", sorted({kind.__module__ for kind in ALGORITHMS.values()}))
@@ -88,76 +52,19 @@ def test_every_line_of_a_table_is_a_row_of_an_algorithm_of_the_file(module: str)
 # --- counting --------------------------------------------------------------------------------------------------------
 
 
-def counted(
-    algorithm: fs.Algorithm, problem: fs.Problem, data: fs.FederatedData, rounds: int = 2, **options: Any
-) -> tuple[Usage, Usage, Clients]:
-    """What was counted before the first round, what in the rounds after it, and the clients."""
-    setting = make_setting(problem, data, batch_size=4, oracles=shared_oracles(problem))
-    clients = make_clients(setting, rounds=rounds, chunk=2, **options)
-    with torch.no_grad():
-        state = started(algorithm, clients)
-        before = dataclasses.replace(clients.usage)
-        for r in range(rounds):
-            clients.begin(r)
-            state = algorithm.round(state, clients)
-    names = [f.name for f in dataclasses.fields(Usage)]
-    return before, Usage(**{n: getattr(clients.usage, n) - getattr(before, n) for n in names}), clients
-
-
-def sizes_of(algorithm: fs.Algorithm, clients: Clients) -> dict[str, int]:
-    """What the letters of a formula stand for."""
-    problem = clients.problem
-    return {
-        "d": len(problem.x0),
-        "p": 0 if problem.y0 is None else len(problem.y0),
-        "K": len(problem.levels),
-        "r": clients.inner_sizes[-1] if problem.levels else 0,
-        "R": sum(clients.inner_sizes),
-        "C": clients.classes,
-        "T": getattr(algorithm, "inner_rounds", 0),
-    }
-
-
 @cache
 def example(name: str, variant: str, dtype: torch.dtype) -> tuple[fs.Problem, fs.FederatedData]:
-    """A problem of the algorithm's class, or of a variant's, in which no two of d, r, R, p and C are the same.
-
-    One level returns 4 numbers; LocalSMCGDAM has three, of 4, 6 and 7.
-    """
-    kind = ALGORITHMS[name]
-    problem, data = example_for(kind, dtype, 1 if variant == "compositional" else None)
-    if variant == "f weighs losses":
+    """A problem of the algorithm's class, or of a variant's, in which no two of d, r, R, p and C are the same."""
+    if variant == "f weights losses":
         plain, data = smooth_example(dtype)
         assert plain.flat is not None
         return fs.robust(plain.flat.module, shift=0.0), data
-    if not problem.levels:
-        return problem, data
-
-    def outer(u: torch.Tensor, *rest: Any) -> torch.Tensor:
-        *y, batch = rest
-        return (u**2).sum() * batch[0].mean() + sum(v @ u[: len(v)] - 0.5 * v @ v for v in y)
-
-    def cut(size: int) -> Any:
-        return lambda u, batch: torch.tanh(torch.cat([u, u])[:size] + batch[0].mean())
-
-    sizes = (4, 6, 7) if kind is fs.LocalSMCGDAM else (4,)
-    return dataclasses.replace(problem, outer=outer, levels=tuple(map(cut, sizes))), data
+    return fs.testing.sized_example(ALGORITHMS[name], dtype, 1 if variant == "compositional" else None)
 
 
 def check(algorithm: fs.Algorithm, variant: str, dtype: torch.dtype, share: int | float) -> None:
     """Compare what is counted in two rounds, and before them, with the rows that apply."""
-    problem, data = example(algorithm.name, variant, dtype)
-    participation = 1.0 if algorithm.full_participation else share
-    before, during, clients = counted(algorithm, problem, data, participation=participation)
-    sizes = sizes_of(algorithm, clients)
-    named = [size for letter, size in sizes.items() if letter in "drpC" and size > 1]
-    assert len(set(named)) == len(named) and sizes["R"] not in (set(named) - {sizes["r"]}), "two letters are the same"
-    cohort = data.clients if participation == 1.0 else share
-    for usage, messages, first in ((before, data.clients, True), (during, 2 * cohort, False)):
-        row, unit = row_for(algorithm, variant, first), messages * problem.x0.element_size()
-        found = usage.bytes_up / unit, usage.bytes_down / unit
-        assert found == (numbers(row.up, **sizes), numbers(row.down, **sizes)), f"{algorithm}: {row}, {sizes}"
-    assert before.steps == 0
+    fs.testing.check_sent(algorithm, *example(algorithm.name, variant, dtype), variant, share)
 
 
 def written_rows() -> Iterator[tuple[str, Sent]]:
@@ -179,7 +86,7 @@ ROWS = [
 @table("name, row, dtype, share", ROWS, key=place)
 def test_a_row_is_what_is_counted(name: str, row: Sent, dtype: torch.dtype, share: int | float) -> None:
     algorithm = quick(ALGORITHMS[name], **row.options)
-    assert row_for(algorithm, row.variant) == row
+    assert sent_by(algorithm, row.variant) == row
     check(algorithm, row.variant, dtype, share)
 
 
@@ -228,11 +135,11 @@ def test_what_a_problem_asks_comes_on_top(name: str, world: str) -> None:
         if not row.first:
             algorithm = ALGORITHMS[name](**row.options)
             before, _, clients = counted(algorithm, w.problem, w.data, 0)
-            first, sizes = row_for(algorithm, row.variant or "minimax", first=True), sizes_of(algorithm, clients)
+            first, sizes = sent_by(algorithm, row.variant or "minimax", first=True), sizes_of(algorithm, clients)
             unit = 8 * w.data.clients
             if row.variant != "compositional":
-                assert before.bytes_up == unit * (ASKING[world] + numbers(first.up, **sizes))
-                assert before.bytes_down == unit * numbers(first.down, **sizes)
+                assert before.bytes_up == unit * (ASKING[world] + first.numbers(**sizes)[0])
+                assert before.bytes_down == unit * first.numbers(**sizes)[1]
             assert before.steps == 0
 
 
@@ -254,7 +161,7 @@ def sent_each_round(algorithm: fs.Algorithm, world: Saddle, rounds: int) -> list
 @pytest.mark.parametrize("average", [True, False])
 @pytest.mark.parametrize(("world", "best"), [("auc", True), ("free", False)])
 def test_coda_sends_more_at_the_end_of_a_stage(world: str, best: bool, average: bool) -> None:
-    """The stage's mean up, unless it goes on from the last point; x down and the best y up, where that is known.
+    """The stage's mean up, unless the next stage starts at the last point; x down and the best y up, if it is known.
 
     The stages are 3 and 6 steps: two rounds, then three.
     """
@@ -306,14 +213,14 @@ def test_robust_asks_for_losses_besides_what_comfedl_asks_for(normalise: bool, s
     algorithm, problem = fs.ComFedL(normalise=normalise), fs.robust(plain.flat.module, shift=shift)
     before, _, clients = counted(algorithm, problem, data)
     d, unit, asks = len(plain.x0), 8 * data.clients, shift is None
-    row = row_for(algorithm, "f weighs losses", first=True)
-    assert before.bytes_up == unit * (asks + numbers(row.up, d=d))
-    assert before.bytes_down == unit * (asks * d + numbers(row.down, d=d))
+    row = sent_by(algorithm, "f weights losses", first=True)
+    assert before.bytes_up == unit * (asks + row.numbers(d=d)[0])
+    assert before.bytes_down == unit * (asks * d + row.numbers(d=d)[1])
     assert clients.inner_sizes == (1,)
 
 
 def test_a_number_that_is_no_loss_is_not_normalised() -> None:
-    """Only where the outer function weighs losses, not wherever the inner one gives a single number."""
+    """Only where the outer function weights losses, not wherever the inner one gives a single number."""
     problem, data = example_for(fs.ComFedL)
     single = dataclasses.replace(problem, levels=(lambda u, batch: (u**2).sum().reshape(1) * batch[0].mean(),))
     single = dataclasses.replace(single, outer=lambda u, batch: (u**2).sum())

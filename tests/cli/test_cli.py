@@ -1,4 +1,4 @@
-"""The command line, in process: what a person sees, and the exit codes a script relies on."""
+"""The command line, in this process: what it prints, and its exit codes."""
 
 from __future__ import annotations
 
@@ -86,6 +86,7 @@ def test_a_run_can_be_resumed(fedstrata, experiment, tmp_path):
     assert [json.loads(r)["round"] for r in (out / "metrics.jsonl").read_text().splitlines()] == [0, 1, 2, 3, 4, 5]
 
 
+@pytest.mark.slow
 def test_compare_prints_mean_and_spread_and_does_not_run_twice(fedstrata, experiment, tmp_path):
     out = tmp_path / "compare"
     words = ("compare", experiment, "--algorithms", "fedavg,scaffold", "--seeds", 2, "--out", out)
@@ -103,7 +104,7 @@ def test_compare_prints_mean_and_spread_and_does_not_run_twice(fedstrata, experi
     assert code == 0 and "round 3/3" not in progress
 
 
-def test_compare_goes_on_when_one_diverges(fedstrata, tmp_path):
+def test_compare_continues_if_one_run_diverges(fedstrata, tmp_path):
     path = tmp_path / "q.toml"
     path.write_text('[problem]\nname = "quadratic"\n[algorithms.fedavg]\nlr = 1e30\n[train]\nrounds = 20\n')
     code, printed, err = fedstrata(
@@ -113,6 +114,7 @@ def test_compare_goes_on_when_one_diverges(fedstrata, tmp_path):
     assert "diverged in round" in err and "1 of 1 diverged" in printed
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_pictures")
 def test_tune_gives_every_algorithm_the_same_number_of_trials(fedstrata, experiment, tmp_path):
     out = tmp_path / "tune"
@@ -136,7 +138,7 @@ def test_tune_gives_every_algorithm_the_same_number_of_trials(fedstrata, experim
 
 
 def test_a_trial_runs_what_it_reports(fedstrata, experiment, tmp_path, monkeypatch):
-    """Options of the file, schedules and whole numbers do not get in the way of the search."""
+    """Options of the file, schedules and integers are compatible with the search."""
     used = []
     real = runs.run_config
 
@@ -190,8 +192,8 @@ def test_settings_that_would_have_no_effect_are_refused(fedstrata, experiment, s
     assert code == 2 and message in err
 
 
-@pytest.mark.parametrize("kind", ["algorithms", "problems", "datasets", "models", "partitions"])
-def test_list_has_a_line_on_each(fedstrata, kind):
+@pytest.mark.parametrize("kind", ["algorithms", "problems", "datasets", "models", "partitions", "schedules"])
+def test_list_has_a_line_for_each(fedstrata, kind):
     code, printed, _ = fedstrata("list", kind, "--json")
     lines = json.loads(printed)
     assert code == 0 and len(lines) >= 2 and all(len(line) > 10 for line in lines.values())
@@ -204,6 +206,7 @@ def test_show_has_equations_and_hyperparameters(fedstrata):
     assert json.loads(fedstrata("show", "scaffold", "--json")[1])["hyperparameters"]["lr"]["default"] == 0.1
 
 
+@pytest.mark.slow
 def test_plot_draws_runs(fedstrata, experiment, tmp_path):
     fedstrata("run", experiment, "--out", tmp_path / "a", "--quiet")
     picture = tmp_path / "x.png"
@@ -211,6 +214,7 @@ def test_plot_draws_runs(fedstrata, experiment, tmp_path):
     assert code == 0 and picture.read_bytes()[:4] == b"\x89PNG"
 
 
+@pytest.mark.slow
 def test_demo_prints_a_table_and_writes_a_picture(fedstrata, tmp_path, monkeypatch):
     monkeypatch.setitem(DEMO, "train", {"rounds": 2, "batch_size": 16})
     code, printed, _ = fedstrata("demo", "--out", tmp_path / "demo.png", "--seeds", 1)
@@ -352,6 +356,7 @@ def test_divergence_exits_with_1_and_names_the_round(fedstrata, tmp_path):
 
 
 @pytest.mark.usefixtures("no_pictures")
+@pytest.mark.slow
 def test_an_interrupted_run_exits_with_130_and_can_be_resumed(fedstrata, experiment, tmp_path):
     out = tmp_path / "run"
     words = ["run", str(experiment), "--out", str(out), "--set", "train.rounds=100000", "--set", "train.eval_every=1"]
@@ -373,7 +378,29 @@ def test_an_interrupted_run_exits_with_130_and_can_be_resumed(fedstrata, experim
     assert code == 0 and json.loads(printed)["round"] == done + 2, err
 
 
-def test_an_algorithm_of_ones_own_can_be_imported(fedstrata, experiment, tmp_path):
+@pytest.mark.parametrize("more", ["[train]\nrounds = 1", "other = 3", "[[list]]"])
+def test_an_override_sets_one_key(fedstrata, experiment, more):
+    code, _, err = fedstrata("run", experiment, "--set", f"algorithm.lr=0.1\n{more}")
+    assert code == 2 and "An override must set one key. Got 'algorithm.lr=0.1" in err
+
+
+def test_plot_names_damaged_lines(fedstrata, tmp_path):
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "metrics.jsonl").write_bytes(b"123\n\xff\xfe\n{}\n")
+    with pytest.warns(UserWarning, match=r"Lines 1, 2, 3 of .*metrics.jsonl are damaged and left out"):
+        code, _, err = fedstrata("plot", run, "--out", tmp_path / "a.png")
+    assert code == 2 and f"There is no run with metrics in {run}" in err
+    (run / "metrics.jsonl").write_bytes(b'{"round": 0, "loss": 2.0}\n123\n{"round": 1, "loss": 1.0}\n{"round": 2}\n')
+    for axis in ("round", "steps"):
+        with pytest.warns(UserWarning, match=r"Line 2 of .*metrics.jsonl is damaged and left out"):
+            code, _, err = fedstrata(
+                "plot", run, "--out", tmp_path / f"{axis}.png", "--measure", "loss", "--axis", axis
+            )
+        assert code == 0 and (tmp_path / f"{axis}.png").exists(), err
+
+
+def test_a_users_algorithm_can_be_imported(fedstrata, experiment, tmp_path):
     own = tmp_path / "signed.py"
     own.write_text(
         "import torch\nimport fedstrata as fs\n\n\n"
@@ -391,7 +418,30 @@ def test_an_algorithm_of_ones_own_can_be_imported(fedstrata, experiment, tmp_pat
     finally:
         ALGORITHMS.pop("signed", None)
     code, _, err = fedstrata("--import", tmp_path / "nowhere.py", "list", "algorithms")
+    assert code == 2 and f"--import: there is no file {tmp_path / 'nowhere.py'}." in err
+    code, _, err = fedstrata("--import", tmp_path, "list", "algorithms")
     assert code == 2 and "--import needs a Python file" in err
+    code, _, err = fedstrata("run", experiment, "--set", "algorithm.name=signed")
+    assert code == 2 and "Unknown algorithm 'signed'" in err and "One of your own: fedstrata --import FILE" in err
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("class Signed(fs.Algorithm):\n    pass", "line 2, TypeError: Signed must have a name for the command line"),
+        (
+            "class Mine(fs.FedAvg):\n    name = 'mine'\n    more = 1",
+            "line 2, TypeError: Mine must derive from Algorithm",
+        ),
+        ("fs.FedAvg(lr=-1)", "line 2, InputError: The lr of fedavg must be"),
+        ("1 +", "SyntaxError: invalid syntax"),
+    ],
+)
+def test_a_file_that_cannot_be_imported_is_named(fedstrata, tmp_path, text, message):
+    own = tmp_path / "own.py"
+    own.write_text(f"import fedstrata as fs\n{text}\n")
+    code, _, err = fedstrata("--import", own, "list", "algorithms")
+    assert code == 2 and err.startswith(f"Error: {own}: {message}"), err
 
 
 @pytest.mark.usefixtures("no_pictures")
@@ -439,7 +489,7 @@ def test_the_installed_command_exits_with_its_code_and_starts_light(experiment, 
     assert "torch" in imported and not imported & {"matplotlib", "flwr", "cryptography", "sklearn"}
 
 
-def test_show_tells_of_problems_too(fedstrata):
+def test_show_describes_problems(fedstrata):
     code, printed, _ = fedstrata("show", "auc")
     assert code == 0 and "scale_dual" in printed and "fraction of positives" in printed
     code, printed, _ = fedstrata("show", "quadratic_saddle", "--json")
@@ -456,7 +506,7 @@ def test_show_tells_of_problems_too(fedstrata):
         ("shakespeare", {"length": 80, "stride": 10, "min_characters": 1000, "roles": None}),
     ],
 )
-def test_show_tells_of_models_data_sets_and_partitions_too(name, options, fedstrata):
+def test_show_describes_models_data_sets_and_partitions(name, options, fedstrata):
     assert json.loads(fedstrata("show", name, "--json")[1])["options"] == options
     code, printed, _ = fedstrata("show", name)
     assert code == 0 and all(option in printed for option in options)
@@ -474,7 +524,7 @@ def test_show_tells_of_models_data_sets_and_partitions_too(name, options, fedstr
         ("step", {"value": None, "at": [0.5, 0.75], "factor": 0.1}),
     ],
 )
-def test_show_tells_of_the_tables_of_a_file_and_of_schedules(name, options, fedstrata):
+def test_show_describes_tables_and_schedules(name, options, fedstrata):
     shown = json.loads(fedstrata("show", name, "--json")[1])["options"]
     assert options.items() <= shown.items() and not {"channel", "faults", "inject", "folder"} & set(shown)
     code, printed, _ = fedstrata("show", name)
@@ -508,7 +558,7 @@ def test_run_shows_and_draws_what_the_file_asks_for(fedstrata, tmp_path, monkeyp
 
 
 @pytest.mark.usefixtures("no_pictures")
-def test_another_schedule_is_told_when_a_run_is_resumed(fedstrata, tmp_path):
+def test_resuming_with_another_schedule_is_refused_and_names_both(fedstrata, tmp_path):
     path = tmp_path / "experiment.toml"
     text = (
         "[problem]\nname = 'tower'\nclients = 2\nsamples = 8\n[train]\nrounds = 2\n[algorithm]\nname = 'local_smcgdam'"
@@ -523,7 +573,7 @@ def test_another_schedule_is_told_when_a_run_is_resumed(fedstrata, tmp_path):
     assert "algorithm.eta was {'schedule': 'step', 'value': 0.2" in told and "and is now 0.3" in told
 
 
-def test_only_run_is_shared_out_over_processes(fedstrata, monkeypatch) -> None:
+def test_only_run_can_be_divided_over_processes(fedstrata, monkeypatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert fedstrata("list", "models")[0] == 0  # batch systems set it too
     monkeypatch.setenv("RANK", "1")

@@ -14,7 +14,7 @@ import os
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -28,13 +28,15 @@ import torch.distributed as dist
 from safetensors.torch import save_file
 
 import fedstrata as fs
+from cases import changed_settings
 from clients.failing import Failing
 from fedstrata.algorithms import ALGORITHMS
 from fedstrata.clients import Client, Clients, Simulated
 from fedstrata.clients.channel import PLAIN
 from fedstrata.clients.distributed import Distributed
 from fedstrata.clients.ranks import ALONE, Ranks, ranks_here
-from fedstrata.core.schedules import Clock, CubeRoot, Epochs, Interval, RoundDecay
+from fedstrata.core.clock import Clock
+from fedstrata.core.schedules import CubeRoot, Epochs, Interval, RoundDecay
 from fedstrata.experiments.config import read
 from fedstrata.experiments.runs import run_config
 from fedstrata.problems import oracles
@@ -79,8 +81,8 @@ class Case:
         where = "" if self.problem == "example" else f" on {self.problem}"
         dtype = "" if self.dtype == torch.float64 else " float32"
         share = f"{self.clients if self.participation == 1.0 else self.participation} of {self.clients}"
-        through = "" if self.channel == PLAIN else f", {_said(self.channel)}"
-        through += "" if self.faults is None else f", {_said(self.faults.inject)}"
+        through = "" if self.channel == PLAIN else f", {changed_settings(self.channel)}"
+        through += "" if self.faults is None else f", {changed_settings(self.faults.inject)}"
         return f"{self.name}{options}{where}{dtype}: {share}, {self.weighting}, {self.ranks} ranks{through}"
 
     def build(self) -> tuple[fs.Problem, fs.FederatedData]:
@@ -133,13 +135,6 @@ FAULTS = fs.Faults(quorum=1, retries=1, inject=fs.Inject(drop=0.3, nan=0.1, garb
 
 RETRIES = fs.Faults(quorum=6, retries=9, inject=fs.Inject(drop=0.3, crash=0.2, scale=0.1, factor=2.0, seed=1))
 """Faults after which most clients are asked again, some of them several times."""
-
-
-def _said(value: Any) -> str:
-    """Return the settings that are not the default ones."""
-    usual = type(value)()
-    changed = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
-    return " ".join(f"{k}={v}" for k, v in changed.items() if v != getattr(usual, k))
 
 
 VARIANTS: list[tuple[str, dict[str, Any]]] = [
@@ -278,7 +273,7 @@ def play_case(case: Case, ranks: Ranks) -> Outcome:
                 clients.engine.adopt(clients.problem.at(clients.problem, Clock(r, case.rounds, 0, r)))
             state = case.algorithm.round(state, clients)
             digests.append(digest(tensors_of(case.algorithm, state)))
-    rows = {k: v for piece in clients.engine.setting.state.take_all() for k, v in piece.items()}
+    rows = {k: v for piece in clients.engine.side.state.take_all() for k, v in piece.items()}
     faults = [f"{f.round} {f.exchange} {f.attempt} {f.client} {f.kind}" for f in clients.faults]
     return Outcome(tensors_of(case.algorithm, state), rows, {**used_by(clients), "faults": sorted(faults)}, digests)
 
@@ -522,6 +517,33 @@ def train_auc(out: Path) -> fs.Run:
     return fs.train(world.problem, world.data, algorithm, rounds=5, batch_size=4, eval_every=2, out=out)
 
 
+def train_rejoining(name: str, out: Path | None) -> fs.Run:
+    """Train a run in which two clients miss what they must keep, and one of them its first chance to rejoin.
+
+    "fgda, early": a client misses what it must keep, and rejoins before a round that the others but one miss.
+    """
+    algorithm = fs.CODASCA(steps=2, stage_rounds=3) if name == "codasca" else fs.FGDA(steps=2)
+    world = SADDLES["auc, prepared, scaled"]()
+    missed: dict[tuple[int, int], Iterable[int]] = {
+        "fgda": {(-1, 1): (0, 1), (0, 2): (1,)},
+        "codasca": {(0, 0): (0, 1), (1, 1): (1,)},
+        "fgda, early": {(1, 1): (1,), (2, 0): range(2, world.data.clients)},
+    }[name]
+    real = fs.Inject.kinds
+
+    def kinds(self: fs.Inject, clients: np.ndarray, round: int, exchange: int, attempt: int) -> list[str | None]:
+        return ["drop" if k in missed.get((round, exchange), ()) else None for k in clients.tolist()]
+
+    fs.Inject.kinds = kinds  # type: ignore[method-assign]
+    try:
+        faults = fs.Faults(quorum=2 if name == "fgda, early" else 1, retries=0, inject=fs.Inject())
+        return fs.train(
+            world.problem, world.data, algorithm, rounds=4, batch_size=4, eval_every=1, faults=faults, out=out
+        )
+    finally:
+        fs.Inject.kinds = real  # type: ignore[method-assign]
+
+
 def diverge(out: Path) -> fs.Run:
     """Diverge in round 1: the steps are far too long."""
     problem, data = smooth_example()
@@ -583,10 +605,13 @@ class Task:
     do: Callable[[Ranks], Any]
 
 
-def tasks(folder: Path) -> list[Task]:
-    """All tasks, in the order in which every rank goes through them."""
-    found = [Task(f"{c.name} {c.ranks}", i, c.ranks, functools.partial(play_case, c)) for i, c in CASES.items()]
+def tasks(folder: Path, cases: Iterable[str], others: bool) -> list[Task]:
+    """Return these cases and, if wanted, all other tasks, in the order in which every rank goes through them."""
+    wanted = {i: c for i, c in CASES.items() if i in cases}
+    found = [Task(f"{c.name} {c.ranks}", i, c.ranks, functools.partial(play_case, c)) for i, c in wanted.items()]
     found.sort(key=lambda t: t.block)
+    if not others:
+        return found
     for name in PROBES:
         for cohort in ("all",) if name == "big_counts" else COHORTS:
             do = functools.partial(play_probe, name, cohort)
@@ -605,6 +630,8 @@ def tasks(folder: Path) -> list[Task]:
 
     training("straight", 2, train_noting)
     training("auc", 2, train_auc)
+    for name in ("fgda", "codasca", "fgda, early"):
+        training(f"rejoining {name}", 2, functools.partial(train_rejoining, name))
     training("diverged", 2, diverge)
     training("measured nan", 2, measure_nan)
     training("listening", 2, listen)
@@ -648,8 +675,8 @@ class Watch:
             self.seen.add(str(args[0]))
 
 
-def work(rank: int, folder: Path) -> None:
-    """Run all tasks as this rank; write the results to ``folder/rank-R.json`` and ``.safetensors``."""
+def work(rank: int, folder: Path, cases: Iterable[str], others: bool) -> None:
+    """Run the tasks as this rank; write to ``folder/rank-R.json`` and ``.safetensors``."""
     torch.set_num_threads(1)
     warnings.simplefilter("error")
     import fedstrata.training.plots
@@ -658,7 +685,7 @@ def work(rank: int, folder: Path) -> None:
     watch = Watch(folder / "runs")
     tensors: Tensors = {}
     found: dict[str, Any] = {}
-    groups = [list(block) for _, block in groupby(tasks(folder / "runs"), key=lambda t: t.block)]
+    groups = [list(block) for _, block in groupby(tasks(folder / "runs", cases, others), key=lambda t: t.block)]
     with untraced():
         for number, block in enumerate(groups):
             size = block[0].ranks

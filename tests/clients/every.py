@@ -12,7 +12,6 @@ from clients.squares import Recording, engine
 from fedstrata.algorithms import ALGORITHMS
 from fedstrata.clients import Answer
 from fedstrata.clients.engine import Request
-from fedstrata.clients.queries import is_query
 from fedstrata.training.states import tensors_of
 from support import started
 
@@ -51,4 +50,4 @@ def plainly(name: str) -> tuple[dict[str, torch.Tensor], Recording]:
 
 def exchanges(clients: Recording) -> list[tuple[Request, Answer]]:
     """Return the exchanges of the algorithm, without the problem's queries."""
-    return [(request, answer) for request, answer in clients.seen if not is_query(request.work)]
+    return [(request, answer) for request, answer in clients.seen if not request.query]

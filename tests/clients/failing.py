@@ -10,7 +10,7 @@ from fedstrata.clients import Client
 
 
 class Failing:
-    """An algorithm, to whoever names it, whose work raises an error on some clients."""
+    """An algorithm whose work raises an error on some clients."""
 
     name = "failing"
 

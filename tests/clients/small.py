@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from fedstrata.clients.client import Client
-from fedstrata.clients.setting import Setting
+from fedstrata.clients.client_side import ClientSide
 from support import make_setting, sized_data, softmax_problem
 
 SIZES = [9, 4, 7, 2, 4]
@@ -17,7 +17,7 @@ STEPS = [5, 4, 2, 2, 1]
 """How many steps of batch size 2 an epoch of each of them takes, in that order."""
 
 
-def setting(batch_size: int | None = 2, **options: Any) -> Setting:
+def setting(batch_size: int | None = 2, **options: Any) -> ClientSide:
     """Build what the five clients share."""
     return make_setting(softmax_problem(), sized_data(SIZES), batch_size=batch_size, **options)
 

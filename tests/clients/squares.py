@@ -57,8 +57,8 @@ class Recording(Clients):
         self.seen: list[tuple[Request, Answer]] = []
         super().__init__(*args)
 
-    def _exchange(self, work: Any, message: tuple[Any, ...]) -> Exchange:
-        request = super()._exchange(work, message).request
+    def _exchange(self, work: Any, message: tuple[Any, ...], rejoins: bool = False) -> Exchange:
+        request = super()._exchange(work, message, rejoins).request
         return _Recorded(self.engine, request, self.usage, self.faults, self.seen)
 
 
@@ -74,7 +74,7 @@ class _Recorded(Exchange):
 
 
 def engine(problem: fs.Problem, data: fs.FederatedData, channel: fs.Channel, **options: Any) -> Recording:
-    """Clients that stand at the start of round 0."""
+    """Clients at the start of round 0."""
     how = {"rounds": 10, "participation": 1.0, "weighting": "uniform", "chunk": 7, "batch_size": None, "seed": 0}
     unknown = options.keys() - how.keys() - {"faults"}
     assert not unknown, unknown

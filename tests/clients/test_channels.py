@@ -13,10 +13,12 @@ import torch
 from torch.utils._pytree import tree_flatten, tree_leaves
 
 import fedstrata as fs
+from cases import label, one_per
 from clients.every import CASES, MEANS, SINGLE, exchanges, plainly, play
+from clients.small import setting
 from clients.squares import LR, STEPS, D, Recording, engine, own_change, squares, train
 from fedstrata.algorithms import ALGORITHMS
-from fedstrata.clients import Answer, Client, Usage
+from fedstrata.clients import Answer, Client, Simulated, Usage
 from fedstrata.clients.channel.channel import FlatAnswer
 from fedstrata.clients.channel.parcels import PARCELS
 from fedstrata.clients.engine import Reduced
@@ -91,17 +93,10 @@ CHANNELS = [
 ]
 
 
-def changed_settings(channel: Any) -> str | None:
-    """The settings of a channel that are not the default ones."""
-    if not isinstance(channel, fs.Channel):
-        return None
-    return " ".join(f"{k}={v}" for k, v in vars(channel).items() if v != getattr(fs.Channel(), k))
-
-
 @pytest.mark.parametrize(
     ("clients", "sampled", "weighting"), [(5, 5, "uniform"), (6, 4, "uniform"), (6, 6, "samples"), (6, 3, "samples")]
 )
-@pytest.mark.parametrize("channel", CHANNELS, ids=changed_settings)
+@pytest.mark.parametrize("channel", CHANNELS, ids=label)
 def test_three_rounds_are_those_of_numpy(channel: fs.Channel, clients: int, sampled: int, weighting: str) -> None:
     expected = reference(channel, 3, clients, weighting, sampled)
     plain = reference(fs.Channel(), 3, clients, weighting, sampled)
@@ -194,6 +189,17 @@ def moved(found: dict[str, torch.Tensor], name: str) -> float:
     return float((x_of(found) - x_of(plainly(name)[0])).abs().max())
 
 
+def problem_class(name: str) -> tuple[Any, ...]:
+    """Return what kind of problem the algorithm of a case solves."""
+    kind = ALGORITHMS[CASES[name].name]
+    return kind.levels, kind.dual, kind.inner_mean, kind.mixture
+
+
+def method(name: str) -> str:
+    """Return the algorithm of a case."""
+    return CASES[name].name
+
+
 def test_all_algorithms_are_here() -> None:
     assert {c.name for c in CASES.values()} == set(ALGORITHMS)
     assert {CASES[i].name for i in MEANS} == set(ALGORITHMS) - set(SINGLE)
@@ -211,8 +217,7 @@ EVERY = [
 ]
 
 
-@pytest.mark.parametrize("channel", EVERY, ids=changed_settings)
-@pytest.mark.parametrize("name", MEANS)
+@one_per(method, "name, channel", MEANS, EVERY)
 def test_every_channel_works_with_every_algorithm_that_takes_means(name: str, channel: fs.Channel) -> None:
     expected, plain = plainly(name)
     if channel.noise and CASES[name].build()[0].query is not None:
@@ -238,14 +243,14 @@ def saved(channel: fs.Channel, answer: Answer) -> int:
     return clients * (n + 8 * min(n, 1) - 8 * n) if channel.compress == "quantise" else 0
 
 
-@pytest.mark.parametrize("name", CASES)
+@one_per(problem_class, "name", CASES)
 def test_a_channel_that_drops_nothing_changes_nothing(name: str) -> None:
     expected, _ = plainly(name)
     for channel in (fs.Channel(clip=1e9, bound=1e9), fs.Channel(compress="top_k", top=1.0)):
         close(play(CASES[name], channel)[0], expected)
 
 
-@pytest.mark.parametrize("name", MEANS)
+@one_per(problem_class, "name", MEANS)
 def test_every_mean_may_be_a_median(name: str) -> None:
     """Of seven clients three are trimmed at either end, of five two: that is the median. It is not the mean."""
     found, same = (play(CASES[name], fs.Channel(reduce=r, trim=0.45))[0] for r in ("median", "trimmed_mean"))
@@ -259,7 +264,15 @@ def updates_of(answer: Answer) -> np.ndarray:
     return np.concatenate([leaf.numpy().reshape(len(answer.places), -1) for leaf in leaves], axis=1)
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "channel", [{"compress": "top_k"}, {"clip": 1.0}, {"bound": 1.0}, {"reduce": "median"}], ids=str
+)
+def test_an_answer_without_tensors_passes_any_channel(channel: dict[str, Any]) -> None:
+    clients = fs.Clients(Simulated(setting(), 5, fs.Channel(**channel)), 10)
+    assert clients.mean(lambda client: ()) == () and clients.usage.bytes_up == 0
+
+
+@one_per(problem_class, "name", CASES)
 def test_no_update_is_longer_than_the_clip(name: str) -> None:
     clip = 1e-3
 
@@ -278,7 +291,7 @@ DIVIDE = ("qfedavg", "lafedopt:")
 """Algorithms that divide one answer by another: what clips both changes nothing."""
 
 
-@pytest.mark.parametrize("name", [i for i in CASES if not i.startswith(DIVIDE)])
+@one_per(problem_class, "name", [i for i in CASES if not i.startswith(DIVIDE)])
 def test_a_clip_of_next_to_nothing_holds_the_server_where_it_is(name: str) -> None:
     """So no client answers with a point: clipping it would pull the server to zero."""
     problem, _ = CASES[name].build()
@@ -288,7 +301,7 @@ def test_a_clip_of_next_to_nothing_holds_the_server_where_it_is(name: str) -> No
         assert float((held["y"] - problem.y0).abs().max()) < 1e-4 < 1e-3 < float((free["y"] - problem.y0).abs().max())
 
 
-@pytest.mark.parametrize("name", CASES)
+@one_per(problem_class, "name", CASES)
 def test_what_is_dropped_does_not_depend_on_the_chunk(name: str) -> None:
     channel = fs.Channel(compress="top_k", top=0.05)
     few, many = (play(CASES[name], channel, chunk)[0] for chunk in (2, 7))
@@ -312,7 +325,7 @@ def test_a_median_does_not_protect_single_answers_or_a_maximum(reduce: str) -> N
 
 
 def test_a_trimmed_mean_of_nobody_is_refused() -> None:
-    with pytest.raises(fs.InputError, match="drops 1 clients at either end, and only 2 answered"):
+    with pytest.raises(fs.InputError, match="drops 1 of the clients at either end, but only 2 answered"):
         train(fs.Channel(reduce="trimmed_mean"), participation=2)
 
 
@@ -336,7 +349,7 @@ def test_answers_of_any_work_go_through_a_channel() -> None:
         (fs.Channel(compress="top_k", top=0.5), [0, 8]),
         (fs.Channel(compress="quantise"), [5, 8]),
     ],
-    ids=changed_settings,
+    ids=label,
 )
 def test_whole_numbers_go_through_a_channel_too(channel: fs.Channel, expected: list[int]) -> None:
     """They are rounded towards zero, so that no update gets longer."""
@@ -510,6 +523,7 @@ def test_a_client_of_nan_comes_back_also_where_a_median_hides_it(compress: str) 
     assert all(bool(torch.isfinite(median).all()) for median in medians)
 
 
+@pytest.mark.slow
 def test_one_client_that_sends_a_thousandfold_spoils_the_mean_and_nothing_else() -> None:
     data = fs.data.digits().split(fs.partition.dirichlet(1.0), clients=10, seed=0)
     problem = fs.erm(fs.models.model("logreg", (1, 8, 8), 10))

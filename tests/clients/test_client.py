@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ import torch
 
 import fedstrata as fs
 from clients.small import DECREASING, SIZES, STEPS, column, ids_of, setting
+from fedstrata.clients import Simulated
 from fedstrata.clients.client import Client
 from fedstrata.data.batch import NO_DATA
 from fedstrata.problems.oracles import Oracles
@@ -166,7 +168,7 @@ def test_recalling_what_a_client_has_not_kept_is_an_error_that_names_it(deferred
     client = make_client(s, DECREASING, round=1)
     lost = [1, 4, 3] if deferred else [1, 3]
     who = ", ".join(f"hospital {'abcde'[k]}" if named else f"client {k}" for k in lost)
-    message = rf"^{who} must have kept 'x' in an earlier exchange, but has not, or has lost it\.$"
+    message = rf"^{who} must have kept 'x' in an earlier exchange, but have not, or have lost it\.$"
     with pytest.raises(fs.FedstrataError, match=message):
         client.recall("x")
     with pytest.raises(fs.FedstrataError, match="must have kept 'never' in an earlier exchange"):
@@ -176,7 +178,7 @@ def test_recalling_what_a_client_has_not_kept_is_an_error_that_names_it(deferred
 
 def test_a_long_list_of_clients_that_have_lost_something_is_cut_short() -> None:
     client = make_client(make_setting(softmax_problem(), sized_data([2] * 12)), list(range(12)))
-    with pytest.raises(fs.FedstrataError, match=r"^client 0, client 1, .*, client 7 must have kept 'x'"):
+    with pytest.raises(fs.FedstrataError, match=r"^client 0, client 1, .*, client 7 and 4 more must have kept 'x'"):
         client.recall("x")
 
 
@@ -237,13 +239,59 @@ def test_what_is_kept_is_a_copy(deferred: bool) -> None:
     assert torch.equal(make_client(s, [2, 0], round=1).recall("x").x, column(2, 1))
 
 
+KEPT_WRONGLY: dict[str, tuple[Any, str]] = {
+    "one row": (torch.zeros(1, 2).double(), r"one row for each of 5 clients\. Got shape \(1, 2\)"),
+    "more rows": (torch.zeros(7, 2).double(), r"one row for each of 5 clients\. Got shape \(7, 2\)"),
+    "no rows": (torch.tensor(1.0), r"one row for each of 5 clients\. Got shape \(\)"),
+    "a number": (3.0, r"one row for each of 5 clients\. Got float"),
+    "a list": ([torch.zeros(5, 2)], r"one row for each of 5 clients\. Got list"),
+    "narrower": (
+        torch.zeros(5, 1).double(),
+        r"of shape \(5, 2\) and torch.float64, as before\. Got shape \(5, 1\) and",
+    ),
+    "wider": (torch.zeros(5, 3).double(), r"of shape \(5, 2\) and torch.float64, as before\. Got shape \(5, 3\) and"),
+    "single": (torch.zeros(5, 2), r"of shape \(5, 2\) and torch.float64, as before\. Got .* and torch.float32"),
+}
+
+
+@pytest.mark.parametrize("policy", [None, fs.Faults()], ids=["at once", "deferred"])
+@pytest.mark.parametrize("case", KEPT_WRONGLY)
+def test_what_is_kept_has_a_row_for_each_client_and_keeps_its_form(case: str, policy: fs.Faults | None) -> None:
+    wrong, message = KEPT_WRONGLY[case]
+    clients = fs.Clients(Simulated(setting(), 5, policy=policy), 10)
+
+    def work(client: Client) -> torch.Tensor:
+        client.keep(z=wrong if client.clock.round else torch.ones(5, 2).double())
+        return ids_of(client)
+
+    clients.begin(0)
+    clients.mean(work)
+    clients.begin(1)
+    with pytest.raises(fs.FedstrataError, match=rf"The variable z that clients keep .*{message}.*\(in work, round 2, "):
+        clients.mean(work)
+
+
+def test_what_is_kept_twice_in_an_exchange_keeps_its_form() -> None:
+    clients = fs.Clients(Simulated(setting(), 5, policy=fs.Faults()), 10)
+
+    def work(client: Client) -> torch.Tensor:
+        client.keep(z=torch.ones(5, 2))
+        client.keep(z=torch.ones(5, 1))
+        return ids_of(client)
+
+    with pytest.raises(fs.FedstrataError, match=r"The variable z that clients keep must have the same shape and dtype"):
+        clients.mean(work)
+
+
 def test_state_that_a_node_has_lost_does_not_start_at_a_gradient() -> None:
     """FGDA's clients keep the server's last point; one that was left out of the first exchange has none."""
     world = SADDLES["auc, prepared, scaled"]()
     faults = fs.Faults(quorum=1, retries=0, inject=fs.Inject(drop=1.0, clients=(1,)))
     with only_before_the_first_round():
         run = fs.train(world.problem, world.data, fs.FGDA(steps=2), rounds=2, batch_size=4, faults=faults)
-    assert run.summary["left_out"] == {"client 1": 6}, "the query, the first estimates, two exchanges in each round"
+    assert run.summary["left_out"] == {"client 1": 4}, (
+        "the query, the first estimates, two exchanges of the first round"
+    )
 
 
 @contextmanager

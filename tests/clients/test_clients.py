@@ -1,4 +1,4 @@
-"""Clients as an algorithm's round sees them: the verbs, who takes part, and what time it is."""
+"""Clients as an algorithm's round sees them: the verbs, the cohort, and the clock."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from clients.small import SIZES, column, ids_of, setting
 from fedstrata.clients import Client, Clients, Simulated, Usage
 from fedstrata.clients.chunk import CPU_BUDGET, choose_chunk
 from fedstrata.clients.cohort import cohort_size
-from fedstrata.core.schedules import Clock
+from fedstrata.core.clock import Clock
 from support import make_clients, make_setting, shared_oracles, sized_data, softmax_problem
 
 # --- the verbs -------------------------------------------------------------------------------------------------------
@@ -56,7 +56,7 @@ def test_gathered_answers_stand_in_cohort_order(chunk: int, participation: int |
 
 def test_messages_are_seen_by_every_client_with_a_leading_axis() -> None:
     clients = make_clients(setting(), chunk=2)
-    x, pair = torch.arange(3.0), (torch.ones(2), torch.tensor(5.0))
+    x, pair = torch.arange(3.0).double(), (torch.ones(2).double(), torch.tensor(5.0).double())
 
     def work(client: Client, x: torch.Tensor, pair: tuple[torch.Tensor, ...], rate: float) -> torch.Tensor:
         assert x.shape == (len(client), 3)
@@ -64,18 +64,18 @@ def test_messages_are_seen_by_every_client_with_a_leading_axis() -> None:
         assert rate == 0.5
         return rate * x + pair[1][:, None]
 
-    assert clients.mean(work, x, pair, 0.5).tolist() == [5.0, 5.5, 6.0]
-    assert clients.usage.bytes_down == 5 * (3 + 2 + 1) * 4
-    assert clients.usage.bytes_up == 5 * 3 * 4
+    assert clients.mean(work, x, pair, 0.5).tolist() == pytest.approx([5.0, 5.5, 6.0])
+    assert clients.usage.bytes_down == 5 * (3 + 2 + 1) * 8
+    assert clients.usage.bytes_up == 5 * 3 * 8
 
 
 @pytest.mark.parametrize(
     ("answer", "got"),
     [
-        (torch.zeros(3), r"\(3,\)"),
-        (torch.tensor(1.0), r"\(\)"),
+        (torch.zeros(3).double(), r"\(3,\)"),
+        (torch.tensor(1.0).double(), r"\(\)"),
         (1.5, "float"),
-        ((torch.zeros(2, 1), torch.zeros(1, 2)), r"\(1, 2\)"),
+        ((torch.zeros(2, 1).double(), torch.zeros(1, 2).double()), r"\(1, 2\)"),
         (None, "NoneType"),
     ],
     ids=["too long", "scalar", "number", "nested", "nothing"],
@@ -474,7 +474,7 @@ def test_a_prepared_problem_takes_the_place_of_the_first() -> None:
     assert chosen.problem is clients.problem is first
     clients.engine.adopt(other)
     assert clients.problem is other
-    assert chosen.problem is other, "there is one engine, whoever is chosen"
+    assert chosen.problem is other, "all cohorts share one engine"
     losses = clients.gather(lambda client, x: client.loss(x, client.all_data()), other.x0)
     data = sized_data(SIZES).train
     expected = [float(other.outer(other.x0, data.of_client(k))) for k in range(5)]

@@ -27,12 +27,14 @@ from safetensors.torch import load_file
 
 import clients.distributed_worker as worker
 import fedstrata as fs
+from cases import one_per
 from clients.distributed_worker import BIG, CASES, CHAINS, PROBES, ROUNDS, STOP, WIDE, Outcome
 from fedstrata.algorithms import ALGORITHMS
 from fedstrata.clients.distributed import shared_out
 from fedstrata.clients.ranks import ALONE, joined
 from fedstrata.experiments.config import read
 from fedstrata.experiments.runs import run_config
+from saddle_worlds import SADDLES
 from support import smooth_example, without_seconds
 
 USED = ("steps", "samples", "bytes_up", "bytes_down")
@@ -73,13 +75,22 @@ def _below(tensors: dict[str, torch.Tensor], start: str) -> dict[str, torch.Tens
 
 
 @pytest.fixture(scope="module")
-def launch(tmp_path_factory: pytest.TempPathFactory) -> Launch:
+def launch(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Launch:
+    """Run what the selected tests need: their cases, and with --full all other tasks."""
+    names = {item.callspec.params.get("name") for item in request.session.items if hasattr(item, "callspec")}
+    others = any(
+        "launch" in getattr(item, "fixturenames", ()) and item.get_closest_marker("slow")
+        for item in request.session.items
+    )
     folder = tmp_path_factory.mktemp("ranks")
     (folder / "runs").mkdir()
     (folder / "runs" / "pretrained.toml").write_text(worker.FILE + worker.PRETRAIN)
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["fedstrata", "fedstrata.training.plots", "torch._dynamo"])
-    ranks = [context.Process(target=worker.work, args=(rank, folder)) for rank in range(worker.LARGEST)]
+    ranks = [
+        context.Process(target=worker.work, args=(rank, folder, names & set(CASES), others))
+        for rank in range(worker.LARGEST)
+    ]
     for process in ranks:
         process.start()
     deadline = time.monotonic() + 900
@@ -108,7 +119,7 @@ def kept(parts: list[dict[str, torch.Tensor]]) -> dict[str, dict[int, torch.Tens
     return out
 
 
-@pytest.mark.parametrize("name", CASES)
+@one_per(lambda name: CASES[name].name, "name", CASES)
 def test_ranks_do_what_a_process_alone_does(name: str, launch: Launch) -> None:
     case = CASES[name]
     ranks = launch.of(name)
@@ -126,7 +137,7 @@ def test_ranks_do_what_a_process_alone_does(name: str, launch: Launch) -> None:
         torch.testing.assert_close(ours[table][client], theirs[table][client], atol=tolerance, rtol=tolerance)
 
 
-@pytest.mark.parametrize("name", CASES)
+@one_per(lambda name: CASES[name].name, "name", CASES)
 def test_all_ranks_hold_the_same_bits_after_every_round(name: str, launch: Launch) -> None:
     first, *others = (rank["digests"] for rank in launch.of(name))
     assert len(others) == CASES[name].ranks - 1 and len(first) == CASES[name].rounds + 1
@@ -134,6 +145,7 @@ def test_all_ranks_hold_the_same_bits_after_every_round(name: str, launch: Launc
     assert all(other == first for other in others)
 
 
+@pytest.mark.slow
 def test_clients_keep_their_state_on_their_own_rank(launch: Launch) -> None:
     name = next(n for n, c in CASES.items() if c.name == "scaffold" and c.ranks == 3)
     rank_of = shared_out(CASES[name].build()[1].train.sizes, 3)
@@ -157,6 +169,7 @@ def probed(launch: Launch, name: str, cohort: str, ranks: int) -> tuple[Outcome,
     return ours, worker.play_probe(name, cohort, ALONE)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [2, 3])
 @pytest.mark.parametrize("cohort", ["all", "one"])
 @pytest.mark.parametrize("name", [p for p in PROBES if p != "big_counts"])
@@ -169,6 +182,7 @@ def test_the_verbs_do_what_they_do_in_a_process_alone(name: str, cohort: str, ra
         torch.testing.assert_close(ours.server[part], expected, atol=1e-5, rtol=1e-5, equal_nan=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_what_is_gathered_stands_in_the_order_of_the_cohort(ranks: int, launch: Launch) -> None:
     found, _ = probed(launch, "gather", "all", ranks)
@@ -189,6 +203,7 @@ def test_what_is_gathered_stands_in_the_order_of_the_cohort(ranks: int, launch: 
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_means_and_maxima_are_those_of_the_whole_cohort(ranks: int, launch: Launch) -> None:
     sizes = torch.tensor([5 + 3 * k for k in range(7)]).double()
@@ -203,6 +218,7 @@ def test_means_and_maxima_are_those_of_the_whole_cohort(ranks: int, launch: Laun
     assert both["b.0"] == pytest.approx(3) and both["b.1"].tolist() == [6, 0] and both["b.2"] == pytest.approx(13)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_ranks_without_a_client_in_the_cohort_add_nothing(ranks: int, launch: Launch) -> None:
     whole, alone = probed(launch, "max_of_integers", "one", ranks)
@@ -210,12 +226,14 @@ def test_ranks_without_a_client_in_the_cohort_add_nothing(ranks: int, launch: La
     assert whole.server["largest.0"] == -1 - chosen and whole.server["largest.1"].tolist() == [chosen] * 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_one_client_that_is_not_a_number_makes_the_maximum_none(ranks: int, launch: Launch) -> None:
     found, _ = probed(launch, "max_of_nan", "all", ranks)
     assert found.server["largest"].isnan().all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_a_client_that_is_chosen_thrice_answers_thrice(ranks: int, launch: Launch) -> None:
     found = probed(launch, "choose", "all", ranks)[0].server
@@ -224,6 +242,7 @@ def test_a_client_that_is_chosen_thrice_answers_thrice(ranks: int, launch: Launc
     assert found["all"].tolist() == list(range(7))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_samples_on_the_server_count_once(ranks: int, launch: Launch) -> None:
     found, _ = probed(launch, "server", "all", ranks)
@@ -232,6 +251,7 @@ def test_samples_on_the_server_count_once(ranks: int, launch: Launch) -> None:
     assert found.counts["bytes_up"] == 7 * (15 * 4 + 8)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_counts_that_float32_cannot_hold_are_exact(ranks: int, launch: Launch) -> None:
     found, alone = probed(launch, "big_counts", "all", ranks)
@@ -243,6 +263,7 @@ def test_counts_that_float32_cannot_hold_are_exact(ranks: int, launch: Launch) -
     assert found.counts == alone.counts and found.server["wide"].tolist() == pytest.approx([1, 1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_what_is_pooled_stands_in_the_order_of_the_cohort(ranks: int, launch: Launch) -> None:
     found, _ = probed(launch, "pool", "all", ranks)
@@ -254,6 +275,7 @@ def test_what_is_pooled_stands_in_the_order_of_the_cohort(ranks: int, launch: La
     assert found.counts["bytes_up"] == (7 * 3 + 2) * (4 + 16 + 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_a_client_drawn_twice_keeps_once(ranks: int, launch: Launch) -> None:
     found = probed(launch, "keep", "all", ranks)[0].server
@@ -271,6 +293,7 @@ def of_rank(rank: int) -> list[int]:
     return mine[np.argsort(-sizes[mine], kind="stable")].tolist()
 
 
+@pytest.mark.slow
 def test_an_error_in_the_work_of_clients_is_named_on_their_rank(launch: Launch) -> None:
     for rank, found in enumerate(launch.refused("failing plain")):
         who = ", ".join(map(str, of_rank(rank)))
@@ -282,6 +305,7 @@ def test_an_error_in_the_work_of_clients_is_named_on_their_rank(launch: Launch) 
         assert found["message"] == f"no\nmore (in local of failing, round 3, clients {who})"
 
 
+@pytest.mark.slow
 def test_an_error_on_one_rank_stops_all(launch: Launch) -> None:
     where = next(rank for rank in (0, 1) if 2 in of_rank(rank))
     found = launch.refused("failing one")
@@ -289,6 +313,7 @@ def test_an_error_on_one_rank_stops_all(launch: Launch) -> None:
     assert found[where]["message"].startswith("ValueError in local of failing, round 3, clients ")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_all_ranks_stop_below_the_quorum(ranks: int, launch: Launch) -> None:
     found = launch.refused(f"no quorum {ranks}")
@@ -300,6 +325,7 @@ def test_all_ranks_stop_below_the_quorum(ranks: int, launch: Launch) -> None:
     assert [f["message"] for f in found] == [message] * ranks
 
 
+@pytest.mark.slow
 def test_clients_were_asked_again_on_ranks(launch: Launch) -> None:
     """Otherwise the cases above would prove little."""
     for name, case in CASES.items():
@@ -372,12 +398,17 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
         patch.setattr("fedstrata.training.plots.plot", lambda *_, **__: None)  # drawing costs more than these runs
         worker.train_scaffold(folder / "straight", ROUNDS)
         worker.train_auc(folder / "auc")
+        for name in ("fgda", "codasca", "fgda, early"):
+            worker.train_rejoining(name, folder / f"rejoining {name}")
         (folder / "pretrained.toml").write_text(worker.FILE + worker.PRETRAIN)
         worker.pretrained(folder / "pretrained")
     return folder
 
 
-@pytest.mark.parametrize("name", ["straight", "auc", "pretrained"])
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name", ["straight", "auc", "pretrained", "rejoining fgda", "rejoining codasca", "rejoining fgda, early"]
+)
 def test_training_with_ranks_ends_as_it_does_alone(name: str, launch: Launch, alone: Path) -> None:
     first, second = (found["run"] for found in launch.of(name))
     assert_same_run(launch.folder / "runs" / name, alone / name, 1e-5 if name == "pretrained" else 1e-10)
@@ -387,11 +418,22 @@ def test_training_with_ranks_ends_as_it_does_alone(name: str, launch: Launch, al
     assert first["summary"] == json.loads((launch.folder / "runs" / name / "summary.json").read_text())
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "left_out"), [("fgda", [3, 6]), ("codasca", [2, 5])])
+def test_clients_of_ranks_rejoin(name: str, left_out: list[int], launch: Launch) -> None:
+    for found in launch.of(f"rejoining {name}"):
+        assert list(found["run"]["summary"]["left_out"].values()) == left_out
+    who = [shared_out(SADDLES["auc, prepared, scaled"]().data.train.sizes, 2)[k] for k in (0, 1)]
+    assert who == [0, 1] or who == [1, 0], "clients of different ranks"
+
+
+@pytest.mark.slow
 def test_a_pretraining_with_ranks_ends_as_it_does_alone(launch: Launch, alone: Path) -> None:
     launch.of("pretrained")
     assert_same_run(launch.folder / "runs" / "pretrained" / "pretrain", alone / "pretrained" / "pretrain", 1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["straight", "auc", *(f"from {a} to {b}" for a, b in CHAINS)])
 def test_only_the_first_rank_writes_and_is_listened_to(name: str, launch: Launch) -> None:
     first, *others = launch.of(name)
@@ -402,6 +444,7 @@ def test_only_the_first_rank_writes_and_is_listened_to(name: str, launch: Launch
         assert first["run"]["called"] == list(range(1, ROUNDS + 1)) and others[0]["run"]["called"] == []
 
 
+@pytest.mark.slow
 def test_all_ranks_diverge_together(launch: Launch) -> None:
     for task, why in (
         ("diverged", "diverged in round 1: 15 of 15 entries of x"),
@@ -415,12 +458,14 @@ def test_all_ranks_diverge_together(launch: Launch) -> None:
     assert "checkpoint" in files(saved) and "summary.json" not in files(saved)
 
 
+@pytest.mark.slow
 def test_all_ranks_refuse_diagnostics_of_local_steps(launch: Launch) -> None:
     found = launch.refused("listening")
     assert [f["error"] for f in found] == ["InputError"] * 2
     assert all("one process only" in f["message"] for f in found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("first", "then"), CHAINS)
 def test_a_run_is_resumed_with_another_number_of_ranks(first: int, then: int, launch: Launch, alone: Path) -> None:
     name = f"from {first} to {then}"
@@ -432,6 +477,7 @@ def test_a_run_is_resumed_with_another_number_of_ranks(first: int, then: int, la
     assert_same_run(launch.folder / "runs" / name, alone / "straight", 1e-10)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["straight", *(f"from {a} to {b}" for a, b in CHAINS)])
 def test_checkpoints_of_ranks_hold_what_those_of_a_process_alone_hold(name: str, launch: Launch, alone: Path) -> None:
     """The rows of all clients were written again on the way, so there are fewer pieces than rounds."""
@@ -502,6 +548,7 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     return folder, out
 
 
+@pytest.mark.slow
 def test_the_command_runs_with_the_ranks_of_torchrun(
     uninterrupted: tuple[Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -514,6 +561,7 @@ def test_the_command_runs_with_the_ranks_of_torchrun(
     assert (folder / "run/config.toml").read_text() == (tmp_path / "run/config.toml").read_text()
 
 
+@pytest.mark.slow
 def test_a_command_that_the_first_rank_refuses_says_so_on_all(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "mine").touch()

@@ -551,11 +551,12 @@ LEARNING = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("algorithm", "kind"), LEARNING, ids=[a.name for a, _ in LEARNING])
 def test_digits_are_learned_though_a_third_fails(
     algorithm: fs.Algorithm, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In every exchange each client fails with a chance of 30 %, and client 2 sends nothing but NaN."""
+    """In every exchange each client fails with a chance of 30 %, and client 2 always sends NaN."""
     real = fs.Inject.kinds
 
     def kinds(self: fs.Inject, clients: np.ndarray, *when: int) -> list[str | None]:
@@ -738,32 +739,11 @@ def test_a_wrong_file_is_refused_before_anything_is_written(
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize(
-    "algorithm", [fs.FGDA(steps=2), fs.FGDA(steps=2, synchronisation="single"), fs.MFCGD(steps=2)], ids=repr
-)
-def test_a_client_that_missed_the_first_estimates_is_left_out(
-    algorithm: fs.Algorithm, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It has no point to start from: the run continues without it, and names it."""
-    problem, data = example_for(type(algorithm))
-
-    def kinds(_: fs.Inject, clients: np.ndarray, round: int, exchange: int, attempt: int) -> list[str | None]:
-        return ["drop" if round < 0 and k == 2 else None for k in clients.tolist()]
-
-    monkeypatch.setattr(fs.Inject, "kinds", kinds)
-    faults = fs.Faults(inject=fs.Inject())
-    runs = [fs.train(problem, data, algorithm, rounds=2, batch_size=4, chunk=c, faults=faults) for c in (3, 7)]
-    for run in runs:
-        assert list(run.summary["left_out"]) == ["client 2"]
-        assert run.summary["left_out"]["client 2"] > 2
-    torch.testing.assert_close(runs[0].x, runs[1].x, atol=1e-12, rtol=0)
-
-
 def test_what_a_client_should_have_kept_is_never_made_up() -> None:
     """FGDA's model of a client that lost it used to start at a gradient."""
     problem, data = example_for(fs.FGDA)
     clients = make_clients(make_setting(problem, data, batch_size=4))
     empty = problem.x0[:0]
     message = (torch.zeros_like(problem.x0), torch.zeros_like(problem.y0), empty, empty)
-    with pytest.raises(fs.FedstrataError, match=r"client 6, .* must have kept 'x' .*\(in local of fgda, round 1, "):
+    with pytest.raises(fs.FedstrataError, match=r"client 6, .* must have kept 'point' .*\(in local of fgda, round 1, "):
         clients.mean(fs.FGDA().local, *message)

@@ -10,7 +10,7 @@ import torch
 import fedstrata as fs
 from clients.small import DECREASING, STEPS, column, ids_of, setting
 from fedstrata.clients import Client, Variables
-from fedstrata.core.schedules import Clock
+from fedstrata.core.clock import Clock
 from support import make_client, make_clients, make_setting, sized_data, softmax_problem
 
 EPOCH = fs.Epochs(1)
@@ -136,9 +136,9 @@ def test_with_equal_steps_a_loop_may_use_the_message_as_it_is() -> None:
     assert torch.equal(k.x, 4 * start)
 
 
-def test_clients_out_of_order_are_refused() -> None:
+def test_an_engine_must_put_clients_in_order() -> None:
     client = make_client(setting(), [3, 0])
-    with pytest.raises(fs.InputError, match="order of decreasing steps"):
+    with pytest.raises(AssertionError, match="order of decreasing steps"):
         list(client.loop(EPOCH, client.variables(x=column(0, 0))))
 
 

@@ -9,14 +9,16 @@ import pytest
 import torch
 
 import fedstrata as fs
+from cases import one_per
 from clients.every import CASES, play
 from clients.failing import Failing
 from clients.small import column, ids_of, setting
 from fedstrata.algorithms import ALGORITHMS
 from fedstrata.clients import Client, Simulated, remote
 from fedstrata.clients.engine import Request
-from fedstrata.clients.queries import QUERIES, is_query
+from fedstrata.clients.queries import QUERIES
 from fedstrata.clients.work import WorkError, is_remote
+from fedstrata.training.states import state_of
 from support import make_clients, make_setting, sized_data, smooth_example, softmax_problem
 
 pytestmark = pytest.mark.untraced
@@ -27,7 +29,7 @@ pytestmark = pytest.mark.untraced
 
 @cache
 def asked_by(name: str) -> list[Request]:
-    """All requests that reach an engine in three rounds, those to the server's own samples included."""
+    """All requests that reach an engine in three rounds and if clients rejoin, also those to the server's samples."""
     requests: list[Request] = []
     real = Simulated.answers
 
@@ -37,16 +39,19 @@ def asked_by(name: str) -> list[Request]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Simulated, "answers", answers)
-        play(CASES[name], fs.Channel())
+        algorithm = CASES[name].algorithm
+        tensors, clients = play(CASES[name], fs.Channel())
+        with torch.no_grad():
+            algorithm.rejoin(state_of(algorithm, tensors), clients)
     return requests
 
 
-@pytest.mark.parametrize("name", CASES)
+@one_per(lambda name: CASES[name].name, "name", CASES)
 def test_every_method_that_clients_are_asked_for_is_remote(name: str) -> None:
     requests, kind = asked_by(name), ALGORITHMS[CASES[name].name]
-    assert any(not is_query(request.work) for request in requests)
+    assert any(not request.query for request in requests)
     for request in requests:
-        if is_query(request.work):
+        if request.query:
             assert QUERIES[request.name] is request.work
         else:
             assert is_remote(request.work), request.label
@@ -54,9 +59,10 @@ def test_every_method_that_clients_are_asked_for_is_remote(name: str) -> None:
             assert request.label == f"{request.name} of {kind.name}"
 
 
+@pytest.mark.slow
 def test_every_remote_method_is_asked_for() -> None:
     """A node runs nothing that no algorithm needs."""
-    asked = {r.work.__func__ for name in CASES for r in asked_by(name) if not is_query(r.work)}
+    asked = {r.work.__func__ for name in CASES for r in asked_by(name) if not r.query}
     marked = {m for kind in ALGORITHMS.values() for m in (getattr(kind, name) for name in dir(kind)) if is_remote(m)}
     assert asked == marked
 
@@ -75,7 +81,7 @@ def test_a_method_is_remote_only_if_it_is_marked() -> None:
     class Sly:
         remote = "yes"
 
-    assert not is_remote(Sly()), "nothing but a mark will do"
+    assert not is_remote(Sly()), "only the mark counts"
 
 
 # --- errors ----------------------------------------------------------------------------------------------------------
@@ -162,7 +168,7 @@ def test_a_tensor_of_the_message_that_does_not_fit_any_more_is_explained() -> No
 
     message = (
         r"^RuntimeError in work, round 1, clients 0, 2, 1, 4: The size of tensor a \(4\) must match .*\. Some clients "
-        r"have left the local loop: what it uses of the message must be a variable of it$"
+        r"have left the local loop: tensors of the message that it uses must be its variables$"
     )
     with pytest.raises(WorkError, match=message):
         make_clients(setting()).mean(work, column(1, 2)[:, 0])

@@ -1,4 +1,4 @@
-"""Options are declared once, and everything that takes options is declared so."""
+"""Options are declared once, and everything that takes options declares them."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ RIGHT: list[tuple[str, Any, Any]] = [
 
 
 @pytest.mark.parametrize(("name", "value", "kept"), RIGHT, ids=[f"{n}={v!r}" for n, v, _ in RIGHT])
-def test_a_right_value_is_kept(name: str, value: Any, kept: Any) -> None:
+def test_a_valid_value_is_accepted(name: str, value: Any, kept: Any) -> None:
     found = getattr(Every(**{name: value}), name)
     assert found == kept and type(found) is type(kept)
     assert getattr(build(Every, {name: value}, "file.toml", "table"), name) == kept
@@ -123,7 +123,7 @@ WRONG: list[tuple[str, Any, str]] = [
 
 
 @pytest.mark.parametrize(("name", "value", "wants"), WRONG, ids=[f"{n}={v!r}" for n, v, _ in WRONG])
-def test_a_wrong_value_is_refused(name: str, value: Any, wants: str) -> None:
+def test_an_invalid_value_is_refused(name: str, value: Any, wants: str) -> None:
     with pytest.raises(fs.InputError) as refused:
         Every(**{name: value})
     assert str(refused.value).startswith(f"The {name} of the example must be {wants}. Got {value!r}.")
@@ -139,7 +139,7 @@ def test_the_nearest_choice_is_suggested_and_a_number_fits_into_a_machine_word()
 # --- tables ----------------------------------------------------------------------------------------------------------
 
 
-def test_tables_become_what_they_describe_and_back() -> None:
+def test_tables_become_options_and_options_tables() -> None:
     table = {
         "rate": {"schedule": "step", "value": 0.1, "at": [3]},
         "steps": {"epochs": 5},
@@ -167,7 +167,7 @@ def test_tables_become_what_they_describe_and_back() -> None:
         ({"table": {"a": "b"}}, "The key part.table.a must be a number. Got 'b'. (file.toml)"),
     ],
 )
-def test_a_wrong_table_is_refused_by_its_keys(table: dict[str, Any], message: str) -> None:
+def test_an_error_in_a_table_names_the_key(table: dict[str, Any], message: str) -> None:
     with pytest.raises(fs.InputError) as refused:
         build(Every, table, "file.toml", "part")
     assert str(refused.value).startswith(message)
@@ -184,7 +184,7 @@ def test_a_wrong_table_is_refused_by_its_keys(table: dict[str, Any], message: st
         ({"steps": {"initial": 1}}, "An interval needs base. (steps of the example)"),
     ],
 )
-def test_a_wrong_table_is_refused_by_its_options(table: dict[str, Any], message: str) -> None:
+def test_an_error_in_a_table_without_a_key_names_the_option(table: dict[str, Any], message: str) -> None:
     with pytest.raises(fs.InputError) as refused:
         build(Every, table)
     assert str(refused.value).startswith(message)
@@ -205,7 +205,7 @@ def cake(
     return flour, guests, form, radius, dtype
 
 
-def test_a_function_is_checked_and_has_a_truthful_signature() -> None:
+def test_a_function_checks_its_options_and_shows_its_defaults() -> None:
     flour = torch.ones(1)
     assert cake(flour, guests=2) == (flour, 2, "square", 1.0, torch.float64)
     assert cake(flour, 3, "round", 2)[1:4] == (3, "round", 2)
@@ -219,14 +219,14 @@ def test_a_function_is_checked_and_has_a_truthful_signature() -> None:
         cake(flour, guests=0)
 
 
-def test_an_option_without_a_meaning_is_refused() -> None:
+def test_an_option_that_does_not_apply_is_refused() -> None:
     message = r"^The radius of the cake problem applies only with form = 'round'\. Got 2\.0 with form = 'square'\.$"
     with pytest.raises(fs.InputError, match=message):
         cake(torch.ones(1), radius=2.0, guests=1)
-    assert cake(torch.ones(1), radius=1.0, guests=1)[3] == 1.0, "the default never has to be meant"
+    assert cake(torch.ones(1), radius=1.0, guests=1)[3] == 1.0, "the default is always accepted"
 
 
-def test_what_is_missing_or_too_much_is_said() -> None:
+def test_missing_and_extra_arguments_are_errors() -> None:
     with pytest.raises(fs.InputError, match=r"^The cake problem needs flour and guests\.$"):
         cake()
     with pytest.raises(TypeError, match="cake: too many positional arguments"):
@@ -235,7 +235,7 @@ def test_what_is_missing_or_too_much_is_said() -> None:
         cake(1, flour=2, guests=1)
 
 
-def test_a_file_sets_only_what_is_its_own() -> None:
+def test_a_file_cannot_set_options_for_python_only() -> None:
     assert check(cake, {"form": "round"}) == {"form": "round"}
     for name in ("guests", "flour", "dtype"):
         with pytest.raises(
@@ -244,7 +244,7 @@ def test_a_file_sets_only_what_is_its_own() -> None:
             check(cake, {name: 3})
 
 
-# --- an unknown keyword in Python is answered as in a file ------------------------------------------------------------
+# --- unknown keywords in Python and in a file ------------------------------------------------------------------------
 
 UNKNOWN: list[tuple[Callable[[], Any], str]] = [
     (lambda: fs.FGDA(lr=0.1), r"Unknown option of fgda 'lr'\. .*Known: alpha, beta, .*weights\."),
@@ -270,12 +270,12 @@ UNKNOWN: list[tuple[Callable[[], Any], str]] = [
 
 
 @pytest.mark.parametrize(("call", "message"), UNKNOWN, ids=[m.split("'")[1] for _, m in UNKNOWN])
-def test_an_unknown_keyword_is_answered_with_the_known_ones(call: Callable[[], Any], message: str) -> None:
+def test_the_error_for_an_unknown_keyword_lists_the_known_ones(call: Callable[[], Any], message: str) -> None:
     with pytest.raises(fs.InputError, match=f"^{message}"):
         call()
 
 
-def test_python_and_a_file_give_the_same_answer() -> None:
+def test_python_and_a_file_give_the_same_error() -> None:
     with pytest.raises(fs.InputError) as in_python:
         fs.FGDA(lr=0.1)
     with pytest.raises(fs.InputError) as in_a_file:
@@ -283,7 +283,7 @@ def test_python_and_a_file_give_the_same_answer() -> None:
     assert str(in_python.value) == str(in_a_file.value)
 
 
-# --- what cannot be declared ------------------------------------------------------------------------------------------
+# --- what cannot be declared -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -317,7 +317,7 @@ def test_an_algorithm_with_such_an_annotation_is_an_error() -> None:
     assert "broken" not in ALGORITHMS
 
 
-def test_a_default_must_be_right_and_what_it_depends_on_must_exist() -> None:
+def test_a_default_must_be_valid_and_only_must_name_an_option() -> None:
     with pytest.raises(fs.InputError, match="The default size of the broken thing must be a whole number"):
 
         class Wrong(Options, owner="the broken thing"):
@@ -329,7 +329,7 @@ def test_a_default_must_be_right_and_what_it_depends_on_must_exist() -> None:
             size: int = param(1, "how large", only={"colour": ("red",)})
 
 
-# --- everything is covered, and declared once -------------------------------------------------------------------------
+# --- everything is covered, and declared once ------------------------------------------------------------------------
 
 NOT_OPTIONS = {
     *("self", "model", "shape", "outputs", "data_dir", "progress", "dtype", "folder"),
@@ -352,7 +352,9 @@ def test_every_parameter_is_an_option_with_an_explanation(name: str) -> None:
     parameters = set(inspect.signature(called).parameters)
     own = {"levels"} if name == "problems tower" or name == "problems compositional_auc" else set()
     own |= {"shape"} if name == "problems adversarial" else set()
-    assert parameters - set(declared) <= NOT_OPTIONS - own, "a parameter that is neither an option nor known as none"
+    assert parameters - set(declared) <= NOT_OPTIONS - own, (
+        "a parameter that is neither an option nor listed in NOT_OPTIONS"
+    )
     for option in declared.values():
         assert option.doc and option.doc[-1] != "." and option.wants, option.name
 
@@ -382,7 +384,7 @@ def test_everything_public_that_takes_options_is_among_these() -> None:
         assert thing is fs.train or options_of(thing), f"fs.{name} declares no options"
 
 
-def test_every_registry_is_one() -> None:
+def test_every_registry_is_a_registry() -> None:
     registries = (ALGORITHMS, PROBLEMS, MODELS, PARTITIONS, SETS, SCHEDULES)
     assert all(isinstance(registry, Registry) for registry in registries)
     for registry in registries:
@@ -399,6 +401,16 @@ def test_the_tables_of_a_file_are_the_options_of_python() -> None:
     assert set(inspect.signature(fs.train).parameters) >= set(options_of(Settings))
     with pytest.raises(fs.InputError, match=r"Unknown key 'train\.channel'"):
         parse({"train": {"channel": {}}}, "here")
+
+
+@pytest.mark.parametrize("name", [name for name, kind in PROBLEMS.items() if kind.data is None])
+def test_a_problem_has_its_name_and_records_its_options(name: str) -> None:
+    """So a run is resumed only with the same options."""
+    data = fs.FederatedData.from_arrays([(np.ones((4, 3), np.float32), np.array([0, 1, 0, 1]))] * 2)
+    problem = PROBLEMS[name].on(torch.nn.Linear(3, PROBLEMS[name].outputs or 2), data)
+    defaults = {key: option.default for key, option in options_of(PROBLEMS[name].build).items() if option.in_file}
+    assert problem.name == name
+    assert problem.options == defaults
 
 
 def fields_of(node: ast.ClassDef) -> set[str]:

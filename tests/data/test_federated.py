@@ -1,4 +1,4 @@
-"""Data spread over clients: from arrays, data sets and folders, with every way they can be wrong."""
+"""Data spread over clients: from arrays, data sets and folders, and the errors of each."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ T = np.array([2, 0, 1, 0, 2, 1, 0, 0])
 
 
 def dataset(rows: int = 40, classes: int = 4, tests: int = 6) -> fs.Dataset:
-    """Rows that can be told apart: input i is i, its class i modulo the number of classes."""
+    """Distinct rows: input i is i, its class i modulo the number of classes."""
     numbers = torch.arange(rows + tests)
     inputs, targets = numbers[:, None].float(), numbers % classes
     return fs.Dataset("numbers", inputs[:rows], targets[:rows], inputs[rows:], targets[rows:], classes)
@@ -38,7 +38,7 @@ def test_from_arrays_keeps_every_sample_with_its_client() -> None:
     assert data.sizes.tolist() == [5, 3]
     for client, (first, last) in enumerate([(0, 5), (5, 8)]):
         inputs, targets = data.train.of_client(client)
-        order = np.argsort(T[first:last], kind="stable")  # within a client, rows stand in class order
+        order = np.argsort(T[first:last], kind="stable")  # within a client, rows are in class order
         assert np.array_equal(inputs.numpy(), X[first:last][order])
         assert np.array_equal(targets.numpy(), T[first:last][order])
     assert data.test is None
@@ -59,7 +59,7 @@ def test_from_arrays_keeps_every_sample_with_its_client() -> None:
     ],
     ids=["int64", "uint8", "bool", "float", "two columns", "tensor", "list"],
 )
-def test_classes_are_counted_from_whole_numbers(targets: Any, classes: int) -> None:
+def test_classes_are_counted_from_integers(targets: Any, classes: int) -> None:
     assert fs.FederatedData.from_arrays([(X, targets)]).classes == classes
 
 
@@ -78,7 +78,7 @@ def test_client_tests_are_pooled_when_there_is_no_other_test_set() -> None:
     assert np.array_equal(data.test[0].numpy(), X[:3])
 
 
-def test_short_descriptions() -> None:
+def test_repr() -> None:
     data = fs.FederatedData.from_arrays([(X, T), (X[:3], T[:3])], name="two")
     assert repr(data) == "<FederatedData two: 2 clients with 3 to 8 training rows>"
     assert repr(fs.data.Dataset.from_arrays(X, T)) == "<Dataset arrays: 8 training and 0 test rows, 3 classes>"
@@ -91,7 +91,7 @@ def test_own_arrays_are_split_by_name_with_support_and_holdout() -> None:
     assert [p.sizes.tolist() for p in (data.train, data.support, data.client_test)] == [[9, 9], [6, 6], [5, 5]]
     rows = [p.rows for p in (data.train, data.support, data.client_test)]
     assert sorted(torch.cat(rows).tolist()) == list(range(40))
-    with pytest.raises(fs.InputError, match="have test data already"):
+    with pytest.raises(fs.InputError, match="already have test data"):
         data.with_holdout(0.1)
     for wrong in (fs.partition.iid, 3):
         with pytest.raises(fs.InputError, match="The partition must be a partition such as"):
@@ -126,6 +126,11 @@ BAD_ARRAYS: list[tuple[str, dict[str, Any], str]] = [
     ("NaN in a client's test", {"clients": [(X, T)], "client_tests": [(NAN, T)]}, "test data of client 0 contain NaN"),
     ("lengths of a client's test", {"clients": [(X, T)], "client_tests": [(X, T[:2])]}, "test data of client 0"),
     ("too few client tests", {"clients": [(X, T)] * 2, "client_tests": [(X, T)]}, "client"),
+    (
+        "too few client names",
+        {"clients": [(X, T)] * 2, "client_names": ["a"]},
+        r"The number of client names must be 2, one per client\. Got 1\.",
+    ),
     ("lengths of the test set", {"clients": [(X, T)], "test": (X, T[:3])}, "test"),
     ("shape of the test set", {"clients": [(X, T)], "test": (X[:, :2], T)}, "test"),
     ("NaN in the test set", {"clients": [(X, T)], "test": (NAN, T)}, "test"),
@@ -275,7 +280,7 @@ def test_a_folder_without_clients_says_what_to_put_there(tmp_path: Path, kind: s
 # --- validation, moving ----------------------------------------------------------------------------------------------
 
 
-def test_validation_cuts_a_share_off_each_client_and_forgets_the_test_data() -> None:
+def test_validation_splits_off_rows_of_each_client_and_drops_the_test_data() -> None:
     real = (torch.full((3, 1), -1.0), torch.zeros(3, dtype=torch.int64))
     pairs = [
         (np.arange(k * 100, k * 100 + n)[:, None].astype(float), np.arange(n) % 2) for k, n in enumerate([10, 1, 25])
@@ -325,7 +330,7 @@ def test_moving_keeps_shared_arrays_shared() -> None:
 
 @pytest.mark.parametrize("holdout", [0.0, 0.25])
 @pytest.mark.parametrize("support", [0.0, 0.5])
-def test_split_deals_every_row_to_one_place(holdout: float, support: float) -> None:
+def test_split_uses_every_row_once(holdout: float, support: float) -> None:
     data = dataset().split(fs.partition.iid(), clients=4, seed=1, holdout=holdout, support=support)
     parts = [p for p in (data.train, data.support, data.client_test) if p is not None]
     assert len(parts) == 1 + (holdout > 0) + (support > 0)
@@ -356,9 +361,9 @@ def test_split_follows_the_seed() -> None:
         ({"clients": 0}, r"The number of clients must be a whole number of at least 1\. Got 0\."),
         ({"clients": 2.0}, "number of clients must be a whole number"),
         ({"clients": True}, "number of clients must be a whole number"),
-        ({"clients": 2, "holdout": 1.0}, "share to hold out must be between 0 and 1"),
-        ({"clients": 2, "holdout": -0.5}, "share to hold out must be between 0 and 1"),
-        ({"clients": 2, "support": 1.5}, "share to hold out must be between 0 and 1"),
+        ({"clients": 2, "holdout": 1.0}, "holdout of the split must be"),
+        ({"clients": 2, "holdout": -0.5}, "holdout of the split must be"),
+        ({"clients": 2, "support": 1.5}, "support of the split must be"),
         ({"clients": 40, "support": 0.5}, "Client 0 has 1 training rows, too few for 0.5 of them as support"),
     ],
 )
@@ -388,13 +393,17 @@ def test_imbalance_keeps_the_labels_of_a_binary_set() -> None:
     assert int(task.targets.sum()) == 6  # 50 negatives: 6 of 56 is nearest to a tenth
 
 
-def test_imbalance_refuses_what_has_no_meaning() -> None:
+def test_imbalance_refuses_bad_input() -> None:
     for share in (0.0, 1.0, 2.0):
-        with pytest.raises(fs.InputError, match="share of positives must be between 0 and 1"):
+        with pytest.raises(fs.InputError, match="fraction of positives must be between 0 and 1"):
             dataset().imbalance(share)
     regression = fs.Dataset("r", torch.ones(2, 1), torch.ones(2), torch.ones(1, 1), torch.ones(1), classes=0)
     with pytest.raises(fs.InputError, match="has no classes"):
         regression.imbalance(0.5)
+    for label, missing in ((0, "positive"), (1, "negative")):
+        one_class = fs.Dataset.from_arrays(X, np.full(len(X), label), classes=2, name="one class")
+        with pytest.raises(fs.InputError, match=f"The data set one class has no {missing} rows"):
+            one_class.imbalance(0.5)
 
 
 def test_a_subset_is_some_of_the_rows() -> None:
@@ -404,9 +413,9 @@ def test_a_subset_is_some_of_the_rows() -> None:
     assert torch.equal(few.targets, chosen % 4)
     assert len(few.test_inputs) == 6
     assert not torch.equal(dataset().subset(7, seed=2).inputs, few.inputs)
-    for samples in (0, 41):
-        with pytest.raises(fs.InputError, match="must be between 1 and 40"):
-            dataset().subset(samples)
+    for samples in (0, 41, 2.5):
+        with pytest.raises(fs.InputError, match="must be a whole number from 1 to 40"):
+            dataset().subset(samples)  # type: ignore[arg-type]
 
 
 def test_original_classes_follow_their_rows() -> None:
@@ -441,3 +450,16 @@ def test_a_data_set_of_three_arrays_is_refused() -> None:
         fs.Dataset.from_arrays(X, T, test=(X, X, T), name="mine")  # type: ignore[arg-type]
     with pytest.raises(fs.InputError, match=r"test part of mine must be \(3,\), as for the training part\. Got \(2,\)"):
         fs.Dataset.from_arrays(X, T, test=(X[:, :2], T), name="mine")
+
+
+@pytest.mark.parametrize("names", [("a", "a"), ("a", ""), ("a", None), (1, 2)], ids=str)
+def test_names_of_clients_are_different_texts(names: tuple) -> None:
+    pair = (torch.ones(2, 1), torch.zeros(2))
+    with pytest.raises(fs.InputError, match="name of a client must be a text that no other client has"):
+        fs.FederatedData.from_arrays([pair, pair], client_names=names)
+
+
+def test_an_npz_file_with_a_single_number_is_refused(tmp_path) -> None:
+    np.savez(tmp_path / "a.npz", inputs=np.float64(3), targets=np.zeros(2))
+    with pytest.raises(fs.InputError, match=r"array 'inputs' is a single number, not one row per sample"):
+        fs.FederatedData.from_folder(tmp_path)

@@ -1,4 +1,4 @@
-"""Readers on tiny files in the standard formats: what is read, and what is said of a damaged file."""
+"""Readers on tiny files in the standard formats, and their errors for damaged files."""
 
 from __future__ import annotations
 
@@ -163,8 +163,8 @@ def test_libsvm(write: Callable[..., Path], pack: bool) -> None:
         ("+1 1:1:1\n", "line 1 is not"),
         ("+1 5:1\n", "features 5 to 5, not 1 to 4"),
         ("+1 0:1\n", "features 0 to 0, not 1 to 4"),
-        ("+1 1:x\n", "something other than numbers"),
-        ("yes 1:1\n", "something other than numbers"),
+        ("+1 1:x\n", "an entry is not a number"),
+        ("yes 1:1\n", "an entry is not a number"),
         ("\n", "empty"),
     ],
 )
@@ -201,7 +201,7 @@ def test_damaged_tables(write: Callable[..., Path]) -> None:
     for reader, content, what in (
         (tables.adult, f"{ADULT}>50K\n{ADULT}0, >50K", "row 2 has 16 fields instead of 15"),
         (tables.adult, f"{ADULT}maybe", "row 1 has label 'maybe'"),
-        (tables.adult, f"x{ADULT}>50K", "a column of numbers has something else"),
+        (tables.adult, f"x{ADULT}>50K", "a numeric column has an entry that is not a number"),
         (tables.adult, "\n", "no rows"),
         (tables.adult, b"\xff\xfe", "not UTF-8"),
         (tables.bank, f'{BANK}"yes"', "first line must be the header age;job"),
@@ -223,13 +223,13 @@ def test_encode_uses_training_rows_only() -> None:
 
 
 def test_mammography(write: Callable[..., Path]) -> None:
-    inputs, labels = tables.mammography(write("1,2,3,4,5,6.5,'-1'\n1,2,3,4,5,7,1\n"))
-    assert inputs[:, -1].tolist() == [6.5, 7]
-    assert labels.tolist() == [-1, 1]
+    table = tables.mammography(write("1,2,3,4,5,6.5,'-1'\n1,2,3,4,5,7,1\n"))
+    assert table.numbers[:, -1].tolist() == [6.5, 7]
+    assert table.targets.tolist() == [0, 1]
     for content, what in (
         ("1,2,3,4,5,6,'-1'\n1,2,3,'1'", "row 2 has 4 fields instead of 7"),
         ("1,2,3,4,5,6,'2'", "row 1 has label '2' instead of '-1' or '1'"),
-        ("1,2,3,4,5,x,'1'", "a column of numbers has something else"),
+        ("1,2,3,4,5,x,'1'", "a numeric column has an entry that is not a number"),
         ("", "no rows"),
     ):
         path = write(content)

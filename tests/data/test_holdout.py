@@ -1,4 +1,4 @@
-"""Rows that are held out, as test data or as a support set: random, and in every class the same share."""
+"""Rows that are held out, as test data or as a support set: random, and the same fraction of every class."""
 
 from __future__ import annotations
 
@@ -54,12 +54,12 @@ def test_a_rare_class_is_divided() -> None:
     assert counts_of(held_out(whole, 0.5))[:, 1].tolist() == [1] * 40
 
 
-def test_rows_are_random_and_a_matter_of_the_seed() -> None:
+def test_rows_are_random_and_follow_the_seed() -> None:
     whole = data([[10, 10, 10]])
     rows = [held_out(whole, 0.3, seed).rows.tolist() for seed in range(20)]
     assert rows[3] == held_out(whole, 0.3, 3).rows.tolist()
     assert len({tuple(r) for r in rows}) > 15
-    assert len({row for r in rows for row in r}) > 25, "every row has its chance"
+    assert len({row for r in rows for row in r}) > 25, "every row may be chosen"
     odd = [tuple(counts_of(held_out(data([[5, 5, 5]]), 0.3, seed))[0]) for seed in range(30)]
     assert set(odd) == {(1, 1, 2), (1, 2, 1), (2, 1, 1)}, "equal classes take turns"
 

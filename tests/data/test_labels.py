@@ -35,7 +35,7 @@ def trained(problem: fs.Problem, data: fs.FederatedData, algorithm: fs.Algorithm
 
 
 def own_loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """A loss of torch, which wants floats."""
+    """A loss of torch, which takes floats."""
     return F.binary_cross_entropy_with_logits(outputs[:, 0], targets, reduction="none")
 
 
@@ -55,6 +55,7 @@ def test_float_labels_give_the_numbers_of_integers(loss: str) -> None:
     assert {k: v for k, v in one.items() if k != "seconds"} == {k: v for k, v in two.items() if k != "seconds"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("problem", "algorithm"),
     [
@@ -140,7 +141,7 @@ def test_declared_classes_may_be_whole_floats() -> None:
 def test_floats_that_are_not_the_declared_classes_are_refused(targets: np.ndarray) -> None:
     for build in (sites, lambda t, classes: fs.Dataset.from_arrays(X, t, classes=classes)):
         with pytest.raises(
-            fs.InputError, match=r"The targets of .* must be whole numbers from 0 to 1, as classes=2 says"
+            fs.InputError, match=r"The targets of .* must be whole numbers from 0 to 1, because classes=2"
         ):
             build(targets, classes=2)
 

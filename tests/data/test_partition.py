@@ -1,4 +1,4 @@
-"""Every partition deals each row at most once, in the sizes and class mixtures that it promises."""
+"""Every partition deals each row at most once, in the promised sizes and class proportions."""
 
 from __future__ import annotations
 
@@ -103,12 +103,14 @@ def test_dirichlet_shares_have_the_variance_of_the_distribution() -> None:
     assert np.var(sizes) == pytest.approx(expected, rel=0.25)
 
 
-def test_dirichlet_keeps_the_minimum() -> None:
+def test_dirichlet_respects_min_samples() -> None:
     assert min(len(rows) for rows in divide(Dirichlet(0.5, min_samples=60), 20)) >= 60
 
 
-def test_dirichlet_gives_up_with_a_remedy() -> None:
-    with pytest.raises(InputError, match=r"100 tries .* 50 clients .* 59 of 3000 rows.*Raise alpha, lower min_samples"):
+def test_the_error_of_dirichlet_has_a_remedy() -> None:
+    with pytest.raises(
+        InputError, match=r"3000 rows in 100 tries .* 50 clients at least 59.*Raise alpha, lower min_samples"
+    ):
         divide(Dirichlet(0.01, min_samples=59), 50)
     with pytest.raises(InputError, match="there are 3000 rows"):
         divide(Dirichlet(min_samples=100), 31)
@@ -116,7 +118,7 @@ def test_dirichlet_gives_up_with_a_remedy() -> None:
 
 @pytest.mark.parametrize("clients", [1, 4, 10, 23])
 @pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 0.83, 1.0])
-def test_dominant_honours_its_share(clients: int, share: float) -> None:
+def test_dominant_has_its_share_of_the_main_class(clients: int, share: float) -> None:
     dealt = divide(Dominant(share), clients)
     size = len(dealt[0])
     for client, rows in enumerate(dealt):
@@ -150,7 +152,7 @@ def test_dominant_uses_nearly_all_of_balanced_data() -> None:
 def test_dominant_errors() -> None:
     with pytest.raises(InputError, match="at least 2 classes"):
         divide(Dominant(), 2, targets=np.zeros(50, np.int64))
-    with pytest.raises(InputError, match="cannot give every one of 30 clients a row: the smallest class has 2 rows"):
+    with pytest.raises(InputError, match="cannot give each of 30 clients a row: the smallest class has 2 rows"):
         divide(Dominant(1.0), 30, targets=np.array([0] * 200 + [1] * 2))
 
 
@@ -243,7 +245,7 @@ def test_class_groups_of_a_binary_task_errors() -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if name not in ("class_groups", "by_key")])
-def test_other_partitions_do_not_look_at_original_classes(name: str) -> None:
+def test_other_partitions_ignore_original_classes(name: str) -> None:
     dealt, plain = divide_binary(CASES[name][0], 4), divide(CASES[name][0], 4, targets=BINARY)
     assert all(np.array_equal(a, b) for a, b in zip(dealt, plain, strict=True))
 
@@ -292,7 +294,7 @@ def test_a_wrong_option_is_refused(name: str, options: dict[str, object]) -> Non
     assert f"Got {value!r}." in str(caught.value)
 
 
-def test_unknown_names_get_the_nearest() -> None:
+def test_the_error_for_an_unknown_name_suggests_the_nearest() -> None:
     with pytest.raises(InputError, match=r"Unknown partition 'dirichlett'. Did you mean 'dirichlet'"):
         partition_named("dirichlett")
     with pytest.raises(InputError, match=r"Unknown option of the dirichlet partition 'alfa'. Did you mean 'alpha'"):

@@ -1,4 +1,4 @@
-"""A batch is a function of names: each sampling keeps its promise, whatever the chunk and the way of drawing."""
+"""Samplings: a batch depends only on its names, and each sampling has the promised distribution."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_a_batch_does_not_depend_on_how_many_are_drawn_ahead(
 
 
 @pytest.mark.parametrize("kind", SAMPLINGS.values(), ids=lambda k: k.__name__)
-def test_steps_clients_and_names_have_batches_of_their_own(kind: type[Sampling]) -> None:
+def test_batches_differ_between_steps_clients_and_names(kind: type[Sampling]) -> None:
     steps = draw(kind, 4, 3)
     assert steps[0][0] != steps[1][0]
     assert steps[0][1] != steps[0][2]  # two clients of the same size
@@ -94,6 +94,7 @@ def test_steps_clients_and_names_have_batches_of_their_own(kind: type[Sampling])
     assert other[0].tolist() != steps[0][0]
 
 
+@pytest.mark.slow
 def test_uniform_draws_every_sample_equally_often() -> None:
     counts = np.bincount(np.concatenate([row[1] for row in draw(Uniform, 8, 3000)]), minlength=12)
     assert np.abs(counts / 24_000 - 1 / 12).max() < 4 * (1 / 12 / 24_000) ** 0.5
@@ -101,7 +102,7 @@ def test_uniform_draws_every_sample_equally_often() -> None:
 
 
 @pytest.mark.parametrize("batch_size", [1, 4, 5, 12, 50])
-def test_an_epoch_meets_every_sample_once_in_a_new_order(batch_size: int) -> None:
+def test_an_epoch_draws_every_sample_once_in_a_new_order(batch_size: int) -> None:
     for place, size in enumerate(SIZES):
         per_epoch = -(-size // batch_size)
         rows = [step[0] for step in draw(ShuffledEpochs, batch_size, 3 * per_epoch, [place])]
@@ -117,12 +118,12 @@ def test_an_epoch_meets_every_sample_once_in_a_new_order(batch_size: int) -> Non
 @pytest.mark.parametrize("batch_size", [1, 3, 8, 20, 40])
 @pytest.mark.parametrize("sizes", [[5, 15], [2, 8, 10]], ids=str)
 def test_stratified_batches_hold_the_classes_in_proportion(sizes: list[int], batch_size: int) -> None:
-    labels = np.repeat(np.arange(len(sizes)), sizes)  # the client's rows stand in class order
+    labels = np.repeat(np.arange(len(sizes)), sizes)  # the client's rows are in class order
     sampler = Stratified(NAMES, np.array([0]), np.array([20]), batch_size)
     for step in range(100):
         counts = np.bincount(labels[sampler.positions(step, 1)[0][0]], minlength=len(sizes))
         assert counts.sum() == batch_size
-        ends = np.array([1, *[2] * (len(sizes) - 2), 1])  # a class in between has two ends to be off at
+        ends = np.array([1, *[2] * (len(sizes) - 2), 1])  # a class in the middle may be off at both ends
         assert (np.abs(counts - batch_size * np.array(sizes) / 20) < ends).all()
 
 
@@ -165,7 +166,7 @@ def test_the_weights_of_balanced_batches_make_means_unbiased(batch_size: int) ->
     for place, labels in enumerate(LABELS):
         losses = np.random.default_rng(place).normal(size=len(labels))
         slot_classes = {tuple(labels[sampler.positions(step, 4)[0][place]]) for step in range(40)}
-        assert len(slot_classes) == 1, "which class a sample is of is not left to chance"
+        assert len(slot_classes) == 1, "the class of each sample is fixed"
         expected = [losses[labels == c].mean() for c in slot_classes.pop()]  # each is drawn uniformly from its class
         weights = sampler.weights[place]
         assert (weights * expected).mean() == pytest.approx(losses.mean(), rel=1e-12)
@@ -183,7 +184,7 @@ def test_balanced_batches_draw_every_row_of_a_class_equally_often() -> None:
     assert any(len(set(sampler.positions(step, 4)[0][3])) < 5 for step in range(5)), "drawn with replacement"
 
 
-def test_balanced_batches_of_one_class_are_uniform_ones() -> None:
+def test_balanced_batches_of_one_class_are_uniform() -> None:
     for sampler in (balanced(6, [2]), Balanced(NAMES, CLIENTS[[2]], SIZES[[2]], 6)):
         uniform = Uniform(NAMES, CLIENTS[[2]], SIZES[[2]], 6)
         assert sampler.weights is not None
@@ -208,7 +209,7 @@ def test_a_smaller_balanced_batch_is_the_beginning_of_a_larger_one() -> None:
     assert (balanced(11).positions(3, 4)[0][:, :5] == balanced(5).positions(3, 4)[0]).all()
 
 
-def test_a_balanced_batch_has_room_for_every_class() -> None:
+def test_a_balanced_batch_must_hold_every_class() -> None:
     with pytest.raises(
         fs.InputError,
         match=r"The batch_size must be at least 4, the number of classes of client 0\. Got 3\. \(sampling 'bal",
@@ -217,7 +218,7 @@ def test_a_balanced_batch_has_room_for_every_class() -> None:
     assert balanced(3, [0, 2, 3]).positions(0, 3)[0].shape == (3, 3)
 
 
-def test_everything_is_everything_in_order() -> None:
+def test_everything_draws_all_rows_in_order() -> None:
     assert draw(Everything, 0, 2)[1] == [list(range(n)) for n in SIZES]
 
 
@@ -313,7 +314,7 @@ def test_clients_know_their_class_counts() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-def test_balanced_draws_end_with_the_samples_weights(dtype: torch.dtype) -> None:
+def test_the_weights_are_the_last_array_of_a_balanced_batch(dtype: torch.dtype) -> None:
     setting = make_setting(softmax_problem(classes=3, dtype=dtype), uneven(dtype), batch_size=5, sampling="balanced")
     client = make_client(setting, [0, 1, 2, 3])
     for size in (5, 8):
@@ -356,7 +357,7 @@ def test_levels_have_the_weights_of_the_data_that_they_draw_from() -> None:
         np.testing.assert_allclose(weights.numpy(), expected, rtol=1e-12)
 
 
-def test_weights_stand_before_the_clients_number_and_enter_every_problem() -> None:
+def test_weights_come_before_the_clients_number_and_every_problem_uses_them() -> None:
     data, plain = uneven(), softmax_problem(classes=3)
     assert plain.flat is not None
     module = plain.flat.module
@@ -397,6 +398,7 @@ def test_weights_stand_before_the_clients_number_and_enter_every_problem() -> No
         torch.testing.assert_close(client.g(1, x, batch), x - 0.1 * torch.stack(grads), atol=1e-12, rtol=0)
 
 
+@pytest.mark.slow
 def test_balanced_rounds_do_not_depend_on_the_chunk() -> None:
     for problem, algorithm in (
         (softmax_problem(classes=3), fs.FedAvg(lr=0.3, steps=fs.Epochs(2))),

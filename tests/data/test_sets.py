@@ -1,4 +1,4 @@
-"""Data sets: the embedded ones always, the others when FEDSTRATA_DATA points to a directory that holds them."""
+"""Data sets: those without files always, the others if FEDSTRATA_DATA points to a directory that holds them."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ NORMALISED = ("mnist", "fashion_mnist", "cifar10", "cifar100")
 
 @pytest.fixture(autouse=True)
 def offline(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No test may reach for the real network."""
+    """No test may use the real network."""
     monkeypatch.setenv("FEDSTRATA_OFFLINE", "1")
 
 
@@ -182,7 +182,7 @@ def test_w8a_prefers_its_own_test_rows(tmp_path: Path, with_test: bool) -> None:
     assert int(data.test_targets.sum()) == (1 if with_test else 2)
 
 
-def test_unknown_names_get_the_nearest() -> None:
+def test_the_error_for_an_unknown_name_suggests_the_nearest() -> None:
     with pytest.raises(InputError, match=r"Unknown data set 'minst'. Did you mean 'mnist'"):
         load("minst")
     with pytest.raises(InputError, match=r"Unknown option of the shakespeare data set 'lenght'. Did you mean 'length'"):
@@ -205,7 +205,7 @@ def test_a_missing_set_says_what_to_do(name: str, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_cifar_files_that_cannot_be_done_without_are_named(tmp_path: Path) -> None:
+def test_missing_cifar_files_are_named(tmp_path: Path) -> None:
     folder = tmp_path / "cifar-10-batches-bin"
     folder.mkdir()
     (folder / "test_batch.bin").write_bytes(bytes(3073))
@@ -395,7 +395,7 @@ def test_an_unsafe_or_wrong_archive_is_refused(
     assert not list(tmp_path.rglob("escaped"))
 
 
-def test_the_connection_is_given_up_sooner_than_a_slow_answer() -> None:
+def test_connecting_times_out_sooner_than_reading() -> None:
     assert fetching.CONNECT_SECONDS <= 5 < fetching.READ_SECONDS
 
 

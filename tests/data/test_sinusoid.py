@@ -1,4 +1,4 @@
-"""The sinusoids of MAML: every task is one curve, and the same whatever else is drawn."""
+"""The sinusoids of MAML: every task is one curve, which does not depend on the others."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_the_seed_decides():
     assert not any(torch.equal(a, b) for a, b in zip(tensors(first), tensors(other), strict=True))
 
 
-def test_a_task_is_the_same_however_many_there_are():
+def test_a_task_does_not_depend_on_the_number_of_tasks():
     few, many = sinusoid(tasks=3, samples=20, noise=0.5), sinusoid(tasks=11, samples=20, noise=0.5)
     assert all(torch.equal(a, b[:60]) for a, b in zip(tensors(few), tensors(many), strict=True))
     assert len(many.targets.unique()) == 220  # no two tasks share rows
@@ -94,7 +94,7 @@ def test_one_task_per_client():
     assert len(split.test[0]) == 180
 
 
-def test_several_tasks_per_client_by_keys_of_ones_own():
+def test_several_tasks_per_client_with_your_own_keys():
     data = sinusoid(tasks=25, samples=10)
     assert data.keys is not None
     split = replace(data, keys=data.keys // 5).split("by_key", clients=5)
@@ -120,7 +120,7 @@ def test_bad_options(options: dict, message: str):
     assert str(caught.value) == f"The {message}"
 
 
-def test_a_misspelt_option_gets_the_nearest():
+def test_the_error_for_a_misspelt_option_suggests_the_nearest():
     with pytest.raises(InputError, match=r"Unknown option of the sinusoid data set 'task'. Did you mean 'tasks'"):
         load("sinusoid", task=3)
 

@@ -61,7 +61,7 @@ def config_of(*parts: str, **changes: Any) -> Config:
 
 
 def by_hand(config: Config, algorithm: fs.Algorithm, loss: str = "cross_entropy", rounds: int = 4) -> fs.Run:
-    """Pre-train without [pretrain], as a person does it in Python."""
+    """Pre-train without [pretrain], as one would in Python."""
     built = Experiment(config.replace(pretrain=Config().pretrain))
     assert built.model is not None
     settings = {**config.train.to_table(), "rounds": rounds}
@@ -111,7 +111,7 @@ def test_every_problem_on_a_model_can_be_pretrained(problem: dict[str, Any], alg
     assert run.summary["pretrain"]["algorithm"] == "scaffold"
 
 
-def test_batch_statistics_are_dealt_with_as_the_problem_says() -> None:
+def test_batch_statistics_are_handled_as_the_problem_says() -> None:
     config = config_of(
         '[data]\nclients = 2\nsubset = 40\n[model]\nname = "resnet20"\nnorm = "batch"\nwidth = 4\n',
         problem={"name": "erm", "batchnorm": "batch"},
@@ -172,7 +172,7 @@ def test_rows_and_summary_count_what_pretraining_used(tmp_path: Path) -> None:
     assert summary["samples"] == run.history[-1]["samples"]
 
 
-def test_in_python_a_run_can_be_told_what_came_before(tmp_path: Path) -> None:
+def test_in_python_a_run_can_count_an_earlier_one(tmp_path: Path) -> None:
     built = Experiment(config_of(BASE))
     assert built.model is not None
     first = fs.train(fs.erm(built.model), built.data, fs.FedAvg(lr=0.2), rounds=2, batch_size=8)
@@ -193,7 +193,7 @@ def test_in_python_a_run_can_be_told_what_came_before(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def straight(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run without a stop."""
+    """A run without an interruption."""
     folder = tmp_path_factory.mktemp("straight") / "run"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("fedstrata.training.plots.plot", lambda *_, **__: None)
@@ -212,11 +212,11 @@ def assert_same(folder: Path, expected: Path) -> None:
 
 
 class Killed(BaseException):
-    """What no code catches."""
+    """An exception that no code catches."""
 
 
 def kill_at(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, call: int, after: bool) -> None:
-    """Stop the process, as it were, at a call of a method: before it, or after."""
+    """Simulate a kill at a call of a method: before it, or after."""
     real = getattr(owner, name)
     calls = [0]
 
@@ -246,7 +246,7 @@ MOMENTS = {
 
 @pytest.mark.filterwarnings("ignore:No checkpoint in .* starting at round 0")
 @pytest.mark.parametrize("moment", MOMENTS)
-def test_a_killed_run_that_goes_on_ends_like_one_that_was_not(moment: str, straight: Path, tmp_path: Path) -> None:
+def test_a_killed_run_that_is_resumed_ends_like_one_that_was_not(moment: str, straight: Path, tmp_path: Path) -> None:
     config, out = config_of(BASE, PRETRAIN), tmp_path / "run"
     owner, name, call, after = MOMENTS[moment]
     with pytest.MonkeyPatch.context() as patch:
@@ -263,7 +263,7 @@ def test_a_killed_run_that_goes_on_ends_like_one_that_was_not(moment: str, strai
     assert saved.count(out / "pretrain") == max(0, 4 - done) and saved.count(out) == min(3, 7 - done)
 
 
-def test_a_finished_run_may_be_resumed_and_goes_on_for_more_rounds(straight: Path, tmp_path: Path) -> None:
+def test_a_finished_run_can_be_resumed_for_more_rounds(straight: Path, tmp_path: Path) -> None:
     config, out = config_of(BASE, PRETRAIN), tmp_path / "run"
     shorter = config.replace(train=config.train.replace(rounds=1))
     run_config(shorter, out, False, [])
@@ -371,6 +371,7 @@ def test_the_configurations_of_a_run_run_again(fedstrata, straight: Path, tmp_pa
 # --- the command line ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_progress_says_which_part_it_is(fedstrata, write, tmp_path: Path) -> None:
     words = ("run", write(BASE, PRETRAIN), "--out", tmp_path / "run")
     code, printed, progress = fedstrata(*words, "--tensorboard", tmp_path / "events")
@@ -381,7 +382,7 @@ def test_progress_says_which_part_it_is(fedstrata, write, tmp_path: Path) -> Non
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_tensorboard_hears_the_run_alone(tmp_path: Path) -> None:
+def test_tensorboard_gets_only_the_run_itself(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     run = run_config(config_of(BASE, PRETRAIN), None, False, [fs.TensorBoard(tmp_path)])
@@ -420,6 +421,7 @@ def test_variants_change_it_or_switch_it_off(fedstrata, write, tmp_path: Path) -
     assert code == 0 and progress == ""
 
 
+@pytest.mark.slow
 def test_every_seed_has_a_pretraining_of_its_own(fedstrata, write, tmp_path: Path) -> None:
     words = ("compare", write(BASE, PRETRAIN), "--algorithms", "comfedl,local_scgd", "--seeds", 2, "--quiet", "--out")
     assert fedstrata(*words, tmp_path / "out")[0] == 0
@@ -448,6 +450,7 @@ def test_another_algorithm_keeps_the_rounds_and_what_is_shared(write) -> None:
 # --- tuning ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_tune_pretrains_once_for_all_trials_that_share_it(fedstrata, write, tmp_path: Path, monkeypatch) -> None:
     trained: list[tuple[int, int]] = []
     starts: dict[tuple[str | None, int], list[torch.Tensor]] = {}
@@ -506,7 +509,7 @@ def test_what_pretraining_depends_on_is_in_its_key() -> None:
     assert key(config_of(BASE, PRETRAIN, problem={"name": "maml"}, label="other")) == key(config)
 
 
-def test_a_pretraining_that_diverges_is_told_as_such(fedstrata, write, tmp_path: Path) -> None:
+def test_a_diverged_pretraining_is_reported_as_such(fedstrata, write, tmp_path: Path) -> None:
     path = write(BASE, "[pretrain]\nrounds = 4\nlr = 1e38\n[variants.base]\n")
     code, _, err = fedstrata("run", path, "--out", tmp_path / "run", "--quiet")
     assert code == 1 and "fedavg diverged in round 1:" in err and "([pretrain])" in err
@@ -568,6 +571,6 @@ def test_a_variant_that_cannot_be_pretrained_is_named_before_anything_runs(fedst
         assert err.rstrip().endswith("([pretrain]) (variant 'bad')") and not (tmp_path / "out").exists()
 
 
-def test_what_brings_its_own_data_may_say_that_there_is_none() -> None:
+def test_a_problem_with_its_own_data_may_have_a_pretraining_of_no_rounds() -> None:
     config = parse({"problem": {"name": "quadratic"}, "pretrain": {"rounds": 0, "lr": 0.3}}, "here")
     assert Pretraining.of(Experiment(config)) is None

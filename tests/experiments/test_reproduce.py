@@ -64,7 +64,7 @@ def test_a_file_elsewhere_goes_by_its_own_name(here):
     assert [f.name for f in reproduce.find("mine.toml")] == ["mine"]
 
 
-def test_an_unknown_experiment_lists_those_there_are(here):
+def test_an_unknown_experiment_lists_the_known_ones(here):
     with pytest.raises(InputError) as error:
         reproduce.find("001/figur2")
     assert "Did you mean '001/figure2'?" in str(error.value) and "001, 001/figure2, 001/figure3" in str(error.value)
@@ -78,7 +78,7 @@ def test_the_nearest_experiment_of_a_name_counts(here):
     assert reproduce.find("001/figure2")[0].about == "Another"
 
 
-def test_the_checkout_of_the_package_is_looked_into(here):
+def test_the_checkout_of_the_package_is_searched(here):
     checkout = here.parent / "checkout"
     (checkout / "experiments").mkdir(parents=True)
     (checkout / "experiments/own.toml").write_text(FIGURE)
@@ -93,7 +93,7 @@ def test_the_experiments_of_this_checkout_are_found_from_anywhere(tmp_path, monk
     assert reproduce.folders() == [ours] and reproduce.find("000/bias")[0].path == ours / "000/bias.toml"
 
 
-def test_list_has_a_line_on_each(fedstrata, here):
+def test_list_has_a_line_for_each(fedstrata, here):
     code, printed, _ = fedstrata("reproduce", "--list")
     lines = printed.splitlines()
     assert code == 0
@@ -130,7 +130,7 @@ def test_a_preset_and_a_directory_of_results_can_be_chosen(fedstrata, here):
     assert (here / "runs/001/figure2-paper/table.md").exists()
 
 
-def test_a_directory_is_run_one_after_another(fedstrata, here):
+def test_the_files_of_a_directory_run_one_after_another(fedstrata, here):
     code, _, progress = fedstrata("reproduce", "001", "--seeds", 1, "--set", "train.rounds=1", "--out", here / "all")
     assert code == 0 and "Experiment 2 of 2: 001/figure3, preset (none)" in progress
     assert (here / "all/figure2/table.md").exists() and (here / "all/figure3/table.md").exists()

@@ -17,6 +17,7 @@ from fedstrata.experiments.config import Config, parse, presets, read
 from fedstrata.experiments.overlay import merge, slug
 from fedstrata.experiments.tables import measured_in_all
 from fedstrata.problems import PROBLEMS, ProblemKind
+from fedstrata.training.metrics.catalogue import MEASURES
 
 SMALL = """
 [problem]
@@ -89,7 +90,9 @@ def test_a_preset_may_hold_anything_and_overrides_come_last(write):
     config = read(write(PRESETS), ["train.rounds=2", "model.x=1"], "paper")
     assert config.train.rounds == 2 and config.tune.trials == 3
     assert config.data.partition == {"name": "dirichlet", "alpha": 0.1} and config.data.clients == 4
-    assert config.model.to_table() == {"name": "lenet5", "x": 1}, "hidden of the default mlp is forgotten"
+    assert config.model.to_table() == {"name": "lenet5", "augment": [], "x": 1}, (
+        "hidden of the default mlp is forgotten"
+    )
     assert config.variant("slow").algorithm.options == {"lr": 0.001}
 
 
@@ -184,7 +187,7 @@ def test_a_bad_variant_is_named(case):
     assert message in str(error.value) and str(error.value).endswith("(variant 'my variant' of file.toml)")
 
 
-def test_labels_need_directories_of_their_own():
+def test_labels_need_distinct_directories():
     assert slug("gamma = 0.1") == "gamma-0.1" and slug("../up") == "up" and slug("γ = 1e-3 (α)") == "γ-1e-3-α"
     with pytest.raises(InputError, match=r"distinct from 'a b' in its letters and digits. Got 'a=b'"):
         parse({"variants": {"a b": {}, "a=b": {}}}, "here")
@@ -194,7 +197,7 @@ def test_labels_need_directories_of_their_own():
         parse({"variants": {"base": {}}}, "here").variant("bas")
 
 
-def test_compare_runs_the_variants_and_goes_on(fedstrata, write, tmp_path, no_pictures):
+def test_compare_runs_the_variants_and_resumes_with_more(fedstrata, write, tmp_path, no_pictures):
     path, out = write(SMALL, VARIANTS, "[compare]\nseeds = 2\n"), tmp_path / "out"
     code, printed, progress = fedstrata("compare", path, "--out", out)
     assert code == 0 and "noise = 0.5" in printed and "2 seeds" in printed
@@ -271,7 +274,7 @@ def test_one_variant_runs_alone_and_its_directory_runs_again(fedstrata, write, t
     assert "label" not in tomllib.loads((tmp_path / "c/fedprox-seed0/config.toml").read_text()), "no longer the variant"
 
 
-def test_plot_calls_runs_by_their_variants(fedstrata, write, tmp_path, monkeypatch):
+def test_plot_labels_runs_by_their_variants(fedstrata, write, tmp_path, monkeypatch):
     drawn: dict = {}
 
     def record(groups, path, *_, **options):
@@ -324,7 +327,7 @@ def test_tune_gives_every_variant_the_same_number_of_trials(fedstrata, write, tm
     assert (out / "trials/trials.jsonl").read_text() == before
 
 
-def test_a_trial_is_the_mean_over_its_seeds_and_falls_with_any_of_them(fedstrata, write, monkeypatch, no_pictures):
+def test_a_trial_is_the_mean_over_its_seeds_and_fails_with_any_of_them(fedstrata, write, monkeypatch, no_pictures):
     text = "[variants.base]\n[tune]\ntrials = 2\nseeds = 3\n[tune.search.base]\nlr = [0.001, 0.01]\n"
     measured: dict[float, list[float]] = {}
     real = runs.run_config
@@ -370,6 +373,13 @@ def test_the_tuned_tables_run_what_was_tried(fedstrata, write, monkeypatch, no_p
     assert used[2].lr.at == (2,) and used[2].lr.value == json.loads(printed)["best"]["decay"]["lr"]["value"]
 
 
+def test_trials_are_ranked_by_every_measure_in_the_right_direction() -> None:
+    higher = {name for name in MEASURES if MEASURES[name].higher_is_better}
+    plain = {"accuracy", "auc", "auc_mean", "auc_worst", "accuracy_mean", "accuracy_worst", "accuracy_worst_class"}
+    adapted = {"adapted_accuracy", "adapted_auc", "personal_accuracy_mean", "personal_accuracy_worst"}
+    assert higher == plain | adapted | {"attacked_accuracy", "attacked_auc"}
+
+
 @pytest.mark.parametrize(
     ("search", "message"),
     [
@@ -377,12 +387,12 @@ def test_the_tuned_tables_run_what_was_tried(fedstrata, write, monkeypatch, no_p
         ("[tune.search.base]\nlrr = [0.1, 1.0]", "Unknown option of fedavg 'lrr'"),
     ],
 )
-def test_a_search_must_be_of_what_there_is(fedstrata, write, search, message):
+def test_a_search_of_an_unknown_name_is_refused(fedstrata, write, search, message):
     code, _, err = fedstrata("tune", write(SMALL, VARIANTS, search))
     assert code == 2 and message in err and "trial" not in err
 
 
-def test_what_nobody_said_is_not_written():
+def test_unset_tables_are_not_written():
     assert set(Config().to_toml()) == {
         "data",
         "model",
@@ -497,7 +507,7 @@ def test_variants_that_a_setting_makes_the_same_are_refused(fedstrata, write, tm
     assert code == 0, "variants that differ in what is searched are not the same"
 
 
-def test_what_was_measured_is_said_once_and_by_whom_where_it_differs() -> None:
+def test_the_measured_data_are_stated_once_and_by_label_if_they_differ() -> None:
     here = {"measured_on": {"pooled": "test data", "clients": "nothing"}}
     inside = {"measured_on": {**here["measured_on"], "model": "the one at x"}}
     assert measured_in_all({"a": [here, here], "b": [here]}) == "Measured on the pooled test data."

@@ -1,4 +1,4 @@
-"""No plots, no traced graphs, no waiting for the disk: in runs as short as these they take longer than the rounds."""
+"""No plots, no traced graphs, no syncing to disk: in such short runs they would take longer than the rounds."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 import fedstrata.training.plots
 from federation.stand_in import DIGITS, Site, Tables, made, site
-from fedstrata.federation.server import desk
+from fedstrata.federation.server import nodes
 from fedstrata.problems import oracles
 
 
@@ -19,7 +19,7 @@ def plain(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fedstrata.training.plots, "plot", lambda *_, **__: None)
     monkeypatch.setattr(oracles, "trace", lambda *_: None)
     monkeypatch.setattr(os, "fsync", lambda _: None)
-    monkeypatch.setattr(desk, "POLL", 0.01)
+    monkeypatch.setattr(nodes, "POLL", 0.01)
 
 
 @pytest.fixture(scope="module")

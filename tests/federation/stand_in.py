@@ -24,11 +24,11 @@ from fedstrata.experiments.build import Experiment
 from fedstrata.experiments.config import Config, parse
 from fedstrata.experiments.overlay import merge
 from fedstrata.federation import app, keys, wire
+from fedstrata.federation.app import serve
 from fedstrata.federation.deploy import write_app, write_node_data
-from fedstrata.federation.messages import Reply
-from fedstrata.federation.post import FLOWER, from_records, to_records
-from fedstrata.federation.server.roster import Roster
-from fedstrata.federation.server.serve import serve
+from fedstrata.federation.server.nodes import Roster
+from fedstrata.federation.transport import FLOWER, from_records, to_records
+from fedstrata.federation.wire import Reply
 from fedstrata.training.callbacks import Callback
 
 Tables = dict[str, Any]
@@ -51,7 +51,7 @@ HELD_OUT: Tables = {"algorithm": {"name": "fedavg", "lr": 0.1}, "data": {"holdou
 
 
 def made(base: Tables, *overrides: Tables) -> Config:
-    """Build a configuration from tables merged into each other."""
+    """Build a configuration from tables merged in order."""
     for tables in overrides:
         base = merge(base, tables)
     return parse(base, "a test")
@@ -89,7 +89,7 @@ Change = Callable[["Site", Sent, Reply], Reply | None]
 
 @dataclass
 class Site:
-    """The nodes of a federation, each with its own folder, and the server's post to them.
+    """The nodes of a federation, each with its own folder, and the transport to them.
 
     change:    replaces the reply of a node by another, or by none.
     offline:   the nodes that are not connected.
@@ -114,10 +114,10 @@ class Site:
         return {"data": str(own / "data"), "key": str(own / "node.key"), "state": str(own / "state")}
 
     def again(self, **changes: Any) -> Site:
-        """The same nodes after a restart, with nothing but what is on their disks."""
+        """The same nodes after a restart, with only what is on their disks."""
         return dataclasses.replace(self, sent=[], replies=[], waiting={}, **changes)
 
-    # --- the server's post ---
+    # --- the transport ---
 
     def nodes(self) -> Mapping[str, int]:
         return {key: 100 + k for k, key in enumerate(self.public) if k not in self.offline}
@@ -127,19 +127,19 @@ class Site:
         self.sent.append(sent)
         reply = self.answered(sent)
         self.replies.append(reply)
-        ticket = f"ticket {len(self.sent)}"
-        self.waiting[ticket] = reply if self.change is None else self.change(self, sent, reply)
-        return ticket
+        message_id = f"message {len(self.sent)}"
+        self.waiting[message_id] = reply if self.change is None else self.change(self, sent, reply)
+        return message_id
 
-    def fetch(self, ticket: str, node: int) -> Reply | None:
-        if self.scrambled and ticket != next(reversed(self.waiting)):
+    def fetch(self, message_id: str, node: int) -> Reply | None:
+        if self.scrambled and message_id != next(reversed(self.waiting)):
             return None
-        return self.waiting.pop(ticket) if self.waiting[ticket] is not None else None
+        return self.waiting.pop(message_id) if self.waiting[message_id] is not None else None
 
     # --- a node ---
 
     def answered(self, sent: Sent) -> Reply:
-        """What the node answers, as Flower would bring it."""
+        """The node's answer, as Flower would deliver it."""
         about = Metadata(1, "a message", FLOWER, 100 + sent.node, "", "0", now().timestamp(), 100.0, "query")
         message = make_message(metadata=about, content=to_records(Reply(sent.text, b"", tuple(sent.arrays))))
         context = SimpleNamespace(node_config=self.here(sent.node), run_config={"experiment": self.experiment})
@@ -178,7 +178,7 @@ class Site:
         )
 
     def faults(self, out: Path | None = None) -> list[dict[str, Any]]:
-        """Who was left out, according to the run directory."""
+        """The clients that were left out, according to the run directory."""
         file = (self.folder / "run" if out is None else out) / "faults.jsonl"
         return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 

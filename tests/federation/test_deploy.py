@@ -25,7 +25,7 @@ from fedstrata.experiments.config import parse
 from fedstrata.federation import keys
 from fedstrata.federation.deploy import write_app, write_federation
 from fedstrata.federation.processes import Processes, commands
-from fedstrata.federation.server.roster import Roster
+from fedstrata.federation.server.nodes import Roster
 from fedstrata.federation.superlink import Federation
 
 FILE = """
@@ -85,7 +85,7 @@ def test_a_key_signs_and_its_public_half_verifies(tmp_path: Path) -> None:
     assert not keys.is_signed(keys.make_key(tmp_path / "other.key"), signature, b"content")
 
 
-def test_a_key_that_is_there_is_never_overwritten(tmp_path: Path) -> None:
+def test_an_existing_key_is_never_overwritten(tmp_path: Path) -> None:
     keys.make_key(tmp_path / "node.key")
     before = (tmp_path / "node.key").read_bytes()
     with pytest.raises(FileExistsError):
@@ -108,7 +108,7 @@ def test_public_keys_are_compared_in_one_form(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "text", ["", "no key", "ssh-rsa AAAA", "-----BEGIN PUBLIC KEY-----\nAAAA\n-----END PUBLIC KEY-----"]
 )
-def test_a_public_key_that_is_none_is_refused(text: str) -> None:
+def test_an_invalid_public_key_is_refused(text: str) -> None:
     with pytest.raises(fs.InputError, match="public key"):
         keys.canonical(text)
 
@@ -124,7 +124,7 @@ def test_keys_of_another_kind_are_refused(tmp_path: Path) -> None:
         keys.sign(tmp_path / "key", b"content")
 
 
-def test_the_servers_certificate_is_of_the_authority_and_has_the_hosts(tmp_path: Path) -> None:
+def test_the_authority_signs_the_servers_certificate_for_its_hosts(tmp_path: Path) -> None:
     keys.make_certificates(tmp_path, ["server.example.org", "10.1.2.3", "::1"])
     authority, server = (x509.load_pem_x509_certificate((tmp_path / f).read_bytes()) for f in ("ca.crt", "server.pem"))
     server.verify_directly_issued_by(authority)
@@ -177,7 +177,7 @@ def test_the_app_holds_the_experiment_unchanged(name: str, tmp_path: Path) -> No
         assert hasattr(importlib.import_module(module), name)
 
 
-def test_an_app_says_nothing_about_the_data_but_how_nodes_split_theirs(tmp_path: Path) -> None:
+def test_of_the_data_an_app_holds_only_how_nodes_split_theirs(tmp_path: Path) -> None:
     config = made(
         DIGITS, {"data": {"holdout": 0.2, "directory": "/somewhere/private", "seed": 0}, "train": {"seed": 3}}
     )
@@ -215,7 +215,7 @@ def federation(folder: Path, nodes: dict[str, Path | None], **tables: Any) -> No
     write_federation(made(DIGITS, tables), folder, nodes, ["fl.example.org", "10.0.0.1"], 9555)
 
 
-def test_a_federation_has_a_folder_for_everybody(tmp_path: Path) -> None:
+def test_a_federation_has_a_folder_for_the_server_and_for_each_node(tmp_path: Path) -> None:
     public = keys.make_key(tmp_path / "brought.key")
     folder = tmp_path / "federation"
     federation(folder, {"north": None, "south": tmp_path / "brought.key.pub"})
@@ -235,8 +235,8 @@ def test_a_federation_has_a_folder_for_everybody(tmp_path: Path) -> None:
     assert (folder / ".gitignore").read_text() == "*\n"
     for start, port in ((folder / "server" / "start", "9556"), (folder / "nodes" / "north" / "start", "9555")):
         assert os.access(start, os.X_OK) and port in start.read_text()
-    gate = (folder / "server" / "nginx.conf").read_text()
-    assert "listen 9555 ssl;" in gate and "https://127.0.0.1:9556;" in gate and gate.count("location") == 2
+    proxy = (folder / "server" / "nginx.conf").read_text()
+    assert "listen 9555 ssl;" in proxy and "https://127.0.0.1:9556;" in proxy and proxy.count("location") == 2
     assert "127.0.0.1" in (folder / "server" / "start").read_text()
     assert "--enable-supernode-auth" in (folder / "server" / "start").read_text()
     assert "fl.example.org:9555" in (folder / "nodes" / "south" / "start").read_text()
@@ -268,7 +268,7 @@ REFUSALS: dict[str, tuple[Callable[[Path], dict[str, Path | None]], Tables, str]
 
 
 @pytest.mark.parametrize("name", REFUSALS)
-def test_what_will_not_do_is_refused_before_anything_is_written(name: str, tmp_path: Path, experiment: Path) -> None:
+def test_bad_input_is_refused_before_anything_is_written(name: str, tmp_path: Path, experiment: Path) -> None:
     nodes, tables, said = REFUSALS[name]
     keys.make_key(tmp_path / "one.key")
     with pytest.raises(fs.InputError, match=said):
@@ -276,7 +276,7 @@ def test_what_will_not_do_is_refused_before_anything_is_written(name: str, tmp_p
     assert not (tmp_path / "federation").exists()
 
 
-def test_a_folder_with_something_in_it_is_left_alone(tmp_path: Path) -> None:
+def test_a_folder_that_is_not_empty_is_not_touched(tmp_path: Path) -> None:
     (tmp_path / "federation").mkdir()
     (tmp_path / "federation" / "mine").write_text("x")
     with pytest.raises(fs.InputError, match="not empty"):
@@ -287,7 +287,7 @@ def test_a_folder_with_something_in_it_is_left_alone(tmp_path: Path) -> None:
 # --- the commands -----------------------------------------------------------------------------------------------------
 
 
-def test_init_writes_a_federation_and_says_what_next(fedstrata, experiment: Path, tmp_path: Path) -> None:
+def test_init_writes_a_federation_and_prints_the_next_steps(fedstrata, experiment: Path, tmp_path: Path) -> None:
     keys.make_key(tmp_path / "b.key")
     words = ["--node", "a", "--node", f"b={tmp_path / 'b.key.pub'}", "--host", "fl.example.org", "--port", "9777"]
     folder = tmp_path / "federation"
@@ -325,9 +325,7 @@ def test_init_writes_a_federation_and_says_what_next(fedstrata, experiment: Path
         (["--port", "0"], "port"),
     ],
 )
-def test_init_refuses_what_will_not_do(
-    words: list[str], said: str, fedstrata, experiment: Path, tmp_path: Path
-) -> None:
+def test_init_refuses_bad_input(words: list[str], said: str, fedstrata, experiment: Path, tmp_path: Path) -> None:
     code, _, printed = fedstrata("federate", "init", experiment, tmp_path / "federation", *words)
     assert code == 2 and said in " ".join(printed.split())
     assert not (tmp_path / "federation").exists()
@@ -399,11 +397,11 @@ def test_node_starts_a_supernode_that_listens_on_loopback(
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("data = 3\n", "must have data = "),
+        ("data = 3\n", "must contain data = "),
         ("date = 'x'\n", "Did you mean 'data'"),
         ("data = 'nothing.npz'\nkey = 'nothing.key'\nstate = 's'\n", "There is no nothing.npz"),
         ("no toml", "is not valid TOML"),
-        ("", "must have data"),
+        ("", "must contain data"),
     ],
 )
 def test_node_refuses_settings_that_would_fail_later(text: str, said: str, fedstrata, tmp_path: Path) -> None:
@@ -441,7 +439,7 @@ def test_local_does_not_overwrite_a_run(fedstrata, experiment: Path, tmp_path: P
     assert [p.name for p in (tmp_path / "run").iterdir()] == ["mine"]
 
 
-def test_local_goes_on_only_with_the_same_settings(fedstrata, experiment: Path, tmp_path: Path, monkeypatch) -> None:
+def test_local_resumes_only_with_the_same_settings(fedstrata, experiment: Path, tmp_path: Path, monkeypatch) -> None:
     class Started(Exception):
         pass
 
@@ -481,7 +479,7 @@ def test_local_goes_on_only_with_the_same_settings(fedstrata, experiment: Path, 
     assert code == 2 and "cannot be resumed: " in " ".join(printed.split())
 
 
-def test_another_app_for_a_federation_that_is_there(fedstrata, experiment: Path, tmp_path: Path) -> None:
+def test_an_app_can_be_added_to_a_federation(fedstrata, experiment: Path, tmp_path: Path) -> None:
     folder = tmp_path / "federation"
     assert fedstrata("federate", "init", experiment, folder, "--node", "b", "--node", "a", "--node", "c")[0] == 0
     first = app_of(folder)["config"]

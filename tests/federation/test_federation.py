@@ -56,7 +56,7 @@ def processes(folder: Path) -> dict[int, str]:
 
 
 def left(folder: Path, seconds: float = 15.0) -> dict[int, str]:
-    """The processes that are still there after a while: some take a second to notice that their parent is gone."""
+    """The processes that are still running after a while: some take a second to notice that their parent has ended."""
     end = time.monotonic() + seconds
     while processes(folder) and time.monotonic() < end:
         time.sleep(0.2)
@@ -111,7 +111,7 @@ class Watch:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[Path]:
-    """A folder whose processes are ended after the test, whatever became of it."""
+    """A folder whose processes are ended after the test, even if it fails."""
     yield tmp_path
     for number in processes(tmp_path):
         os.kill(number, signal.SIGKILL)
@@ -127,7 +127,7 @@ def written(config: Config, path: Path) -> Path:
 
 
 def assert_parity(out: Path, config: Config) -> None:
-    """A run directory holds what simulated clients give."""
+    """Check that a run directory has the results of simulated clients."""
     expected = simulated(config)
     summary = json.loads((out / "summary.json").read_text())
     assert {k: summary[k] for k in USED} == {k: expected.history[-1][k] for k in USED}
@@ -140,6 +140,7 @@ def assert_parity(out: Path, config: Config) -> None:
         torch.testing.assert_close(ours[name], value, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_federation_of_two_nodes_does_what_simulated_clients_do_on_loopback_and_leaves_nothing(folder: Path) -> None:
     config = made(DIGITS, TWO, SCAFFOLD)
     out = folder / "run"
@@ -190,7 +191,6 @@ def lines(file: Path) -> list[Row]:
     return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
 
-@pytest.mark.slow
 @pytest.mark.flower
 @pytest.mark.parametrize("name", KINDS)
 def test_a_federation_does_what_simulated_clients_do(name: str, folder: Path) -> None:
@@ -201,7 +201,6 @@ def test_a_federation_does_what_simulated_clients_do(name: str, folder: Path) ->
     assert left(folder) == {}
 
 
-@pytest.mark.slow
 @pytest.mark.flower
 def test_a_run_continues_without_a_node_that_is_killed_and_with_it_once_it_is_back(folder: Path) -> None:
     rounds = 12
@@ -227,7 +226,6 @@ def test_a_run_continues_without_a_node_that_is_killed_and_with_it_once_it_is_ba
     assert left(folder) == {}
 
 
-@pytest.mark.slow
 @pytest.mark.flower
 def test_a_server_that_is_killed_and_started_again_ends_with_the_same_bits(folder: Path) -> None:
     config = made(CANCER, TWO, AUC, {"algorithm": {"name": "local_sgdam", "steps": 2, "average_momentum": False}})
@@ -256,7 +254,6 @@ def test_a_server_that_is_killed_and_started_again_ends_with_the_same_bits(folde
     assert left(folder) == {}
 
 
-@pytest.mark.slow
 @pytest.mark.flower
 @pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("until", ["flower-supernode", "flwr-clientapp"])
@@ -277,7 +274,6 @@ def test_a_signal_ends_every_process(sign: signal.Signals, until: str, folder: P
     assert left(folder) == {}
 
 
-@pytest.mark.slow
 @pytest.mark.flower
 def test_strangers_are_refused_and_the_run_is_unharmed(folder: Path) -> None:
     config = made(DIGITS, TWO, SCAFFOLD)
@@ -320,7 +316,6 @@ def test_strangers_are_refused_and_the_run_is_unharmed(folder: Path) -> None:
     assert left(folder) == {}
 
 
-@pytest.mark.slow
 @pytest.mark.flower
 def test_a_node_that_signs_with_another_key_than_its_own_is_refused_by_name(folder: Path) -> None:
     config = made(DIGITS, TWO, SCAFFOLD)

@@ -1,4 +1,4 @@
-"""Measures: on the server's test data, or at the nodes."""
+"""Measures: on the server's test data, or on the nodes."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ import pytest
 import torch
 
 import fedstrata as fs
+from cases import repeats
 from federation.stand_in import AUC, CANCER, DIGITS, HELD_OUT, Sent, Site, made, site
 from fedstrata.experiments import tables
 from fedstrata.experiments.build import Experiment
 from fedstrata.federation import wire
-from fedstrata.federation.messages import Reply
+from fedstrata.federation.wire import Reply
 from support import without_seconds
 
 
 def measured_by_hand(config: fs.Config, run: fs.Run) -> list[tuple[int, dict[str, float]]]:
-    """What each client's test part gives."""
+    """The measures on each client's test part."""
     data = Experiment(config).data
     assert data.client_test is not None
     found = []
@@ -66,7 +67,7 @@ def test_with_test_data_on_the_server_the_server_measures_alone(tmp_path: Path) 
     assert "loss_worst" not in run.history[-1]
 
 
-def test_with_test_data_on_the_server_nodes_measure_too_where_that_is_asked_for(tmp_path: Path) -> None:
+def test_with_test_data_on_the_server_nodes_measure_too_if_configured(tmp_path: Path) -> None:
     config = made(DIGITS, HELD_OUT, {"evaluate": {"clients": "test"}})
     run = site(tmp_path, config).serve()
     data = Experiment(config).data.to(torch.device("cpu"), run.x.dtype)
@@ -94,24 +95,24 @@ def test_nodes_that_could_not_measure_are_named_and_counted(tmp_path: Path) -> N
     assert again.summary["per_client"]["loss"][::2] == run.summary["per_client"]["loss"][::2]
 
 
-def test_nothing_is_measured_where_nobody_has_test_data_or_nobody_wants_to(tmp_path: Path) -> None:
+def test_nothing_is_measured_without_test_data_or_if_switched_off(tmp_path: Path) -> None:
     said: list[str] = []
     run = site(tmp_path / "a", made(DIGITS, {"train": {"rounds": 1}})).serve(pooled=False, say=said.append)
     assert "loss" not in run.history[-1] and run.history[-1]["measured_clients"] == 0
-    assert run.summary["per_client"] == {} and "no node that answered has test data" in said[-1]
+    assert run.summary["per_client"] == {} and "no node that replied has test data" in said[-1]
     nodes = site(tmp_path / "b", made(DIGITS, HELD_OUT, {"evaluate": {"clients": "none"}}))
     run = nodes.serve(pooled=False)
     assert {m.header["kind"] for m in nodes.sent} == {"describe", "work"} and "loss" not in run.history[-1]
     assert tables.measured(run.summary) == "Measured on nothing."
 
 
-def test_nodes_measure_under_attack_where_that_is_asked_for(tmp_path: Path) -> None:
+def test_nodes_measure_under_attack_if_configured(tmp_path: Path) -> None:
     config = made(DIGITS, HELD_OUT, {"evaluate": {"attack_radius": 0.5, "attack_steps": 2}})
     row = site(tmp_path, config).serve(pooled=False).history[-1]
     assert row["attacked_loss"] > row["loss"]
 
 
-def test_holding_out_beside_test_data_is_refused_by_the_node(tmp_path: Path) -> None:
+def test_a_node_with_test_data_refuses_to_hold_out_more(tmp_path: Path) -> None:
     config = made(DIGITS, HELD_OUT)
     nodes = site(tmp_path, config)
     nodes.experiment += "\n[data]\nholdout = 0.2\n"
@@ -130,7 +131,7 @@ def test_a_node_without_test_data_is_not_measured(tmp_path: Path) -> None:
     assert run.history[-1]["loss"] == pytest.approx(mean, rel=1e-6)
 
 
-@pytest.mark.parametrize(
+@repeats(
     "said",
     [
         {"rows": 0, "measures": {"loss": 1.0}},
@@ -147,16 +148,15 @@ def test_a_node_without_test_data_is_not_measured(tmp_path: Path) -> None:
         {"rows": 40, "measures": {"loss_worst": -5.0, "auc_mean": 1.0, "gradient_norm": 0.0, "distance": 0.0}},
         {},
     ],
-    ids=lambda v: str(v)[:60],
 )
-def test_measures_that_are_none_change_nothing(said: dict[str, Any], tmp_path: Path) -> None:
+def test_invalid_measures_are_dropped(said: dict[str, Any], tmp_path: Path) -> None:
     config = made(DIGITS, HELD_OUT)
     nodes = site(tmp_path, config)
 
     def change(nodes: Site, sent: Sent, reply: Reply) -> Reply:
         if sent.node != 1 or sent.header["kind"] != "measure":
             return reply
-        return nodes.signed(sent.node, {"nonce": sent.header["nonce"], **wire.stamp(), **said})
+        return nodes.signed(sent.node, {"nonce": sent.header["nonce"], **wire.sender(), **said})
 
     nodes.change = change
     run = nodes.serve(pooled=False)

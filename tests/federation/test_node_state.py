@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import shutil
 from pathlib import Path
 
@@ -10,11 +11,13 @@ import pytest
 import torch
 
 import fedstrata as fs
-from federation.stand_in import AUC, CANCER, DIGITS, Change, Sent, Site, Tables, made, site
+from cases import repeats
+from federation.stand_in import AUC, CANCER, DIGITS, Change, Sent, Site, Tables, made, simulated, site
 from fedstrata.clients.privacy import epsilon
-from fedstrata.federation.messages import Reply
 from fedstrata.federation.node import state
 from fedstrata.federation.server import engine
+from fedstrata.federation.server.state import ServerState
+from fedstrata.federation.wire import Reply
 from support import without_seconds
 
 
@@ -69,8 +72,7 @@ def versions(nodes: Site, client: int) -> list[str]:
     return sorted(p.name for p in Path(nodes.here(client)["state"]).rglob("state-*.safetensors"))
 
 
-@pytest.mark.parametrize("every", [1, 2])
-@pytest.mark.parametrize("name", KEEPING)
+@repeats("name, every", [(name, every) for every in (2, 1) for name in KEEPING])
 def test_a_server_that_goes_back_to_its_checkpoint_ends_with_the_same_bits(
     name: str, every: int, tmp_path: Path
 ) -> None:
@@ -84,7 +86,7 @@ def test_a_server_that_goes_back_to_its_checkpoint_ends_with_the_same_bits(
     assert_same_bits(nodes.again().serve(out, resume=True), straight)
 
 
-@pytest.mark.parametrize("name", ["scaffold", "fgda"])
+@repeats("name", ["scaffold", "fgda"])
 def test_a_round_that_was_not_saved_is_repeated_from_the_state_before_it(name: str, tmp_path: Path) -> None:
     nodes = site(tmp_path, keeping(name, every=2))
     straight = nodes.serve(tmp_path / "straight")
@@ -109,6 +111,7 @@ def test_nodes_follow_a_server_that_falls_back_from_a_damaged_checkpoint(
     assert_same_bits(run, straight)
 
 
+@pytest.mark.slow
 def test_versions_that_no_checkpoint_needs_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = made(keeping("scaffold", rounds=7).to_toml(), {"train": {"participation": 3}})
     nodes = site(tmp_path, config)
@@ -121,7 +124,7 @@ def test_versions_that_no_checkpoint_needs_are_removed(tmp_path: Path, monkeypat
     assert versions(nodes, 0) == [f"state-{r:08d}-0000.safetensors" for r in (5, 6, 7)]
 
 
-def test_runs_of_long_ago_are_removed_from_a_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_old_runs_are_removed_from_a_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     nodes = site(tmp_path, keeping("scaffold", rounds=1))
     folder = Path(nodes.here(0)["state"])
     (folder / "not a run").mkdir(parents=True)
@@ -179,7 +182,7 @@ def test_a_new_run_in_a_used_directory_is_refused_and_does_no_harm(tmp_path: Pat
     assert_same_bits(nodes.again().serve(tmp_path / "run", True), straight)
 
 
-def test_a_run_without_its_notes_cannot_be_resumed(tmp_path: Path) -> None:
+def test_a_run_without_the_state_of_its_server_cannot_be_resumed(tmp_path: Path) -> None:
     nodes = site(tmp_path, keeping("scaffold"))
     with pytest.raises(Stopped):
         nodes.serve(tmp_path / "run", callbacks=[StopAfter(3)])
@@ -189,7 +192,36 @@ def test_a_run_without_its_notes_cannot_be_resumed(tmp_path: Path) -> None:
     assert not (tmp_path / "run.federation.json").exists()
 
 
-def test_noise_covers_rounds_that_are_repeated_and_cannot_be_foretold(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "[]", "{}", "null", "3", "[" * 100_000, "\xff"),
+        {"run": "../../x"},
+        {"run": None},
+        {"descriptions": [1, 2, 3]},
+        {"descriptions": {}},
+        {"releases": "x"},
+        {"releases": {"x": 1}},
+        {"releases": {"1 of 3": "x"}},
+        {"unmeasured": []},
+    ],
+    ids=lambda text: str(text)[:30],
+)
+def test_a_damaged_state_of_the_server_is_an_error_that_names_the_file(text: str | Tables, tmp_path: Path) -> None:
+    file = tmp_path / "run.federation.json"
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.toml").touch()
+    good = {"run": "ab" * 16, "descriptions": None, "releases": {}, "unmeasured": {}}
+    if isinstance(text, dict):
+        text = json.dumps(good | text)
+    file.write_text(text, encoding="latin-1")
+    with pytest.raises(
+        fs.InputError, match=r"run\.federation\.json.* is damaged: .* Restore it from a copy, or choose"
+    ):
+        ServerState.of(tmp_path / "run", resume=True)
+
+
+def test_noise_covers_repeated_rounds_and_cannot_be_predicted(tmp_path: Path) -> None:
     noisy = {"algorithm": {"name": "fedavg", "steps": 2}, "channel": {"clip": 0.1, "noise": 2.0}}
     nodes = site(tmp_path, made(DIGITS, noisy, {"train": {"rounds": 4}}))
     straight = nodes.serve(tmp_path / "straight")
@@ -238,7 +270,7 @@ def gone(nodes: Site, sent: Sent, reply: Reply) -> Reply:
     return Reply(error="gone")
 
 
-@pytest.mark.parametrize("name", KEEPING)
+@repeats("name", ["scaffold", "fedavg, top_k"])
 def test_a_node_that_lost_its_state_is_left_out_instead_of_starting_afresh(name: str, tmp_path: Path) -> None:
     nodes = site(tmp_path, whole(name))
     expected = nodes.again(change=after_first_answer_in(1, gone)).serve(tmp_path / "gone")
@@ -246,13 +278,153 @@ def test_a_node_that_lost_its_state_is_left_out_instead_of_starting_afresh(name:
     assert torch.equal(run.x, expected.x)
     assert run.summary["left_out"] == expected.summary["left_out"] and run.summary["left_out"]["node1"] >= 2
     for fault in nodes.faults(tmp_path / "lost"):
-        assert (fault["client"], fault["kind"]) == (LOSER, "error")
+        assert (fault["client"], fault["kind"]) == (LOSER, "lost")
         assert "lost the state of its client" in fault["detail"] and "is missing" in fault["detail"]
         assert nodes.here(LOSER)["state"] in fault["detail"]
         assert "Restore the folder, or start a new run" in fault["detail"]
 
 
-@pytest.mark.parametrize("name", ["scaffold", "fgda", "fedavg, top_k"])
+def losing_once(round: int) -> Change:
+    """Let node 1 lose its state once it has answered in a round."""
+    begun: list[bool] = []
+
+    def change(nodes: Site, sent: Sent, reply: Reply) -> Reply:
+        if sent.node == LOSER and sent.is_work(round) and not begun:
+            begun.append(True)
+            lose(nodes, sent, reply)
+        return reply
+
+    return change
+
+
+@repeats("name", ["fgda", "local_sgdam", "codasca"])
+def test_a_node_that_lost_its_state_rejoins_where_the_algorithm_can_make_it_anew(name: str, tmp_path: Path) -> None:
+    nodes = site(tmp_path, whole(name))
+    run = nodes.again(change=losing_once(1)).serve(tmp_path / "lost")
+    faults = nodes.faults(tmp_path / "lost")
+    assert faults and {(f["client"], f["kind"]) for f in faults} == {(LOSER, "lost")}
+    assert len({f["round"] for f in faults}) == 1, "it takes part again from the next round"
+    assert run.summary["left_out"] == {"node1": len(faults)}
+
+
+@pytest.mark.slow
+def test_a_server_that_goes_back_behind_a_loss_ends_with_the_same_bits(tmp_path: Path) -> None:
+    nodes = site(tmp_path, whole("fgda"))
+    straight = nodes.again(change=losing_once(1)).serve(tmp_path / "straight")
+    other = nodes.again(change=losing_once(1))
+    with pytest.raises(Stopped):
+        other.serve(tmp_path / "run", callbacks=[StopAfter(3)])
+    assert_same_bits(other.again().serve(tmp_path / "run", resume=True), straight)
+
+
+def test_a_node_that_missed_the_first_estimates_rejoins_as_in_a_simulation(tmp_path: Path) -> None:
+    config = made(whole("fgda").to_toml(), {"faults": {"quorum": 1, "retries": 0, "timeout": 5.0}})
+
+    def absent(_: Site, sent: Sent, reply: Reply) -> Reply:
+        return Reply(error="gone") if sent.node == LOSER and sent.is_work(-1) else reply
+
+    nodes = site(tmp_path, config)
+    run = nodes.again(change=absent).serve(tmp_path / "run")
+    seen = [(f["round"], f["kind"]) for f in nodes.faults(tmp_path / "run")]
+    assert {kind for round, kind in seen if round == 1} == {"lost"} and {round for round, _ in seen} == {0, 1}
+    with pytest.MonkeyPatch.context() as patch:
+        kinds = fs.Inject.kinds
+        patch.setattr(fs.Inject, "kinds", lambda s, k, r, *w: kinds(s, k, r, *w) if r < 0 else [None] * len(k))
+        dropping = fs.Faults(quorum=1, retries=0, inject=fs.Inject(drop=1.0, clients=(LOSER,)))
+        expected = simulated(config, faults=dropping)
+    torch.testing.assert_close(run.x, expected.x, atol=1e-6, rtol=1e-6)
+    assert run.history[-1]["bytes_up"] == expected.history[-1]["bytes_up"]
+
+
+STAGES: Tables = {
+    "algorithm": {"name": "coda", "steps": 2, "stage_steps": 4, "factor": 1.0, "lr": 0.02},
+    "train": {"rounds": 6, "eval_every": 1},
+    "faults": {"quorum": 1, "retries": 0, "timeout": 5.0},
+    **AUC,
+}
+"""Two rounds a stage."""
+
+
+def missing(work: str, round: int, also: Change = lambda nodes, sent, reply: reply) -> Change:
+    """Let node 1 miss an exchange of a round; ``also`` changes its other answers."""
+
+    def change(nodes: Site, sent: Sent, reply: Reply) -> Reply | None:
+        if sent.node != LOSER or sent.header["kind"] != "work":
+            return reply
+        missed = sent.is_work(round) and sent.header["work"] == work
+        return gone(nodes, sent, reply) if missed else also(nodes, sent, reply)
+
+    return change
+
+
+def test_a_node_that_rejoins_keeps_the_state_that_a_checkpoint_needs(tmp_path: Path) -> None:
+    """It takes part in the mean of the stage, but not in the best y, and then rejoins, all in round 2."""
+    nodes = site(tmp_path, made(CANCER, STAGES))
+    straight = nodes.again(change=missing("local", 1)).serve(tmp_path / "straight")
+    other = nodes.again(change=missing("local", 1))
+    with pytest.raises(Stopped):
+        other.serve(tmp_path / "run", callbacks=[StopAfter(2)])
+    run = other.again(change=missing("local", 1)).serve(tmp_path / "run", resume=True)
+    assert_same_bits(run, straight)
+    assert run.summary["left_out"] == straight.summary["left_out"] == {"node1": 2}
+
+
+def test_a_node_whose_rejoining_fails_still_has_what_it_kept(tmp_path: Path) -> None:
+    def no_join(nodes: Site, sent: Sent, reply: Reply) -> Reply:
+        return gone(nodes, sent, reply) if sent.header["work"] == "join" else reply
+
+    nodes = site(tmp_path, made(CANCER, STAGES))
+    nodes.again(change=missing("local", 2, no_join)).serve(tmp_path / "run")
+    rounds = {f["round"] for f in nodes.faults(tmp_path / "run")}
+    assert rounds == {3, 4}, "round 5 starts a stage, which needs nothing of the one before"
+
+
+@pytest.mark.parametrize("channel", [{}, {"compress": "top_k", "top": 0.3}], ids=["plain", "top_k"])
+def test_a_node_that_rejoins_does_as_in_a_simulation(channel: Tables, tmp_path: Path) -> None:
+    config = made(CANCER, STAGES, {"channel": channel} if channel else {})
+    run = site(tmp_path, config).again(change=missing("local", 2)).serve(tmp_path / "run")
+    with pytest.MonkeyPatch.context() as patch:
+        kinds = fs.Inject.kinds
+        patch.setattr(
+            fs.Inject, "kinds", lambda s, k, r, e, a: kinds(s, k, r, e, a) if (r, e) == (2, 0) else [None] * len(k)
+        )
+        dropping = fs.Faults(quorum=1, retries=0, inject=fs.Inject(drop=1.0, clients=(LOSER,)))
+        expected = simulated(config, faults=dropping)
+    torch.testing.assert_close(run.x, expected.x, atol=1e-6, rtol=1e-6)
+    assert run.summary["left_out"] == {"node1": expected.summary["left_out"]["client 1"]}
+
+
+@repeats("name", ["fgda", "local_sgdam", "codasca"])
+def test_nodes_rejoin_before_a_round_that_has_no_quorum_without_them(name: str, tmp_path: Path) -> None:
+    nodes = site(tmp_path, whole(name))
+    with pytest.raises(Stopped):
+        nodes.serve(tmp_path / "run", callbacks=[StopAfter(3)])
+    for lost in (0, 1):
+        shutil.rmtree(nodes.here(lost)["state"])
+    shutil.copytree(tmp_path / "run", tmp_path / "again")
+    shutil.copy(tmp_path / "run.federation.json", tmp_path / "again.federation.json")
+    run = nodes.again().serve(tmp_path / "run", resume=True)
+    faults = nodes.faults(tmp_path / "run")
+    assert {(f["round"], f["client"], f["kind"], f["left_out"]) for f in faults} == {
+        (3, k, "lost", False) for k in (0, 1)
+    }
+    assert not run.summary["left_out"] and run.history[-1]["failed"] == 0
+    with pytest.raises(Stopped):  # in the round before which they have rejoined
+        nodes.again().serve(tmp_path / "again", resume=True, callbacks=[StopAfter(3)])
+    assert_same_bits(nodes.again().serve(tmp_path / "again", resume=True), run)
+
+
+def test_without_a_way_to_rejoin_too_many_lost_states_are_an_error_with_the_remedy(tmp_path: Path) -> None:
+    nodes = site(tmp_path, whole("scaffold"))
+    with pytest.raises(Stopped):
+        nodes.serve(tmp_path / "run", callbacks=[StopAfter(3)])
+    for lost in (0, 1):
+        shutil.rmtree(nodes.here(lost)["state"])
+    with pytest.raises(fs.QuorumError, match="Restore the folder, or start a new run"):
+        nodes.again().serve(tmp_path / "run", resume=True)
+
+
+@repeats("name", ["scaffold", "fedavg, top_k"])
 def test_a_server_that_was_restarted_remembers_who_kept_something(name: str, tmp_path: Path) -> None:
     nodes = site(tmp_path, whole(name))
     with pytest.raises(Stopped):
@@ -260,7 +432,7 @@ def test_a_server_that_was_restarted_remembers_who_kept_something(name: str, tmp
     shutil.rmtree(nodes.here(LOSER)["state"])
     run = nodes.again().serve(tmp_path / "run", resume=True)
     faults = nodes.faults(tmp_path / "run")
-    assert {(f["client"], f["kind"]) for f in faults} == {(LOSER, "error")} and {f["round"] for f in faults} == {3, 4}
+    assert {(f["client"], f["kind"]) for f in faults} == {(LOSER, "lost")} and {f["round"] for f in faults} == {3, 4}
     assert all("lost the state" in f["detail"] for f in faults) and set(run.summary["left_out"]) == {"node1"}
 
 
@@ -300,3 +472,20 @@ def test_the_state_of_an_answer_that_was_dropped_is_not_required(tmp_path: Path)
     nodes = site(tmp_path, whole("scaffold"))
     run = nodes.again(change=change).serve()
     assert run.summary["left_out"] == {"node1": 1}
+
+
+def test_a_node_keeps_as_much_state_in_memory_as_the_run_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    limits: list[int] = []
+
+    class Watched(state.ClientState):
+        def __init__(self, clients: int, memory_limit: int) -> None:
+            limits.append(memory_limit)
+            super().__init__(clients, memory_limit)
+
+    monkeypatch.setattr(state, "ClientState", Watched)
+    config = keeping("scaffold", rounds=2)
+    straight = site(tmp_path / "large", config).serve(tmp_path / "large" / "run")
+    small = config.replace(train=config.train.replace(state_memory=1))
+    run = site(tmp_path / "small", small).serve(tmp_path / "small" / "run")
+    assert set(limits) == {config.train.state_memory, 1}
+    assert_same_bits(run, straight)

@@ -1,4 +1,4 @@
-"""Nodes: what crosses, what they do and refuse to do, and which of them cannot take part."""
+"""Nodes: what they send, what they do and refuse to do, and which of them cannot take part."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from fedstrata.experiments.build import Experiment
 from fedstrata.federation import keys, wire
 from fedstrata.federation.deploy import save_arrays
 from fedstrata.federation.experiment import check_config
-from fedstrata.federation.messages import Call, Reply
 from fedstrata.federation.node.data import NodeData, place
-from fedstrata.federation.server import meeting
-from fedstrata.federation.server.roster import Roster
+from fedstrata.federation.server import data as server_data
+from fedstrata.federation.server.nodes import Roster
+from fedstrata.federation.wire import Call, Reply
 from support import without_seconds
 
 
-def test_nodes_say_what_their_data_look_like_and_not_how_many_there_are(tmp_path: Path) -> None:
+def test_nodes_describe_their_data_without_the_number_of_samples(tmp_path: Path) -> None:
     for weighting in ("uniform", "samples"):
         config = made(DIGITS, {"algorithm": {"name": "fedavg"}, "train": {"weighting": weighting, "rounds": 1}})
         nodes = site(tmp_path / weighting, config)
@@ -34,7 +34,7 @@ def test_nodes_say_what_their_data_look_like_and_not_how_many_there_are(tmp_path
         sizes = Experiment(config).data.sizes.tolist()
         for k in range(3):
             said = json.loads(nodes.replies[k].text)
-            said = {name: value for name, value in said.items() if name not in ("nonce", *wire.stamp())}
+            said = {name: value for name, value in said.items() if name not in ("nonce", *wire.sender())}
             rows = sizes[k] if weighting == "samples" else 1
             classes = said.pop("classes")
             assert said == {"shapes": [[1, 8, 8], []], "dtypes": ["float32", "int64"], "rows": rows}
@@ -57,7 +57,7 @@ def test_no_message_and_no_reply_holds_the_data(name: str, tmp_path: Path) -> No
             windows = np.lib.stride_tricks.sliding_window_view(flat, width) if len(flat) >= width else []
             assert not any(window.tobytes() in rows for window in windows)
     for sent, reply in zip(nodes.sent, nodes.replies, strict=True):
-        said = set(json.loads(reply.text)) - {"nonce", *wire.stamp()}
+        said = set(json.loads(reply.text)) - {"nonce", *wire.sender()}
         kinds: dict[str, set[str]] = {
             "describe": {"shapes", "dtypes", "classes", "rows"},
             "work": {"form", "samples", "steps", "kept"},
@@ -67,14 +67,14 @@ def test_no_message_and_no_reply_holds_the_data(name: str, tmp_path: Path) -> No
 
 
 def call(nodes: Site, **changes: Any) -> dict[str, Any]:
-    """The header of what a node answers to a call of our own, without what every header has."""
+    """The header of a node's answer to a call of the test, without the fields of every header."""
     form, arrays = wire.pack((torch.zeros(650),))
     table = json.loads(Call("work", "ab" * 16, "n", clients=3, classes=10, work="local").text(form))
     reply = nodes.answered(Sent(0, json.dumps(table | changes), arrays))
     if reply.error:
         return {"error": reply.error}
     header: dict[str, Any] = json.loads(reply.text)
-    assert header.pop("nonce") == "n" and {name: header.pop(name) for name in wire.stamp()} == wire.stamp()
+    assert header.pop("nonce") == "n" and {name: header.pop(name) for name in wire.sender()} == wire.sender()
     return header
 
 
@@ -99,24 +99,28 @@ def test_only_queries_and_methods_that_are_marked_as_remote_can_be_asked_for(
     [
         ({"kind": "shell"}, "kind of call"),
         ({"kind": ""}, "kind of call"),
-        ({"run": "../../outside"}, "name of the run"),
-        ({"run": ""}, "name of the run"),
-        ({"run": "ab" * 17}, "name of the run"),
+        ({"run": "../../outside"}, "id of the run"),
+        ({"run": ""}, "id of the run"),
+        ({"run": "ab" * 17}, "id of the run"),
         ({"form": {"array": 5, "shape": [650], "dtype": "float32"}}, "no array number 5"),
         ({"form": "os.system"}, "malformed"),
-        ({"kept": [1, 0]}, "lost the state"),
         ({"kept": "../x"}, "Error"),
     ],
 )
-def test_calls_that_make_no_sense_are_refused(
+def test_invalid_calls_are_refused(
     changes: dict[str, Any], said: str, sites: Callable[[Tables], Site], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert set(call(sites(FEDAVG), **changes)) == {"error"}
     assert said in capsys.readouterr().err
 
 
+def test_a_node_says_that_it_has_lost_its_state(sites: Callable[[Tables], Site]) -> None:
+    answer = call(sites(FEDAVG), kept=[1, 0])
+    assert set(answer) == {"lost"} and "lost the state" in answer["lost"]
+
+
 @pytest.mark.parametrize("missing", ["data", "key", "state"])
-def test_a_node_configuration_must_be_whole(
+def test_a_node_configuration_must_be_complete(
     missing: str, sites: Callable[[Tables], Site], capsys: pytest.CaptureFixture[str]
 ) -> None:
     nodes = sites(FEDAVG)
@@ -128,12 +132,12 @@ def test_a_node_configuration_must_be_whole(
 
 def test_two_nodes_with_the_same_key_are_refused(tmp_path: Path) -> None:
     public = keys.make_key(tmp_path / "key")
-    with pytest.raises(fs.InputError, match="same public key"):
+    with pytest.raises(fs.InputError, match="The nodes a and b have the same public key"):
         Roster.read(json.dumps({"a": public, "b": f"{public} a comment"}))
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", "{", '{"a": "ssh-rsa AAAA"}', '{"a": 3}'])
-def test_a_list_of_nodes_that_is_none_is_refused(text: str) -> None:
+def test_an_invalid_list_of_nodes_is_refused(text: str) -> None:
     with pytest.raises(fs.InputError):
         Roster.read(text)
 
@@ -163,7 +167,7 @@ ROWS, LABELS = np.ones((4, 1, 8, 8), dtype=np.float32), np.arange(4)
         (lambda n: Path(n.here(1)["key"]).write_bytes(Path(n.here(0)["key"]).read_bytes()), "without its signature"),
     ],
 )
-def test_data_and_keys_that_will_not_do_are_errors_that_name_the_node(
+def test_bad_data_and_keys_are_errors_that_name_the_node(
     change: Callable[[Site], object], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     nodes = site(tmp_path, made(DIGITS, FEDAVG))
@@ -181,6 +185,8 @@ def test_data_and_keys_that_will_not_do_are_errors_that_name_the_node(
         {"shapes": [[64]]},
         {"shapes": [[64], ["x"]]},
         {"shapes": [[-64], []]},
+        {"shapes": [[2**31 - 1] * 3, []]},
+        {"shapes": [[0, 2**31 - 1, 2**31 - 1], []]},
         {"dtypes": ["float32", "object"]},
         {"dtypes": [["float32"], "int64"]},
         {"classes": "ten"},
@@ -190,20 +196,40 @@ def test_data_and_keys_that_will_not_do_are_errors_that_name_the_node(
     ],
     ids=str,
 )
-def test_a_node_that_says_nonsense_about_its_data_is_named(
+def test_a_node_with_an_invalid_description_is_named(
     said: dict[str, Any], sites: Callable[[Tables], Site], tmp_path: Path
 ) -> None:
     def change(nodes: Site, sent: Sent, reply: Reply) -> Reply:
         return nodes.signed(sent.node, headed(reply, **said)) if sent.node == 1 else reply
 
-    with pytest.raises(fs.InputError, match="node1 did not say what its data look like"):
+    with pytest.raises(fs.InputError, match="node1 did not describe its data properly"):
         sites(FEDAVG).again(change=change).serve(tmp_path / "run")
 
 
-def test_a_node_that_is_not_there_at_the_start_is_named(
+def test_data_that_all_nodes_describe_as_enormous_are_refused(sites: Callable[[Tables], Site], tmp_path: Path) -> None:
+    def change(nodes: Site, sent: Sent, reply: Reply) -> Reply:
+        return nodes.signed(sent.node, headed(reply, shapes=[[2**31 - 1] * 3, []]))
+
+    with pytest.raises(fs.InputError, match="node0 did not describe its data properly"):
+        sites(FEDAVG).again(change=change).serve(tmp_path / "run")
+
+
+@pytest.mark.parametrize("pooled", [True, False])
+def test_a_node_with_many_more_classes_than_the_others_is_named(
+    pooled: bool, sites: Callable[[Tables], Site], tmp_path: Path
+) -> None:
+    def change(nodes: Site, sent: Sent, reply: Reply) -> Reply:
+        lies = sent.node == 1 and sent.header["kind"] == "describe"
+        return nodes.signed(sent.node, headed(reply, classes=65536)) if lies else reply
+
+    with pytest.raises(fs.InputError, match="node1 has labels of 65536 classes, the other nodes"):
+        sites(FEDAVG).again(change=change).serve(tmp_path / "run", pooled=pooled)
+
+
+def test_a_node_that_is_not_connected_at_the_start_is_named(
     sites: Callable[[Tables], Site], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(meeting.time, "sleep", lambda _: None)
+    monkeypatch.setattr(server_data.time, "sleep", lambda _: None)
     with pytest.raises(fs.QuorumError, match=r"Not connected within 0.3 s: node0, node2"):
         sites(FEDAVG).again(offline={0, 2}).serve(tmp_path / "run")
 
@@ -240,8 +266,9 @@ def test_a_node_holds_its_share_of_every_class_out() -> None:
     assert data.sizes.tolist() == [0, 25, 0] and data.support.sizes.tolist() == [0, 12, 0]
 
 
+@pytest.mark.slow
 def test_labels_may_be_floats_even_where_a_node_has_one_class(tmp_path: Path) -> None:
-    """A node with zeros alone cannot know that they are labels; together the nodes do."""
+    """A node with only zeros cannot know that they are labels; together the nodes do."""
     rng = np.random.default_rng(0)
     inputs, targets = rng.normal(size=(3, 20, 30)).astype("f4"), rng.integers(2, size=(3, 20))
     targets[1] = 0

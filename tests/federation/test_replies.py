@@ -1,4 +1,4 @@
-"""Replies: which the server takes, and which it drops and names."""
+"""Replies: which ones the server accepts, and which ones it drops."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ import pytest
 import torch
 
 import fedstrata as fs
+from cases import one_per, repeats
 from federation.stand_in import FEDAVG, SCAFFOLD, Change, Sent, Site, Tables, headed
-from fedstrata.federation.messages import Reply
+from fedstrata.federation.wire import Reply
 
 SPOILT = 1
 PACKED: Tables = {**FEDAVG, "channel": {"compress": "top_k", "top": 0.1, "clip": 1.0}}
@@ -48,7 +49,7 @@ def another_form(form: Callable[[dict[str, Any]], Any]) -> Change:
 
 
 def another_array(array: Callable[[np.ndarray], np.ndarray], announced: dict[str, Any] | None = None) -> Change:
-    """Other numbers, announced as they are, or as something else."""
+    """Another array, announced correctly or as something else."""
 
     def change(nodes: Site, sent: Sent, reply: Reply) -> Reply:
         new = array(reply.arrays[0])
@@ -79,7 +80,7 @@ REFUSED: dict[str, tuple[str, Change]] = {
     "no nonce": ("stale", another_header(nonce=None)),
     "an error": ("error", lambda n, s, r: Reply(error="failed (out of memory)")),
     "an error that wants to write on the terminal": ("error", lambda n, s, r: Reply(error="\x1b[2J\n" + "x" * 10**6)),
-    "a forged envelope": ("forged", lambda n, s, r: Reply(error="forged: the reply claims to be from another node")),
+    "a forged envelope": ("forged", lambda n, s, r: Reply(error="is from another node", kind="forged")),
     "nothing": ("silent", lambda n, s, r: None),
     "a text that is not JSON": ("type", another_text("{]")),
     "an empty text": ("type", another_text("")),
@@ -130,6 +131,9 @@ REFUSED: dict[str, tuple[str, Change]] = {
     "an endless count": ("type", another_header(steps=10**30)),
     "a count that is NaN": ("type", another_header(samples=float("nan"))),
     "a count that is true": ("type", another_header(steps=True)),
+    "more steps than the others": ("type", another_header(steps=3)),
+    "fewer steps than the others": ("type", another_header(steps=0)),
+    "impossibly many steps": ("type", another_header(steps=2**31 - 1)),
     "no word on what it kept": ("type", another_header(kept=None)),
     "a number of what it kept": ("type", another_header(kept=1)),
     "another format": ("error", another_header(protocol=1)),
@@ -138,11 +142,11 @@ REFUSED: dict[str, tuple[str, Change]] = {
 
 
 DROPPED: dict[tuple[str, int], fs.Run] = {}
-"""Runs that a node was dropped from in a round, by the folder of the site."""
+"""Runs in which a node was dropped in one round, by the folder of the site."""
 
 
 def unharmed(nodes: Site, change: Change, out: Path, number: int) -> tuple[fs.Run, list[dict[str, Any]]]:
-    """Run with what one node answers in a round changed; the result is that of a run that it was dropped from."""
+    """Run with one node's answer in a round changed; the result must be that of a run in which it was dropped."""
     which = str(nodes.folder), number
     if which not in DROPPED:
         gone = nodes.again(change=in_round(number, lambda n, s, r: Reply(error="gone")))
@@ -155,7 +159,7 @@ def unharmed(nodes: Site, change: Change, out: Path, number: int) -> tuple[fs.Ru
     return run, faults
 
 
-@pytest.mark.parametrize("name", REFUSED)
+@one_per(lambda name: REFUSED[name][0], "name", REFUSED)
 def test_a_reply_that_cannot_be_used_is_left_out_and_named(
     name: str, sites: Callable[[Tables], Site], tmp_path: Path
 ) -> None:
@@ -166,14 +170,14 @@ def test_a_reply_that_cannot_be_used_is_left_out_and_named(
 
 
 @pytest.mark.parametrize("name", ["the wrong shape", "another precision", "two things"])
-def test_where_nothing_says_the_shape_that_of_most_counts(
+def test_without_an_earlier_answer_the_most_frequent_shape_counts(
     name: str, sites: Callable[[Tables], Site], tmp_path: Path
 ) -> None:
     _, (fault,) = unharmed(sites(SCAFFOLD), REFUSED[name][1], tmp_path, 0)
     assert fault["kind"] in ("shape", "type")
 
 
-def test_of_two_shapes_that_are_equally_frequent_the_one_that_fits_the_message_counts(
+def test_a_tie_between_shapes_goes_to_the_one_that_fits_the_message(
     sites: Callable[[Tables], Site], tmp_path: Path
 ) -> None:
     nodes = sites({**FEDAVG, "data": {"clients": 2}})
@@ -182,7 +186,7 @@ def test_of_two_shapes_that_are_equally_frequent_the_one_that_fits_the_message_c
     assert [(f["client"], f["kind"]) for f in nodes.faults(tmp_path / "run")] == [(SPOILT, "shape")]
 
 
-def test_the_shape_that_all_answered_before_counts_even_when_most_answer_with_another(
+def test_the_shape_of_earlier_answers_counts_even_if_most_nodes_change_it(
     sites: Callable[[Tables], Site], tmp_path: Path
 ) -> None:
     def change(nodes: Site, sent: Sent, reply: Reply) -> Reply:
@@ -195,6 +199,36 @@ def test_the_shape_that_all_answered_before_counts_even_when_most_answer_with_an
     nodes = sites({**SCAFFOLD, "faults": {"quorum": 1}})
     run = nodes.again(change=change).serve(tmp_path / "run")
     assert run.summary["left_out"] == {"node1": 1, "node2": 1}
+
+
+@pytest.mark.parametrize("steps", [{"epochs": 1}, 2, {"initial": 2, "base": 2.0}], ids=["epochs", "number", "interval"])
+@pytest.mark.parametrize("alone", [False, True], ids=["among others", "alone"])
+def test_no_node_can_hurry_the_clock_of_a_schedule(
+    steps: Any, alone: bool, sites: Callable[[Tables], Site], tmp_path: Path
+) -> None:
+    """A rate by iterations counts local steps, of the node with the most."""
+    rate = {"schedule": "cube_root", "k": 0.5, "n": 1.0}
+    tables = {
+        "algorithm": {"name": "fedavg", "steps": steps, "lr": rate},
+        "train": {"rounds": 2, "weighting": "samples"},
+        "faults": {"quorum": 1, "retries": 0, "timeout": 0.3},
+    }
+    lie = another_header(steps=2**31 - 1)
+
+    def change(nodes: Site, sent: Sent, reply: Reply) -> Reply | None:
+        if sent.is_work(0) and sent.node == SPOILT:
+            return lie(nodes, sent, reply)
+        return Reply(error="gone") if alone and sent.is_work(0) else reply
+
+    nodes = sites(tables)
+    if alone:
+        with pytest.raises(fs.QuorumError, match=r"node1 \(reported 2147483647 local steps, more than \d+\)"):
+            nodes.again(change=change).serve(tmp_path / "run")
+        return
+    run = nodes.again(change=change).serve(tmp_path / "run")
+    assert run.summary["left_out"] == {"node1": 1} and run.summary["steps"] < 1000
+    (fault,) = nodes.faults(tmp_path / "run")
+    assert fault["kind"] == "type" and "reported 2147483647 local steps" in fault["detail"]
 
 
 def parcel(**parts: Any) -> Change:
@@ -250,7 +284,7 @@ BAD_PARCELS: dict[str, tuple[str, Tables, Change]] = {
 }
 
 
-@pytest.mark.parametrize("name", BAD_PARCELS)
+@repeats("name", BAD_PARCELS)
 def test_a_parcel_that_cannot_be_opened_is_left_out_and_named(
     name: str, sites: Callable[[Tables], Site], tmp_path: Path
 ) -> None:
@@ -266,7 +300,8 @@ def test_the_largest_answer_can_be_set(sites: Callable[[Tables], Site], tmp_path
     assert {f["kind"] for f in nodes.faults(tmp_path / "run")} == {"size"}
 
 
-def test_a_node_that_is_not_connected_is_left_out_until_it_is_there_again(
+@pytest.mark.slow
+def test_a_node_that_is_not_connected_is_left_out_until_it_is_back(
     sites: Callable[[Tables], Site], tmp_path: Path
 ) -> None:
     def change(nodes: Site, sent: Sent, reply: Reply) -> Reply:

@@ -41,7 +41,7 @@ def normed(norm: nn.Module) -> nn.Module:
 
 
 SHAPE = (1, 12, 12)
-OF_IMAGES = [name for name in MODELS if name != "lstm"]  # it has tests of its own, with tokens
+OF_IMAGES = [name for name in MODELS if name != "lstm"]  # which takes tokens and has its own tests
 CASES: dict[str, tuple[nn.Module, tuple[int, ...]]] = {
     **{name: (model(name, SHAPE, 3, seed=1), SHAPE) for name in OF_IMAGES},
     "tied": (Tied(), (3,)),
@@ -75,7 +75,7 @@ def test_the_function_is_the_module(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_vector_survives_the_way_through_a_state_dict(name: str) -> None:
+def test_a_vector_survives_a_round_trip_through_a_state_dict(name: str) -> None:
     module, shape = CASES[name]
     flat = Flat(module)
     x = other_point(flat)
@@ -117,7 +117,7 @@ def test_a_state_dict_is_a_copy() -> None:
     assert state["weight"].abs().sum() > 0
 
 
-def test_the_module_that_was_passed_stays_as_it_was() -> None:
+def test_the_original_module_does_not_change() -> None:
     module = nn.Linear(3, 2)
     before = copy.deepcopy(module.state_dict())
     flat = Flat(module)
@@ -157,7 +157,7 @@ def test_models_that_cannot_be_trained_are_refused() -> None:
     with pytest.raises(fs.InputError, match="ReLU has no trainable parameters"):
         Flat(nn.ReLU())
     mixed = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2).double())
-    with pytest.raises(fs.InputError, match="dtype of the model's parameters must be one and the same"):
+    with pytest.raises(fs.InputError, match="dtype of the model's parameters must be the same for all"):
         Flat(mixed)
 
 
@@ -165,7 +165,7 @@ def test_models_that_cannot_be_trained_are_refused() -> None:
 
 
 @pytest.mark.parametrize("norm", [nn.BatchNorm2d(12), nn.InstanceNorm2d(12, track_running_stats=True)])
-def test_running_statistics_are_refused_with_a_way_out(norm: nn.Module) -> None:
+def test_running_statistics_are_refused_with_a_remedy(norm: nn.Module) -> None:
     with pytest.raises(fs.InputError, match=r"The layer '1' .*batchnorm='group'.*batchnorm='batch'"):
         Flat(normed(norm))
     assert Flat(normed(nn.BatchNorm2d(12, track_running_stats=False))).size > 0
@@ -184,7 +184,7 @@ def test_group_norm_takes_the_place_of_batch_norm() -> None:
     assert torch.equal(norm.bias, module[1].bias)
     assert isinstance(module[1], nn.BatchNorm2d)
     inputs = some_inputs((1, 6, 6))
-    assert_close(flat(flat.initial, inputs)[:1], flat(flat.initial, inputs[:1]))  # rows do not see each other
+    assert_close(flat(flat.initial, inputs)[:1], flat(flat.initial, inputs[:1]))  # rows do not affect each other
 
 
 def test_group_norm_in_place_of_the_whole_model_and_deep_inside() -> None:
@@ -198,7 +198,7 @@ def test_group_norm_in_place_of_the_whole_model_and_deep_inside() -> None:
     assert double.initial.dtype == torch.float64
 
 
-def test_batch_statistics_are_always_the_batchs_own() -> None:
+def test_batch_always_uses_the_statistics_of_the_batch() -> None:
     module = normed(nn.BatchNorm2d(12)).train()
     flat = Flat(module, batchnorm="batch")
     inputs = some_inputs((1, 6, 6))
@@ -217,12 +217,26 @@ def test_an_unknown_rule_is_refused() -> None:
 
 @pytest.mark.parametrize(
     "layer",
-    [nn.Dropout(0.3), nn.Dropout2d(0.5), nn.Dropout(1), nn.AlphaDropout(0.2), nn.LSTM(2, 2, num_layers=2, dropout=0.4)],
-    ids=["Dropout", "Dropout2d", "Dropout of a whole number", "AlphaDropout", "LSTM"],
+    [nn.AlphaDropout(0.2), nn.LSTM(2, 2, num_layers=2, dropout=0.4), nn.MultiheadAttention(2, 1, dropout=0.1)],
+    ids=["AlphaDropout", "LSTM", "MultiheadAttention"],
 )
-def test_dropout_is_refused(layer: nn.Module) -> None:
-    with pytest.raises(fs.InputError, match=r"The layer '1' .* draws random numbers"):
+def test_dropout_that_cannot_be_drawn_by_names_is_refused(layer: nn.Module) -> None:
+    with pytest.raises(fs.InputError, match=r"The layer '1' .* draws random numbers that cannot be repeated. Use nn.D"):
         Flat(nn.Sequential(nn.Linear(2, 2), layer))
+
+
+@pytest.mark.parametrize("model", [None, nn.Linear, lambda x: x, "mlp"], ids=["None", "class", "function", "name"])
+def test_a_model_that_is_no_module_is_refused(model: Any) -> None:
+    with pytest.raises(fs.InputError, match=r"The model must be a torch.nn.Module"):
+        fs.erm(model)
+
+
+@pytest.mark.filterwarnings("ignore:Lazy modules")
+def test_lazy_layers_and_half_precision_are_refused() -> None:
+    with pytest.raises(fs.InputError, match="lazy layers without weights yet: call it once"):
+        Flat(nn.Sequential(nn.LazyLinear(2)))
+    with pytest.raises(fs.InputError, match=r"parameters must be torch.float32 or torch.float64. Got torch.bfloat16"):
+        Flat(nn.Linear(2, 2).bfloat16())
 
 
 def test_dropout_of_zero_is_allowed() -> None:
@@ -246,7 +260,7 @@ def test_the_kind_of_layers(module: nn.Module, kind: str) -> None:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_models_start_from_their_seed_and_leave_torch_alone(name: str) -> None:
+def test_initial_weights_follow_the_seed_and_leave_torchs_random_state_alone(name: str) -> None:
     torch.manual_seed(3)
     before = torch.random.get_rng_state()
     shape = SHAPE if name in OF_IMAGES else (6,)
@@ -305,7 +319,7 @@ def test_cnn7_has_six_convolutions_and_a_linear_layer() -> None:
     ("name", "shape", "options", "message"),
     [
         ("lenet", (1, 28, 28), {}, r"Unknown model 'lenet'\. Did you mean 'lenet5'"),
-        ("mlp", (4,), {"width": 3}, r"Unknown option of the mlp model 'width'\. Known: hidden"),
+        ("mlp", (4,), {"width": 3}, r"Unknown option of the mlp model 'width'\. Known: dropout, hidden"),
         ("mlp", (4,), {"hidden": ()}, "hidden of the mlp model must be"),
         ("mlp", (4,), {"hidden": (3, 0)}, "hidden of the mlp model must be"),
         (
@@ -329,7 +343,7 @@ def test_a_bad_model_is_refused(name: str, shape: tuple[int, ...], options: dict
 
 
 class Several(nn.Module):
-    """A model that returns its logits among other things, as language models and recurrent layers do."""
+    """A model that returns more than its logits, as language models and recurrent layers do."""
 
     def __init__(self, wrap: Callable[[torch.Tensor], object]) -> None:
         super().__init__()
@@ -361,7 +375,7 @@ def test_a_model_that_returns_no_tensor_is_refused(wrap: Any, got: str, build: C
 
 
 class Frozen(nn.Module):
-    """A model with everything that a device can differ in: trained, frozen and tied weights, and a buffer."""
+    """A model with all kinds of tensors: trained, frozen and tied weights, and a buffer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -379,7 +393,7 @@ def devices(module: nn.Module) -> set[str]:
 
 
 @pytest.mark.parametrize("build", [fs.erm, fs.maml, lambda m: fs.auc(m, p=0.3)], ids=["erm", "maml", "auc"])
-def test_a_problem_that_moves_leaves_its_model_and_other_problems_alone(build: Callable[..., fs.Problem]) -> None:
+def test_moving_a_problem_does_not_move_its_model_or_other_problems(build: Callable[..., fs.Problem]) -> None:
     module = Frozen()
     problem = build(module)
     other = replace(problem, name="other")

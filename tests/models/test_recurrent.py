@@ -1,4 +1,4 @@
-"""ConvMixer, which convolves, and LSTM, which runs alone."""
+"""ConvMixer and LSTM: their formulas, sizes and training."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_convmixer_is_its_formula(shape: tuple[int, int, int], depth: int, kerne
     module = model("convmixer", shape, 4, **options).double()
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
-        for weight in module.parameters():  # scales of 1 and shifts of 0 would hide where they belong
+        for weight in module.parameters():  # with scales of 1 and shifts of 0, a swap would go unnoticed
             weight += 0.1 * torch.randn(weight.shape, generator=generator, dtype=torch.float64)
         inputs = torch.randn(5, *shape, generator=generator, dtype=torch.float64)
         outputs = module(inputs)
@@ -96,7 +96,7 @@ def test_convmixer_is_its_formula(shape: tuple[int, int, int], depth: int, kerne
 
 @pytest.mark.parametrize("norm", ["group", "batch"])
 @pytest.mark.parametrize("shape", [SMALL, LARGE])
-def test_every_weight_of_convmixer_has_a_part_in_its_output(shape: tuple[int, int, int], norm: str) -> None:
+def test_every_weight_of_convmixer_affects_its_output(shape: tuple[int, int, int], norm: str) -> None:
     module = model("convmixer", shape, 4, width=12, depth=2, norm=norm)
     inputs = torch.randn(4, *shape, generator=torch.Generator().manual_seed(0))
     module(inputs)[:, 0].exp().sum().backward()
@@ -106,7 +106,7 @@ def test_every_weight_of_convmixer_has_a_part_in_its_output(shape: tuple[int, in
 
 @pytest.mark.parametrize("width", [2, 3, 4, 8, 12, 16])
 def test_a_convmixer_of_any_width_sees_its_input(width: int) -> None:
-    """Channels that are normalised one by one over the image all have the mean 0, which is all that pooling leaves."""
+    """If each channel were normalised over the image, pooling would leave only its mean, 0."""
     inputs = torch.randn(4, 3, 8, 8, generator=torch.Generator().manual_seed(0))
     outputs = model("convmixer", (3, 8, 8), 4, width=width, depth=1)(inputs).detach()
     assert (outputs - outputs[:1]).abs().max() > 1e-2
@@ -131,7 +131,7 @@ BAD_MIXERS: list[tuple[tuple[int, ...], dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("shape", "options", "message"), BAD_MIXERS, ids=[f"{s} {o}" for s, o, _ in BAD_MIXERS])
-def test_a_convmixer_that_cannot_be_is_refused(shape: tuple[int, ...], options: dict[str, Any], message: str) -> None:
+def test_a_bad_convmixer_is_refused(shape: tuple[int, ...], options: dict[str, Any], message: str) -> None:
     with pytest.raises(fs.InputError) as refused:
         model("convmixer", shape, 4, **{"depth": 1, **options})
     assert message in str(refused.value)
@@ -149,6 +149,7 @@ def mixer(dtype: torch.dtype) -> fs.Problem:
     return fs.erm(model("convmixer", (2, 8, 8), 3, width=12, depth=1, kernel=3).to(dtype))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float64, 1e-9)])
 def test_convmixers_train_together_as_they_do_alone(dtype: torch.dtype, tolerance: float) -> None:
     algorithm = fs.FedLALR(lr=1e-2, steps=2, eps=1e-2)
@@ -165,20 +166,21 @@ def test_a_convmixer_is_a_pure_function_of_its_weights() -> None:
     inputs = images(torch.float64).train.arrays[0][:4]
     first = problem.flat.pure(inputs)
     assert torch.equal(problem.flat.pure(inputs), first)
-    torch.testing.assert_close(problem.flat(problem.x0, inputs[:2]), first[:2])  # samples do not see each other
+    torch.testing.assert_close(problem.flat(problem.x0, inputs[:2]), first[:2])  # samples do not affect each other
     assert (first - first[:1]).abs().max() > 1e-2
 
 
 @pytest.mark.parametrize(("shape", "layers"), [(SMALL, "dense"), (LARGE, "convolutional")])
 def test_small_maps_need_no_convolution_so_that_clients_advance_together(shape: Any, layers: str) -> None:
-    """Up to 64 patches, as of 32x32 images in patches of 4."""
+    """Up to 64 patches, e.g. 32x32 images in patches of 4."""
     problem = fs.erm(model("convmixer", shape, 3, width=12, depth=1))
     assert problem.flat is not None and problem.flat.layers() == layers
     data = fs.FederatedData.from_arrays([(np.zeros((2, *shape)), np.arange(2))] * 3, classes=3)
     assert (choose_chunk("auto", problem, data, 2, CPU) == 1) == (layers == "convolutional")
 
 
-def test_a_convmixer_with_running_statistics_is_refused_unless_told_what_to_do() -> None:
+@pytest.mark.slow
+def test_a_convmixer_with_running_statistics_needs_a_batchnorm_rule() -> None:
     module = model("convmixer", (2, 8, 8), 3, width=8, depth=1, norm="batch")
     with pytest.raises(fs.InputError, match="keeps running statistics"):
         fs.erm(module)
@@ -253,7 +255,7 @@ def test_lstm_reads_the_whole_sequence_in_order() -> None:
         ((6,), {"width": 4}, "option of the lstm model"),
     ],
 )
-def test_an_lstm_that_cannot_be_is_refused(shape: tuple[int, ...], options: dict[str, Any], message: str) -> None:
+def test_a_bad_lstm_is_refused(shape: tuple[int, ...], options: dict[str, Any], message: str) -> None:
     with pytest.raises(fs.InputError) as refused:
         model("lstm", shape, 4, **options)
     assert message in str(refused.value)
@@ -298,7 +300,7 @@ def test_only_recurrent_layers_overrule_the_chunk() -> None:
 
 @pytest.mark.parametrize("kind", [nn.RNN, nn.GRU, nn.LSTM])
 def test_oracles_take_recurrent_clients_one_by_one(kind: type[nn.RNNBase]) -> None:
-    """Several clients in one call, as a caller besides the engine may make it: bit for bit what each is alone."""
+    """Several clients in one call give the same bits as one call for each."""
 
     class Reader(nn.Module):
         def __init__(self) -> None:
@@ -322,7 +324,7 @@ def test_oracles_take_recurrent_clients_one_by_one(kind: type[nn.RNNBase]) -> No
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_an_lstm_on_one_client_is_a_bare_loop_of_torch(dtype: torch.dtype) -> None:
-    """Full batches and SGD: the module, its optimiser and its loss as torch has them."""
+    """Full batches and SGD, with torch's own module, optimiser and loss."""
     data = text((13,))
     problem = lstm(dtype)
     assert problem.flat is not None

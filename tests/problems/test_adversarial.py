@@ -1,4 +1,4 @@
-"""One perturbation of all inputs: what is trained against it, and how a model is measured under attack."""
+"""One perturbation of all inputs: training against it, and measuring a model under attack."""
 
 from __future__ import annotations
 
@@ -279,7 +279,7 @@ def test_the_worst_direction_of_a_linear_model_is_found(loss: str, targets: list
 
 
 def test_without_steps_the_measures_are_those_under_the_start() -> None:
-    """The start is the run's perturbation, made feasible; none for a problem without one."""
+    """The start is the run's perturbation, projected; zero for a problem without one."""
     still = Evaluation(attack_steps=0)
     problem, plain, data = fs.adversarial(model(2), SHAPE, radius=0.5), fs.erm(model(2)), images(classes=2)
     y = torch.tensor([1.0, -0.4, 0.2, 0.0, 0.1, 0.3], dtype=torch.float64)
@@ -316,7 +316,7 @@ def test_which_runs_are_measured_under_attack() -> None:
     assert pooled["attacked_loss"] != pytest.approx(ours["attacked_loss"], rel=1e-3), "on the pooled test set"
 
 
-def test_the_attack_on_many_rows_looks_at_some_of_them_always_the_same() -> None:
+def test_the_attack_on_many_rows_uses_a_fixed_subset() -> None:
     problem, data = fs.erm(model()), images((2500, 100))
     found = [attack(problem, data, 0.5, 5) for _ in range(2)]
     assert torch.equal(*found)
@@ -324,7 +324,7 @@ def test_the_attack_on_many_rows_looks_at_some_of_them_always_the_same() -> None
     assert loss_under(problem, data, found[0]) > max(loss_under(problem, data, 0.5 * y / y.norm()) for y in others)
 
 
-def test_a_model_that_does_not_look_at_its_inputs_cannot_be_attacked() -> None:
+def test_a_model_that_ignores_its_inputs_cannot_be_attacked() -> None:
     flat = nn.Linear(3, 2, dtype=torch.float64)
     nn.init.zeros_(flat.weight)
     data = fs.FederatedData.from_arrays([(np.ones((4, 3)), np.arange(4) % 2)])

@@ -1,4 +1,4 @@
-"""AUC without pairs: the identity with the loss of all pairs, one share of positives for all clients, odd classes."""
+"""AUC without pairs: it equals the loss over all pairs; one fraction of positives for all clients; odd classes."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def scores_of(problem: fs.Problem, data: fs.FederatedData, score: str = "sigmoid
 def mean_distribution(
     problem: fs.Problem, data: fs.FederatedData, weighting: str, score: str
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """All scores, labels and masses: a sample's mass is its client's weight over the client's size."""
+    """All scores, labels and masses; a sample's mass is its client's weight divided by the client's size."""
     labels = torch.cat([data.train.of_client(k)[1] for k in range(data.clients)])
     masses = np.repeat(np.array(client_weights(data, weighting)) / data.sizes, data.sizes)
     return torch.cat(scores_of(problem, data, score)), labels, torch.from_numpy(masses)
@@ -66,7 +66,7 @@ def at(problem: fs.Problem, a: Any, b: Any) -> torch.Tensor:
 
 
 def share_of(problem: fs.Problem) -> float:
-    """The p that a problem was given: half of the curvature of F in b, of a negative."""
+    """The p of a problem: half of the curvature of F in b, at a negative."""
     batch = torch.zeros(1, 3, dtype=problem.x0.dtype), torch.zeros(1, dtype=torch.long)
     values = []
     for b in (-1.0, 0.0, 1.0):
@@ -190,7 +190,7 @@ def test_the_mean_over_clients_of_equal_sizes_is_the_pooled_objective(form: Any,
 
 
 @pytest.mark.parametrize("counts", [EQUAL, UNEQUAL, [(5, 0), (0, 1)], [(4, 0), (3, 0)], [(0, 2), (0, 5)]], ids=str)
-def test_p_is_the_share_of_positives_as_the_run_weighs_clients(counts: list[tuple[int, int]]) -> None:
+def test_p_is_the_fraction_of_positives_under_the_weighting_of_the_run(counts: list[tuple[int, int]]) -> None:
     data, table = binary(counts), np.array(counts)
     shares = {
         "uniform": (table[:, 1] / table.sum(1)).mean(),
@@ -314,7 +314,7 @@ def test_best_y_is_the_best_and_its_mean_is_that_of_the_mean(form: Any, margin: 
 
 
 def test_clients_find_the_best_alpha_together() -> None:
-    """Also with clients of one class, whose own best alpha is far away."""
+    """Also with clients of one class, whose own best alpha is far off."""
     data = binary(EQUAL)
     problem = prepared(fs.auc(model()), data)
     clients = make_clients(make_setting(problem, data), chunk=3)
@@ -323,7 +323,7 @@ def test_clients_find_the_best_alpha_together() -> None:
     assert float(slope.abs()) < 1e-12
 
 
-# --- classes that are missing, scores that are flat -------------------------------------------------------------------
+# --- classes that are missing, scores that are flat ------------------------------------------------------------------
 
 ALGORITHMS = [
     fs.LocalSGDA(steps=2),
@@ -380,16 +380,16 @@ def test_values_and_gradients_of_one_class_are_finite(options: dict[str, Any], p
         found += slopes(lambda x, y, f=problem.outer, b=batch: f(x, y, b), problem.x0, y)
         assert all(bool(v.isfinite().all()) for v in found)
         if p is None:
-            assert float(found[0]) == 0.0, "without the other class there is nothing to tell apart"
+            assert float(found[0]) == 0.0, "with one class there is nothing to rank"
 
 
-# --- sampling that favours the rare class ----------------------------------------------------------------------------
+# --- balanced sampling -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("form", ["square", "margin"])
 @pytest.mark.parametrize("batch_size", [2, 5])
 def test_balanced_batches_are_unbiased(form: Any, batch_size: int) -> None:
-    """The class of each slot is fixed and its row uniform in the class: put all of the class's rows in its place."""
+    """The class of each sample is fixed and its row uniform in the class: replace it by all rows of the class."""
     data = binary(UNEQUAL)
     problem = prepared(fs.auc(model(), form), data)
     client = make_client(make_setting(problem, data, batch_size=batch_size, sampling="balanced"), list(range(5)))
@@ -443,7 +443,7 @@ def test_measures_are_of_the_logits_and_the_run_has_a_model(outputs: int, score:
     measured = run.history[-1]
     assert measured["auc"] == pytest.approx(roc_auc_score(targets, logits), abs=1e-12)
     assert measured["loss"] == pytest.approx(log_loss(targets, 1 / (1 + np.exp(-logits))), abs=1e-9)
-    assert "accuracy" not in measured, "no threshold is learnt"
+    assert "accuracy" not in measured, "no threshold is learned"
     assert {"auc_mean", "auc_worst", "loss_worst"} <= measured.keys()
     assert measured.keys() - {"round", "steps", "samples", "bytes_up", "bytes_down", "seconds"} <= set(MEASURES)
 

@@ -47,8 +47,8 @@ def model(outputs: int = 1, dtype: torch.dtype = torch.float64) -> nn.Module:
 
 
 @pytest.fixture(autouse=True)
-def _neither_trace_nor_draw(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both cost more than these runs take; one test is of traced graphs."""
+def _neither_trace_nor_plot(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both take longer than these runs; one test covers traced graphs."""
     monkeypatch.setattr("fedstrata.training.plots.plot", lambda *_, **__: None)
     if "along_the_gradient[False]" not in request.node.name:
         monkeypatch.setattr("fedstrata.problems.oracles.trace", lambda *_: None)
@@ -83,7 +83,7 @@ def stepped(x: torch.Tensor, rows: tuple[torch.Tensor, ...], steps: int, outputs
 def auc_loss(
     u: torch.Tensor, alpha: torch.Tensor, rows: tuple[torch.Tensor, ...], p: float, form: str, outputs: int
 ) -> torch.Tensor:
-    """F as the docstring of auc has it, of a sigmoid score, at margin 1."""
+    """F as in the docstring of auc, for a sigmoid score and margin 1."""
     inputs, targets = rows
     out = outputs_of(u, inputs, outputs)
     s = torch.sigmoid(out[:, 0] if outputs == 1 else out[:, 1] - out[:, 0])
@@ -106,7 +106,7 @@ def by_hand(
     outputs: int = 1,
     lr: float = LR,
 ) -> torch.Tensor:
-    """M_k[ F_k(G(x), y) ], G the mean over clients of where their steps lead."""
+    """M_k[ F_k(G(x), y) ], with G the mean over clients of their points after the steps."""
     rows = [data.train.of_client(k) for k in range(data.clients)]
     inner = torch.stack([stepped(x, r, steps, outputs, lr) for r in rows]).mean(0)
     return torch.stack([auc_loss(inner, y[0], r, p, form, outputs) for r in rows]).mean()
@@ -154,7 +154,7 @@ def test_the_objective_and_its_gradient_are_those_written_by_hand(levels: int, f
 
 
 def test_the_mean_over_clients_is_inside() -> None:
-    """Not the mean of what the clients' own steps lead to."""
+    """Not the mean of F_k at each client's own point after its steps."""
     data = binary()
     shared = fs.compositional_auc(model(), 2, LR, p=0.3)
     own = replace(shared, inner_mean="local")
@@ -199,8 +199,8 @@ def test_a_and_b_go_through_the_levels_unchanged() -> None:
     assert torch.equal(problem.x0[-2:], torch.zeros(2).double())
 
 
-def test_first_order_takes_every_jacobian_for_the_identity() -> None:
-    """The same value; the gradient is that of the AUC loss where the steps lead."""
+def test_first_order_treats_every_jacobian_as_the_identity() -> None:
+    """The value is the same; the gradient is that of the AUC loss after the steps."""
     data = binary()
     full, first = (fs.compositional_auc(model(), 3, LR, flag, p=0.3) for flag in (False, True))
     x, y = point(full)
@@ -236,7 +236,7 @@ def test_a_clients_first_step_is_along_the_gradient(first_order: bool) -> None:
     torch.testing.assert_close(run.y, 0.3 * in_y, atol=1e-10, rtol=0)
 
 
-def test_it_learns_to_rank_and_is_measured_where_the_steps_lead() -> None:
+def test_it_learns_to_rank_and_is_measured_after_the_steps() -> None:
     data = binary([(30, 5), (25, 10), (31, 4)], dtype=np.float32)
     problem = fs.compositional_auc(model(dtype=torch.float32), 1, 0.2)
     run = fs.train(problem, data, fs.LocalSMCGDAM(gamma_x=1.0, steps=5), rounds=12, eval_every=12)
@@ -259,7 +259,7 @@ RATES = [LR] * 5 + [LR * 0.3] * 3 + [LR * 0.3**2] * 2
 
 METHOD = fs.LocalSMCGDAM(gamma_x=0.5, steps=1)
 ALIKE = [(4, 2), (3, 3), (6, 0)]
-"""Clients of one size, which take their steps together."""
+"""Clients of one size, which advance together."""
 
 
 def scheduled(inner_lr: Any = STEP, levels: int = 2, **options: Any) -> fs.Run:
@@ -281,7 +281,7 @@ def assert_same(run: fs.Run, expected: fs.Run) -> None:
 
 @pytest.fixture
 def rates(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The rates of the rounds that are run: how far the last level moves, over the gradient there."""
+    """The rate of each round: how far the last level moves, divided by the gradient there."""
     seen: list[float] = []
     before, rows = fs.LocalSMCGDAM.round, binary().train.of_client(0)
 
@@ -303,6 +303,7 @@ def test_each_round_has_the_rate_of_the_schedule(rates: list[float]) -> None:
     assert run.problem.adapt == (2, pytest.approx(RATES[-1], rel=1e-12))
 
 
+@pytest.mark.slow
 def test_a_schedule_is_as_if_the_rate_were_changed_by_hand(straight: fs.Run) -> None:
     data = binary(ALIKE)
     p = float(np.mean([n1 / (n0 + n1) for n0, n1 in ALIKE]))
@@ -322,6 +323,7 @@ def test_a_schedule_is_as_if_the_rate_were_changed_by_hand(straight: fs.Run) -> 
     assert (constant.x - straight.x).abs().max() > 1e-3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stop", [4, 6, 9, 10])
 def test_a_resumed_run_gives_the_same_bits(straight: fs.Run, tmp_path: Path, stop: int) -> None:
     class Stop(fs.Callback):
@@ -334,13 +336,13 @@ def test_a_resumed_run_gives_the_same_bits(straight: fs.Run, tmp_path: Path, sto
     assert_same(scheduled(out=tmp_path / "run", resume=True), straight)
 
 
-def test_rounds_by_number_stay_when_a_run_grows(straight: fs.Run, tmp_path: Path) -> None:
+def test_decays_at_round_numbers_stay_when_a_run_is_extended(straight: fs.Run, tmp_path: Path) -> None:
     by_number = fs.StepDecay(LR, at=(5, 8), factor=0.3)
     scheduled(by_number, rounds=6, out=tmp_path / "run")
     assert_same(scheduled(by_number, out=tmp_path / "run", resume=True), straight)
 
 
-def test_shares_are_those_of_all_rounds_when_a_run_grows(rates: list[float], tmp_path: Path) -> None:
+def test_decays_at_fractions_move_when_a_run_is_extended(rates: list[float], tmp_path: Path) -> None:
     for rounds in (4, 8):
         run = scheduled(rounds=rounds, out=tmp_path / "run", resume=True)
     factors = [1, 1, 0.3, 0.09, 0.3, 0.3, 0.09, 0.09]
@@ -393,7 +395,7 @@ def test_a_run_directory_holds_the_schedule_and_another_is_not_resumed(tmp_path:
     ],
     ids=lambda v: v.name if isinstance(v, fs.schedules.Schedule) else "",
 )
-def test_any_schedule_will_do(schedule: Any, rates: list[float]) -> None:
+def test_any_schedule_works(schedule: Any, rates: list[float]) -> None:
     """A row is measured at the rate of the round before it."""
     data = binary(ALIKE)
     run = fs.train(fs.compositional_auc(model(), 1, schedule), data, METHOD, rounds=3, eval_every=1)
@@ -482,7 +484,7 @@ def test_a_bad_rate_in_a_file_is_refused(inner_lr: Any, message: str) -> None:
 
 
 def repeated_rows(counts: list[tuple[int, int]]) -> fs.FederatedData:
-    """Clients whose rows of a class are all the same: balanced batches tell all."""
+    """Clients whose rows of a class are all equal, so a balanced batch has all the information."""
     generator = np.random.default_rng(0)
     pairs = []
     for own in counts:
@@ -491,7 +493,7 @@ def repeated_rows(counts: list[tuple[int, int]]) -> fs.FederatedData:
     return fs.FederatedData.from_arrays(pairs, classes=2)
 
 
-def test_weights_undo_what_balanced_batches_do() -> None:
+def test_weights_compensate_for_balanced_batches() -> None:
     data = repeated_rows([(30, 2), (5, 6), (4, 0), (0, 3)])
     problem = fs.compositional_auc(model(), 2, LR)
     batches: list[dict[str, Any]] = [{"batch_size": 5, "sampling": "balanced"}, {}, {"batch_size": 5}]
@@ -502,7 +504,7 @@ def test_weights_undo_what_balanced_batches_do() -> None:
 
 
 def test_the_weights_of_samples_count_in_the_steps_and_outside() -> None:
-    """A weight of 2 is as a sample that is there twice, a weight of 0 as one that is not there."""
+    """A weight of 2 is like a sample that occurs twice, a weight of 0 like one that does not occur."""
     problem = fs.compositional_auc(model(2), 1, LR, p=0.3)
     inputs, targets = binary().train.of_client(1)
     weights = torch.tensor([2.0, 0.0, 1.0, 2.0, 1.0, 0.0]).double()

@@ -1,4 +1,4 @@
-"""Fair learning: the worst class as a mean over clients, the worst client, and when the two are something else."""
+"""Fair learning over classes and over clients, and data that do not fit."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def model(classes: int = 3) -> nn.Module:
 
 
 def skewed(sizes: list[int], classes: int = 3) -> fs.FederatedData:
-    """Build clients with different shares of the classes; some have not all of them."""
+    """Build clients with different class proportions; some lack a class."""
     rng = np.random.default_rng(5)
     pairs = []
     for k, n in enumerate(sizes):
@@ -41,7 +41,7 @@ def skewed(sizes: list[int], classes: int = 3) -> fs.FederatedData:
 
 
 def point(problem: fs.Problem, entries: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Random x, and a random y of the simplex."""
+    """Random x, and a random y on the simplex."""
     rng = np.random.default_rng(1)
     return problem.x0 + torch.from_numpy(rng.normal(size=len(problem.x0))), torch.from_numpy(
         rng.dirichlet(np.ones(entries))
@@ -49,7 +49,7 @@ def point(problem: fs.Problem, entries: int) -> tuple[torch.Tensor, torch.Tensor
 
 
 def class_losses(data: fs.FederatedData, x: torch.Tensor, weighting: str) -> np.ndarray:
-    """The mean loss of each class, 0 where it has no sample; a sample's mass is its client's weight over its size."""
+    """The mean loss of each class, 0 where it has no sample; a sample's mass is its client's weight / size."""
     plain = fs.erm(model())
     assert plain.predict is not None and plain.losses is not None
     total, mass = np.zeros(3), np.zeros(3)
@@ -119,7 +119,7 @@ def test_the_gradient_in_y_is_the_losses_of_the_classes() -> None:
     np.testing.assert_allclose(in_y.numpy(), class_losses(data, x, "uniform") - 0.4 * y.numpy(), atol=1e-12)
 
 
-def test_a_class_that_nobody_has_weighs_nothing() -> None:
+def test_a_class_without_samples_has_weight_zero() -> None:
     data = skewed(SIZES["unequal"], classes=2)
     assert (data.classes, data.train.class_counts.shape) == (3, (4, 2))
     problem = prepared(fs.fair(model(), classes=3, regularise=0.2), data)
@@ -173,8 +173,9 @@ def test_huge_losses_do_not_push_the_dual_off_the_simplex(over: Any, algorithm: 
         assert float(y.sum()) == pytest.approx(1.0, abs=1e-5)
 
 
+@pytest.mark.slow
 def test_the_worst_class_gets_better() -> None:
-    """A rare class that ordinary learning gives up."""
+    """A rare class that ordinary learning ignores."""
     rng = np.random.default_rng(0)
     pairs = []
     for _ in range(4):
@@ -211,6 +212,7 @@ def test_over_clients_it_is_agnostic_learning(algorithm: fs.Algorithm) -> None:
     assert ours.summary["problem"] == "fair"
 
 
+@pytest.mark.slow
 def test_over_clients_with_a_regulariser() -> None:
     data = skewed(SIZES["unequal"])
     problem = fs.fair(model(), "clients", clients=4, regularise=2.0)
@@ -299,7 +301,6 @@ def test_a_configuration_file_takes_classes_and_clients_from_the_data(options: d
     experiment = build.Experiment(config.parse(tables, "here"))
     assert experiment.problem.y0 is not None and len(experiment.problem.y0) == entries
     assert experiment.problem.options["regularise"] == options.get("regularise", 0.0)
-    assert experiment.problem.check is not None
     experiment.problem.check(experiment.data)
     for known in ("classes", "clients"):
         tables["problem"] = {"name": "fair", known: 4}
@@ -308,7 +309,7 @@ def test_a_configuration_file_takes_classes_and_clients_from_the_data(options: d
 
 
 @pytest.mark.parametrize("regularise", [0.0, 0.5])
-def test_clients_with_an_entry_of_the_dual_are_not_weighed_twice(regularise: float) -> None:
+def test_weighting_by_samples_is_refused_if_the_dual_weights_the_clients(regularise: float) -> None:
     data = sized_data([4, 9, 6])
     problem = fs.fair(nn.Linear(3, 2), "clients", clients=3, regularise=regularise)
     with pytest.raises(fs.InputError, match=r"weighting must be 'uniform'.*an entry for each client"):

@@ -27,7 +27,7 @@ def model() -> nn.Module:
 
 
 def rows(data: fs.FederatedData, client: int, level: int) -> tuple[torch.Tensor, ...]:
-    """What a client has for a level, 0 being the outer function."""
+    """The rows that a client has for a level; 0 is the outer function."""
     return data.part(level).of_client(client)
 
 
@@ -72,7 +72,7 @@ def test_inner_levels_draw_from_the_support_rows_and_the_outer_function_from_the
                 assert all(sample in allowed for sample in batch.parts[0][0][c].tolist())
 
 
-def test_a_client_takes_the_same_step_in_any_company() -> None:
+def test_a_clients_step_does_not_depend_on_the_others() -> None:
     """Query and support of unequal lengths, all data at once."""
     problem = fs.maml(model(), inner_lr=LR, steps=2)
     found = []
@@ -86,7 +86,7 @@ def test_a_client_takes_the_same_step_in_any_company() -> None:
 # --- first order -----------------------------------------------------------------------------------------------------
 
 
-def test_first_order_leaves_out_just_the_hessian() -> None:
+def test_first_order_drops_only_the_hessian() -> None:
     full, first = (fs.maml(model(), inner_lr=LR, first_order=flag) for flag in (False, True))
     loss = fs.erm(model()).outer
     gradients = []
@@ -106,7 +106,7 @@ def test_first_order_leaves_out_just_the_hessian() -> None:
 
 
 @pytest.mark.parametrize("traced", [True, False])
-def test_first_order_has_the_identity_for_a_jacobian(traced: bool) -> None:
+def test_first_order_treats_the_jacobian_as_the_identity(traced: bool) -> None:
     problem = fs.maml(model(), inner_lr=LR, first_order=True)
     setting = make_setting(problem, SPLIT, batch_size=3)
     client = make_client(setting, [2, 0])
@@ -118,8 +118,8 @@ def test_first_order_has_the_identity_for_a_jacobian(traced: bool) -> None:
 
 
 @pytest.mark.parametrize("data", [DATA, SPLIT], ids=["the same rows", "support and query"])
-def test_damaml_weighs_what_is_left_after_adapting(data: fs.FederatedData) -> None:
-    """Both levels draw from the support rows, where there are any; the outer function looks at no data."""
+def test_damaml_weights_clients_by_their_loss_after_adapting(data: fs.FederatedData) -> None:
+    """Both levels draw from the support rows, if there are any; the outer function uses no data."""
     problem = fs.damaml(model(), inner_lr=LR, gamma=0.5, shift=0.9)
     assert problem.kind == "2 inner levels, a local inner mean, no dual"
     assert (problem.name, problem.adapt, problem.outer_draws) == ("damaml", (1, LR), False)

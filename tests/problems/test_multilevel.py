@@ -1,4 +1,4 @@
-"""Levels of one's own, of any lengths, and risk-averse learning against the semideviation in NumPy."""
+"""Your own levels, of any lengths, and risk-averse learning against the semideviation in NumPy."""
 
 from __future__ import annotations
 
@@ -200,7 +200,7 @@ WRONG: list[tuple[str, list[Any], Any, torch.Tensor | None, str]] = [
 
 
 @pytest.mark.parametrize(("levels", "outer", "y0", "message"), [w[1:] for w in WRONG], ids=[w[0] for w in WRONG])
-def test_a_wrong_function_is_told_before_training(
+def test_a_wrong_function_is_an_error_before_training(
     levels: list[Any], outer: Any, y0: torch.Tensor | None, message: str
 ) -> None:
     with pytest.raises(fs.InputError, match=message):
@@ -332,8 +332,9 @@ def test_a_run_with_estimates_below_zero_stays_finite(monkeypatch: pytest.Monkey
     assert torch.isfinite(run.x).all()
 
 
-def test_it_learns_digits_and_cares_for_the_worst_losses() -> None:
-    """Plain learning gets as far in the mean; the highest loss, and the spread above the mean, are lower here."""
+@pytest.mark.slow
+def test_it_learns_digits_with_lower_worst_losses() -> None:
+    """The mean loss is that of plain learning; the highest loss, and the spread above the mean, are lower."""
     data = fs.data.digits().subset(400).split("iid", clients=4)
     module = fs.models.logreg((1, 8, 8), 10)
     inputs, targets = (a[data.train.rows] for a in data.train.arrays)

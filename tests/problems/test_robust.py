@@ -1,4 +1,4 @@
-"""Robust learning: the weights of clients, the shift that all of them share, and losses beyond all bounds."""
+"""Robust learning: the weights of clients, their common shift, and huge losses."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_no_loss_is_so_high_that_it_overflows(loss: float, shift: float | None, 
     assert higher > value
 
 
-def test_a_run_with_huge_losses_at_the_start_goes_on() -> None:
+def test_a_run_survives_huge_losses_at_the_start() -> None:
     """gamma = 0.1 and losses of 80: exp(800) is infinite in every precision."""
     pairs = [(60 * inputs, targets) for inputs, targets in (DATA.train.of_client(k) for k in range(5))]
     data = fs.FederatedData.from_arrays(pairs, classes=2)
@@ -94,7 +94,7 @@ def test_a_run_with_huge_losses_at_the_start_goes_on() -> None:
     assert run.history[-1]["loss_worst"] < 0.8 * run.history[0]["loss_worst"]
 
 
-def test_the_exponential_goes_on_as_its_tangent() -> None:
+def test_the_exponential_continues_as_its_tangent() -> None:
     u = torch.tensor([-3.0, 0.0, 1.9, 2.1, 7.0], dtype=torch.float64, requires_grad=True)
     value = exponential(u, cap=2.0)
     (slope,) = torch.autograd.grad(value.sum(), u, create_graph=True)
@@ -122,13 +122,13 @@ def test_the_shift_is_gamma_log_mean_exp_of_the_first_losses(gamma: float, chunk
     assert sum(weights) / len(weights) == pytest.approx(1.0, rel=1e-9)
 
 
-def test_no_weight_passes_the_number_of_clients() -> None:
+def test_no_weight_exceeds_the_number_of_clients() -> None:
     ready = prepared(fs.robust(model(), gamma=0.1))
     assert weight_of(ready, 1e3)[1] == pytest.approx(5.0, rel=1e-9)
     assert weight_of(fs.robust(model(), gamma=0.1, shift=0.0), 1e3)[1] == pytest.approx(math.exp(CAP), rel=1e-9)
 
 
-def test_training_goes_on_with_the_prepared_problem() -> None:
+def test_training_uses_the_shift_that_was_learned() -> None:
     """The first step has weights that average to one."""
     problem = fs.robust(model(), gamma=0.5)
     leaf = problem.x0.clone().requires_grad_()
@@ -141,7 +141,7 @@ def test_training_goes_on_with_the_prepared_problem() -> None:
 
 
 def test_one_shift_is_shared_so_the_objective_is_only_rescaled() -> None:
-    """A shift of each client's own would change the direction."""
+    """A different shift for each client would change the direction."""
     problem = fs.robust(model(), gamma=0.5, shift=0.0)
     ready = prepared(fs.robust(model(), gamma=0.5))
     generator = torch.Generator().manual_seed(1)

@@ -1,4 +1,4 @@
-"""The quadratic saddle at zero, and how far a run is from a solution that is known."""
+"""The quadratic saddle at zero, and the distance of a run from a known solution."""
 
 from __future__ import annotations
 
@@ -69,10 +69,10 @@ def test_the_saddle_is_zero(noise: float, seed: int, spread: float) -> None:
     best = float(mean(zero, zero))
     assert float(mean(x, zero)) > best > float(mean(zero, y))
     own = [slopes(lambda y, k=k: q.problem.outer(zero, y, q.data.train.of_client(k)), zero)[0] for k in range(6)]
-    assert min(float(g.norm()) for g in own) > 0.1 * spread, "each client alone would go elsewhere"
+    assert min(float(g.norm()) for g in own) > 0.1 * spread, "the clients disagree"
 
 
-def test_clients_disagree_by_spread_and_all_together_they_do_not() -> None:
+def test_clients_differ_by_spread_and_their_mean_is_zero() -> None:
     narrow, wide = (fs.quadratic_saddle(clients=400, dimension=5, spread=spread) for spread in (1.0, 10))
     for q, spread in ((narrow, 1.0), (wide, 10.0)):
         b = parts(q)[1][:, 0]
@@ -196,13 +196,13 @@ def test_the_distance_from_a_solution_that_is_known(build: Any) -> None:
     assert Evaluation()(q.problem, q.data, q.solution, q.dual)["distance"] == 0.0
 
 
-def test_where_no_solution_is_known_there_is_no_distance() -> None:
+def test_without_a_known_solution_there_is_no_distance() -> None:
     q = fs.quadratic_saddle(**OPTIONS)
     unknown = fs.Problem(q.problem.outer, q.problem.x0, y0=q.problem.y0)
     assert Evaluation()(unknown, q.data, q.problem.x0, q.problem.y0).keys() == {"loss"}
 
 
-def test_training_comes_near_and_says_so() -> None:
+def test_training_approaches_the_solution_and_reports_the_distance() -> None:
     q = fs.quadratic_saddle(**OPTIONS)
     run = fs.train(q.problem, q.data, fs.LocalSGDA(lr=0.05, dual_lr=0.5, steps=1), rounds=60)
     first, last = run.history[0], run.history[-1]

@@ -1,4 +1,4 @@
-"""The tower of levels: its solution is where the gradients vanish, its noise averages out, and methods find it."""
+"""The tower of levels: gradients vanish at its solution, noise averages out, and algorithms find the solution."""
 
 from __future__ import annotations
 
@@ -50,14 +50,14 @@ def test_the_known_point_is_stationary(levels: int, dual: bool) -> None:
 
 
 def noise_alone(q: fs.Quadratic) -> float:
-    """What the spread of the targets leaves of ||u - b||^2 / 2 at the solution."""
+    """||u - b||^2 / 2 at the solution: the spread of the targets."""
     targets = q.data.train.arrays[1]
     return float(0.5 * ((targets - targets.mean(0)) ** 2).sum(1).mean())
 
 
 @pytest.mark.parametrize("levels", [1, 3])
 def test_the_best_dual_leaves_the_squared_distance(levels: int) -> None:
-    """max_y f = ||u - b||^2 / 2, which the problem without a dual is, but for the noise of the targets."""
+    """max_y f = ||u - b||^2 / 2: the problem without a dual, up to the noise of the targets."""
     with_dual, without = (fs.tower(**SMALL, levels=levels, dual=dual) for dual in (True, False))
     assert torch.equal(with_dual.solution, without.solution)
     assert torch.equal(with_dual.data.train.arrays[1], without.data.train.arrays[1])
@@ -95,7 +95,7 @@ def test_levels_are_rotations_of_a_bent_vector(levels: int) -> None:
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.5])
-def test_noise_averages_to_nothing_on_every_client(noise: float) -> None:
+def test_noise_averages_to_zero_on_every_client(noise: float) -> None:
     noisy, exact = (fs.tower(clients=3, dimension=4, levels=2, samples=50, noise=n) for n in (noise, 0.0))
     u = torch.linspace(-2, 2, 4, dtype=torch.float64)
     for k in range(3):
@@ -134,11 +134,12 @@ def test_the_noise_of_a_sample_differs_from_level_to_level_and_client_to_client(
 # --- methods ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("levels", "dual", "alpha"), [(1, True, 4.0), (1, False, 1.0), (3, True, 1.0), (2, False, 4.0), (5, True, 4.0)]
 )
 def test_a_method_finds_the_solution(levels: int, dual: bool, alpha: float) -> None:
-    """On all data at once, with the estimates made anew in every step (alpha eta^2 = 1) or carried on."""
+    """On full batches, with estimates that are fresh in every step (alpha eta^2 = 1) or carried over."""
     q = fs.tower(**SMALL, levels=levels, dual=dual)
     algorithm = fs.LocalSMCGDAM(eta=0.5, gamma_x=0.2, gamma_y=1.0, rho_x=2.0, rho_y=2.0, alpha=alpha, steps=2)
     run = fs.train(q.problem, q.data, algorithm, rounds=150 if levels < 5 else 90, eval_every=150)

@@ -306,6 +306,7 @@ def test_the_saddle_is_a_fixed_point_of_the_two_phase_form_without_momentum_weig
     differ(fgda(XS, YS, [ALL] * 3, exact, 3, **options, never_averaged=True, **own)["x"], XS)
 
 
+@pytest.mark.slow
 def test_two_phase_reaches_the_saddle_of_the_heterogeneous_quadratic_and_the_others_do_not():
     # f_k = 5 |x|^2 - (|y|^2 / 2 - b_k.y + t_k y.x), t_k ~ U(0, 1), b_k ~ N(0, 100) centred.
     rng = np.random.default_rng(0)

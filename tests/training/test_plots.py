@@ -45,6 +45,7 @@ def test_a_partition_shows_totals_and_classes_and_only_totals_without_classes(fi
     assert len(totals.patches) == 3 and not totals.images
 
 
+@pytest.mark.slow
 def test_the_callers_backend_and_figures_stay_as_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import matplotlib.pyplot as plt
 

@@ -56,8 +56,8 @@ class AFL(Algorithm):
         gradients, losses = clients.gather(self.gradient, s.x)
         x = s.x - clients.rate(self.lr) * (s.y @ gradients)
         y = clients.project_y(s.y + clients.rate(self.dual_lr) * losses)
-        part = 1 / (clients.clock.round + 1)
-        return State(x, y, s.x_mean + part * (x - s.x_mean), s.y_mean + part * (y - s.y_mean))
+        weight = 1 / (clients.clock.round + 1)
+        return State(x, y, s.x_mean + weight * (x - s.x_mean), s.y_mean + weight * (y - s.y_mean))
 
     def solution(self, s: State) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the means of the iterates, or the last iterates."""

@@ -26,7 +26,7 @@ class State(NamedTuple):
     y: torch.Tensor
 
 
-ALGORITHMS: Registry[type[Algorithm]] = Registry("algorithm")
+ALGORITHMS: Registry[type[Algorithm]] = Registry("algorithm", hint="One of your own: fedstrata --import FILE ...")
 
 
 class Algorithm(Options, ABC):
@@ -34,7 +34,7 @@ class Algorithm(Options, ABC):
 
     A subclass becomes a frozen dataclass of its hyperparameters and is registered under ``name``. Algorithms do not
     inherit from each other; a subclass of an algorithm is a *preset*, the same algorithm under another name with other
-    defaults::
+    defaults, which sets ``name``, ``defaults``, ``hidden`` and ``full_participation`` only::
 
         class AdaFGDA(FGDA):
             name = "adafgda"
@@ -47,7 +47,7 @@ class Algorithm(Options, ABC):
     mixture:             whether the dual must weight the clients.
     full_participation:  whether every client must take part in every round.
     auxiliary:           whether the server needs its own samples, some of every class.
-    hidden:              names of hyperparameters that only other presets of the file have, as in "matrix rho".
+    hidden:              names of hyperparameters that only other presets of the file have, as in ("matrix", "rho").
     defaults:            for a preset, hyperparameters with another default.
     """
 
@@ -60,7 +60,7 @@ class Algorithm(Options, ABC):
     full_participation: ClassVar[bool] = False
     auxiliary: ClassVar[bool] = False
     defaults: ClassVar[Mapping[str, Any]] = {}
-    hidden: ClassVar[str] = ""
+    hidden: ClassVar[tuple[str, ...]] = ()
 
     def __init_subclass__(cls, **more: Any) -> None:
         super().__init_subclass__(**more)
@@ -68,7 +68,7 @@ class Algorithm(Options, ABC):
             _make_preset(cls)
         if not isinstance(vars(cls).get("name"), str):
             raise TypeError(f"{cls.__name__} must have a name for the command line: name = '...'.")
-        for name in cls.hidden.split():
+        for name in cls.hidden:
             option: Option = vars(cls)[name]
             metadata = {"option": option}
             setattr(cls, name, dataclasses.field(default=option.default, init=False, repr=False, metadata=metadata))
@@ -94,7 +94,13 @@ class Algorithm(Options, ABC):
 
     @abstractmethod
     def round(self, s: Any, clients: Clients) -> Any:
-        """Run one round on the server, with any number of exchanges with the clients."""
+        """Run one round on the server, with any number of exchanges; return the new state."""
+
+    def rejoin(self, s: Any, clients: Clients) -> None:
+        """Let clients that have lost what they kept take part again: ``clients.restore(self.first, s.x)``.
+
+        Called at the end of a round, with the new state, if the run handles faults and such clients were left out.
+        """
 
     def solution(self, s: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Return the solution (x, y) of a state: the last iterate, unless the algorithm averages."""
@@ -122,16 +128,22 @@ class Algorithm(Options, ABC):
             raise invalid(f"participation of {self.name}", participation, "1.0 (every client in every round)")
 
 
+PRESET = ("name", "defaults", "hidden", "full_participation")
+"""What a preset may set."""
+
+
 def _make_preset(cls: type[Algorithm]) -> None:
     """Declare a preset's hyperparameters with its defaults; raise if the subclass is more than a preset."""
-    inherited: dict[str, dataclasses.Field[Any]] = cls.__dataclass_fields__
+    if isinstance(cls.hidden, str):
+        raise TypeError(f"hidden of {cls.__name__} must be a tuple of names. Got {cls.hidden!r}.")
+    inherited = {field.name: field for field in dataclasses.fields(cls)}
     own = {name for name in vars(cls) if not name.startswith("__") and name != "_abc_impl"}
-    wrong = (own - set(Algorithm.__annotations__)) | ({*cls.defaults, *cls.hidden.split()} - set(inherited))
+    wrong = (own - set(PRESET)) | ({*cls.defaults, *cls.hidden} - set(inherited))
     wrong |= set(inspect.get_annotations(cls))
     if wrong:
         raise TypeError(
-            f"{cls.__name__} must derive from Algorithm itself, or be a preset that only sets name, defaults and "
-            f"hidden: algorithms do not inherit. Got {', '.join(sorted(wrong))}."
+            f"{cls.__name__} must derive from Algorithm itself, or be a preset that only sets {', '.join(PRESET)}: "
+            f"algorithms do not inherit. Got {', '.join(sorted(wrong))}."
         )
     hints = get_type_hints(cls, include_extras=True)
     cls.__annotations__ = {name: hints[name] for name in inherited}

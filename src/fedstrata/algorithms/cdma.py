@@ -29,7 +29,7 @@ from typing import NamedTuple
 import torch
 
 from fedstrata.algorithms.algorithm import Algorithm, param
-from fedstrata.algorithms.descent import RATES, Pair, down_up, gradients
+from fedstrata.algorithms.descent import RATES, Pair, descend_ascend, gradients
 from fedstrata.clients import Client, Clients, remote
 from fedstrata.core.schedules import EqualSteps, Rate
 
@@ -104,8 +104,8 @@ class CDMA(Algorithm):
         k = client.variables(x=x, y=y)
         for _ in client.loop(self.steps, k):
             batch = client.draw()
-            here_x, here_y = gradients(client, k.x, k.y, batch, self.weight_decay)
-            start_x, start_y = gradients(client, x, y, batch, self.weight_decay)
+            new_x, new_y = gradients(client, k.x, k.y, batch, self.weight_decay)
+            old_x, old_y = gradients(client, x, y, batch, self.weight_decay)
             rates = pace * client.rate(self.lr), pace * client.rate(self.dual_lr)
-            down_up(client, k, (here_x - start_x + g_x, here_y - start_y + g_y), rates)
+            descend_ascend(client, k, (new_x - old_x + g_x, new_y - old_y + g_y), rates)
         return k.x - x, k.y - y

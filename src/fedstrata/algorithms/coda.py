@@ -13,7 +13,7 @@ in every round.
     at its end  x <- the mean of x_k over the stage's steps and the clients,   y <- Pi[ the best y at x, on a batch ]
 
 Sent: up d + p, down d + p. At the end of a stage another d up (with average), then d down and p up (if the problem has
-``best_y``). Kept on a client: x_0, the sum of the stage's x_k - x_0, and the y of the round.
+``best_y``). Kept on a client: the number of the stage, x_0, the sum of the stage's x_k - x_0; the round, and its y.
 
 Departures from the paper: the original text could not be consulted; the rule is that of the method's descriptions. The
 best alpha there is the mean score of a client's negatives minus that of its positives, averaged over clients. Here it
@@ -32,6 +32,7 @@ import torch
 
 from fedstrata.algorithms.algorithm import Algorithm, param
 from fedstrata.algorithms.descent import RATES, Pair, gradients
+from fedstrata.algorithms.stages import recall_stage, start_stage
 from fedstrata.clients import Client, Clients, remote
 from fedstrata.core.schedules import EqualSteps
 
@@ -66,16 +67,20 @@ class CoDA(Algorithm):
     def round(self, s: State, clients: Clients) -> State:
         """Average the clients' updates; at the end of a stage, average over it and compute the best y."""
         stage, done, length = self.place(clients.clock.round)
-        here = min(clients.steps_now(self.steps), length - done)
-        dx, dy = clients.mean(self.local, s.x, s.y, self.lr / self.factor**stage, here, done == 0)
+        steps = min(clients.steps_now(self.steps), length - done)
+        dx, dy = clients.mean(self.local, s.x, s.y, stage, steps, done == 0)
         x, y = s.x + dx, clients.project_y(s.y + dy)
-        if done + here < length:
+        if done + steps < length:
             return State(x, y, s.x_0)
         if self.average:
-            x = s.x_0 + clients.mean(self.mean_of_stage, length)
+            x = s.x_0 + clients.mean(self.mean_of_stage, stage, length)
         if clients.problem.best_y is not None:
             y = clients.project_y(s.y + clients.mean(self.best, x))
         return State(x, y, x)
+
+    def rejoin(self, s: State, clients: Clients) -> None:
+        """Send the start of the stage; steps that a client missed count as if they had stayed there."""
+        clients.restore(self.join, s.x_0, self.place(clients.clock.round + 1)[0])
 
     def place(self, number: int) -> tuple[int, int, int]:
         """Return the stage of a round, the steps of the stage before the round, and the length of the stage."""
@@ -95,28 +100,35 @@ class CoDA(Algorithm):
             stage, earlier = stage + 1, earlier + rounds
 
     @remote
-    def local(self, client: Client, x: torch.Tensor, y: torch.Tensor, lr: float, steps: int, first: bool) -> Pair:
+    def local(self, client: Client, x: torch.Tensor, y: torch.Tensor, stage: int, steps: int, first: bool) -> Pair:
         """Take proximal local steps, and add the iterates to the stage's sum."""
+        lr = self.lr / self.factor**stage
         if first:
-            k = client.variables(x=x, y=y, x_0=x, total=torch.zeros_like(x))
-        else:
-            k = client.recall("x_0", "total", x=x, y=y)
+            start_stage(client, stage, x_0=x)
+        k = recall_stage(client, stage, "x_0", x=x, y=y)
         for _ in client.loop(steps, k):
             g_x, g_y = gradients(client, k.x, k.y, client.draw())
             k.x = (k.x + (lr / self.gamma) * k.x_0 - lr * g_x) / (1 + lr / self.gamma)
             k.y = client.project_y(k.y + lr * g_y)
             k.total = k.total + (k.x - k.x_0)
-        client.keep(x_0=k.x_0, total=k.total, y=y)
+        client.keep(total=k.total, y=y)
+        client.stamp(round=client.clock.round)
         return k.x - x, k.y - y
 
     @remote
-    def mean_of_stage(self, client: Client, length: int) -> torch.Tensor:
+    def join(self, client: Client, x_0: torch.Tensor, stage: int) -> torch.Tensor:
+        """Keep the start of the stage; nothing is sent."""
+        return start_stage(client, stage, x_0=x_0)
+
+    @remote
+    def mean_of_stage(self, client: Client, stage: int, length: int) -> torch.Tensor:
         """Return the mean of the client's iterates in the stage, minus the start of the stage."""
-        total: torch.Tensor = client.recall("total").total
+        total: torch.Tensor = recall_stage(client, stage, "x_0").total
         return total / length
 
     @remote
     def best(self, client: Client, x: torch.Tensor) -> torch.Tensor:
         """Return how far the best y at x, on ``estimate_batches`` batches, is from the y that the round began with."""
+        client.require(round=client.clock.round)
         y = client.recall("y").y
         return client.best_y(x, client.draw(batch_size=client.worth(self.estimate_batches))) - y

@@ -15,7 +15,8 @@ y = alpha >= 0); every client in every round.
 Sent, per client and round:
     codasca                     up 2*(d + p)    down 2*(d + p)
     codasca, control = false    up d + p        down d + p
-Every T_0 steps another d up and d down. Kept on a client: c_k, x_ref, and the sum of x_k - x_ref since x_ref was set.
+Every T_0 steps another d up and d down. Kept on a client: c_k, the number of the stage, its x_ref, and the sum of its
+x_k - x_ref.
 
 Departures from the paper: this follows the authors' public script, as the paper's algorithm could not be consulted. It
 differs from the script as follows: every round has I steps, including the first; both gradients are taken at the old
@@ -33,11 +34,11 @@ from typing import NamedTuple
 import torch
 
 from fedstrata.algorithms.algorithm import Algorithm, param
-from fedstrata.algorithms.descent import RATES, down_up, gradients
+from fedstrata.algorithms.descent import RATES, Tensors, descend_ascend, gradients
+from fedstrata.algorithms.stages import recall_stage, start_stage
+from fedstrata.algorithms.variates import next_variates, start_variates
 from fedstrata.clients import Client, Clients, remote
 from fedstrata.core.schedules import EqualSteps, Rate, steps_at
-
-Tensors = tuple[torch.Tensor, ...]
 
 
 class State(NamedTuple):
@@ -82,45 +83,48 @@ class CODASCA(Algorithm):
             clients.mean(self.centre, x_ref)
         return State(s.x + rate * dx, clients.project_y(s.y + rate * dy), x_ref, c_x, c_y)
 
+    def rejoin(self, s: State, clients: Clients) -> None:
+        """Send the centre of the stage, and c as the client's c_k, so that its first steps are not corrected.
+
+        Steps that a client missed count as if they had stayed at the centre.
+        """
+        clients.restore(self.join, s.x_ref, s.c_x, s.c_y)
+
+    @remote
+    def join(self, client: Client, x_ref: torch.Tensor, c_x: torch.Tensor, c_y: torch.Tensor) -> torch.Tensor:
+        """Keep the centre and the variates; nothing is sent."""
+        client.keep(c_x=c_x, c_y=c_y)
+        return self.centre(client, x_ref)
+
     @remote
     def centre(self, client: Client, x_ref: torch.Tensor) -> torch.Tensor:
         """Keep the new centre; nothing is sent."""
-        client.keep(x_ref=x_ref, total=torch.zeros_like(x_ref))
-        return x_ref[:, :0]
+        return start_stage(client, (client.clock.round + 1) // self.stage_rounds, x_ref=x_ref)
 
     @remote
     def mean_of_stage(self, client: Client) -> torch.Tensor:
         """Return the mean of the client's iterates in the stage, minus the centre of the stage."""
-        total: torch.Tensor = client.recall("total").total
         last = client.clock.round
-        stage = range(last - self.stage_rounds + 1, last + 1)
-        return total / sum(steps_at(self.steps, number) for number in stage)
+        total: torch.Tensor = recall_stage(client, last // self.stage_rounds, "x_ref").total
+        return total / sum(steps_at(self.steps, number) for number in range(last - self.stage_rounds + 1, last + 1))
 
     @remote
     def local(
         self, client: Client, x: torch.Tensor, y: torch.Tensor, pace: float, c_x: torch.Tensor, c_y: torch.Tensor
     ) -> Tensors:
         """Take corrected proximal steps, then set c_k to the mean gradient."""
-        zero_x, zero_y = torch.zeros_like(x), torch.zeros_like(y)
-        k = (
-            client.variables(x=x, y=y, x_ref=x, total=zero_x)
-            if client.first
-            else client.recall("x_ref", "total", x=x, y=y)
-        )
-        k.sum_x, k.sum_y, k.drift_x, k.drift_y = zero_x, zero_y, zero_x, zero_y
-        if self.control:
-            k.drift_x, k.drift_y = c_x - client.kept("c_x", zero_x), c_y - client.kept("c_y", zero_y)
+        if client.first:
+            start_stage(client, 0, x_ref=x)
+        k = recall_stage(client, client.clock.round // self.stage_rounds, "x_ref", x=x, y=y)
+        start_variates(client, k, c_x, c_y, self.control)
         for _ in client.loop(self.steps, k):
             g_x, g_y = gradients(client, k.x, k.y, client.draw())
             clipped = g_x.clamp(-self.clip, self.clip) if self.clip else g_x
             direction = clipped + k.drift_x + (k.x - k.x_ref) / self.gamma + self.weight_decay * k.x
             lr = pace * client.rate(self.lr)
-            down_up(client, k, (direction, g_y + k.drift_y), (lr, lr))
+            descend_ascend(client, k, (direction, g_y + k.drift_y), (lr, lr))
             k.total, k.sum_x, k.sum_y = k.total + (k.x - k.x_ref), k.sum_x + g_x, k.sum_y + g_y
-        client.keep(x_ref=k.x_ref, total=k.total)
-        if not self.control:
-            return k.x - x, k.y - y, c_x, c_y  # empty: nothing is sent
-        steps = client.steps_now(self.steps)
-        c_x, c_y = k.sum_x / steps, k.sum_y / steps
-        client.keep(c_x=c_x, c_y=c_y)
-        return k.x - x, k.y - y, c_x, c_y
+        client.keep(total=k.total)
+        if self.control:
+            c_x, c_y = next_variates(client, k, self.steps)
+        return k.x - x, k.y - y, c_x, c_y  # empty without control: nothing is sent

@@ -10,12 +10,12 @@ Problem: min_x M_k[ f_k( g_k(x) ) ], any number K >= 1 of levels, a local inner 
     x   <- M_k[x_k]
 
 Sent, per client and round:
-    comfedl                                                                 up d        down d
-    comfedl (f weighs losses)                                               up d + 1    down d + 1
-    comfedl (f weighs losses), normalise = false                            up d        down d
-    comfedl (f weighs losses), before the first round                       up 1        down d
-    comfedl (f weighs losses), normalise = false, before the first round    up 0        down 0
-f weighs losses in ``robust`` and ``damaml``.
+    comfedl                                                                  up d        down d
+    comfedl (f weights losses)                                               up d + 1    down d + 1
+    comfedl (f weights losses), normalise = false                            up d        down d
+    comfedl (f weights losses), before the first round                       up 1        down d
+    comfedl (f weights losses), normalise = false, before the first round    up 0        down 0
+f weights losses in ``robust`` and ``damaml``.
 
 Departures from the paper: with more than one level, every level has its own batch and the Jacobians are chained. The
 mean inside exp is over a minibatch, as printed, so the direction is biased for small inner batches. ``normalise`` (on
@@ -65,8 +65,8 @@ class ComFedL(Algorithm):
 
     def start(self, x: torch.Tensor, y: torch.Tensor, clients: Clients) -> State:
         """Ask for the mean weight at the starting point, if there are weights."""
-        weighs = self.normalise and clients.problem.weighs
-        return State(x, clients.mean(self.first_weight, x) if weighs else x[:0])
+        weighted = self.normalise and clients.problem.weighs
+        return State(x, clients.mean(self.first_weight, x) if weighted else x[:0])
 
     def round(self, s: State, clients: Clients) -> State:
         """Average the clients' models (line 20), and their weights if the steps are normalised."""

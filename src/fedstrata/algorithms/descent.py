@@ -13,6 +13,8 @@ from fedstrata.data.batch import Batch
 Pair = tuple[torch.Tensor, torch.Tensor]
 """A vector for x and one for y."""
 
+Tensors = tuple[torch.Tensor, ...]
+
 RATES = (1e-3, 1.0)
 """The range of learning rates that ``fedstrata tune`` searches, on a logarithmic scale."""
 
@@ -43,7 +45,7 @@ def gradients(client: Client, x: torch.Tensor, y: torch.Tensor, batch: Batch, we
     return decayed(g_x, x, weight_decay), g_y
 
 
-def down_up(client: Client, k: Variables, directions: Pair, rates: tuple[float, float]) -> None:
+def descend_ascend(client: Client, k: Variables, directions: Pair, rates: tuple[float, float]) -> None:
     """Descend in k.x and ascend in k.y, both from the old point, and project y."""
     k.x = k.x.sub(directions[0], alpha=rates[0])
     k.y = client.project_y(k.y.add(directions[1], alpha=rates[1]))

@@ -66,7 +66,7 @@ def estimate_next(
     k: Variables,
     x: torch.Tensor,
     weights: Sequence[float],
-    radii: tuple[float, float] = (0.0, 0.0),
+    radii: tuple[float, float],
 ) -> None:
     """Update the estimates by STORM for the step from k.x to ``x``, on fresh batches.
 

@@ -38,12 +38,10 @@ from typing import NamedTuple
 import torch
 
 from fedstrata.algorithms.algorithm import Algorithm, param
-from fedstrata.algorithms.descent import decayed, scaled_rate
+from fedstrata.algorithms.descent import Tensors, decayed, scaled_rate
 from fedstrata.clients import Client, Clients, remote
 from fedstrata.core.errors import invalid
 from fedstrata.core.schedules import Rate, Steps
-
-Tensors = tuple[torch.Tensor, ...]
 
 
 class State(NamedTuple):

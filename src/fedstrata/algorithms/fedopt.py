@@ -34,6 +34,7 @@ import torch
 
 from fedstrata.algorithms.algorithm import Algorithm, param
 from fedstrata.algorithms.descent import RATES, local_sgd
+from fedstrata.algorithms.matrices import second_moment
 from fedstrata.clients import Client, Clients, remote
 from fedstrata.core.errors import invalid
 from fedstrata.core.schedules import Rate, Steps
@@ -81,21 +82,13 @@ class FedOpt(Algorithm):
         """Take one step of the optimiser along the clients' mean update."""
         delta = clients.mean(self.local, s.x)
         m = self.beta1 * s.m + (1 - self.beta1) * delta
-        v = self.second_moment(s.v, delta**2)
+        v = second_moment(self.optimizer, s.v, delta**2, self.beta2)
         vhat, root = s.vhat, v.sqrt() + self.tau
         if self.optimizer == "amsgrad":
             vhat = torch.maximum(s.vhat, v) if self.maximum else v
             vhat = vhat.clamp(min=self.eps) if self.option == 1 else vhat
             root = vhat.sqrt() if self.option == 1 else vhat.sqrt() + self.eps
         return State(s.x + clients.rate(self.server_lr) * m / root, m, v, vhat)
-
-    def second_moment(self, v: torch.Tensor, square: torch.Tensor) -> torch.Tensor:
-        """Return the second moment after an update with this square."""
-        if self.optimizer == "adagrad":
-            return v + square
-        if self.optimizer == "yogi":
-            return v - (1 - self.beta2) * square * torch.sign(v - square)
-        return self.beta2 * v + (1 - self.beta2) * square
 
     @remote
     def local(self, client: Client, x: torch.Tensor) -> torch.Tensor:
@@ -107,7 +100,7 @@ class FedAdam(FedOpt):
     """Local SGD on every client, Adam on the mean update."""
 
     name = "fedadam"
-    hidden = "optimizer option eps maximum"
+    hidden = ("optimizer", "option", "eps", "maximum")
 
 
 class FedYogi(FedOpt):
@@ -115,7 +108,7 @@ class FedYogi(FedOpt):
 
     name = "fedyogi"
     defaults = {"optimizer": "yogi"}
-    hidden = "optimizer option eps maximum"
+    hidden = ("optimizer", "option", "eps", "maximum")
 
 
 class FedAdagrad(FedOpt):
@@ -123,7 +116,7 @@ class FedAdagrad(FedOpt):
 
     name = "fedadagrad"
     defaults = {"optimizer": "adagrad", "beta1": 0.0}
-    hidden = "optimizer option beta2 eps maximum"
+    hidden = ("optimizer", "option", "beta2", "eps", "maximum")
 
 
 class FedAMS(FedOpt):
@@ -131,4 +124,4 @@ class FedAMS(FedOpt):
 
     name = "fedams"
     defaults = {"optimizer": "amsgrad", "lr": 0.01, "server_lr": 1.0}
-    hidden = "optimizer tau"
+    hidden = ("optimizer", "tau")

@@ -25,7 +25,8 @@ Sent, per client and round:
     adafgda, synchronisation = "single", matrix = "identity"    up 2*(d + p)    down d + p
     before the first round                                      up d + p        down d + p
 In two exchanges, down w, v, A, B and up x, y, w, v, then down x, y and up w, v; one with "single". Kept on a client:
-x_k, y_k, w_k, v_k.
+x_k, y_k, w_k, v_k; with two phases, the rounds of its last server's point and of its last local steps. A client that
+missed one of the two exchanges before cannot continue: with faults it is left out of the round, and rejoins.
 
 Departures from the paper: as printed, the estimates are updated only in the branch without synchronisation, so w and v
 after a synchronisation are undefined. The proof needs them equal on all clients right after it (Lemma 11), each updated
@@ -45,18 +46,16 @@ takes I. The previous wbar of "belief" is that of the first phase; it starts at 
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 
 from fedstrata.algorithms.algorithm import Algorithm, param
-from fedstrata.algorithms.descent import RATES, Pair, gradients
+from fedstrata.algorithms.descent import RATES, Pair, Tensors, gradients
 from fedstrata.algorithms.estimators import storm, weights_now
-from fedstrata.algorithms.matrices import MATRICES, accumulator, diagonal, divided, updated
+from fedstrata.algorithms.matrices import FIRST_MATRICES, MATRICES, Matrix, divided
 from fedstrata.clients import Client, Clients, Variables, remote
 from fedstrata.core.schedules import EqualSteps, Rate
-
-Tensors = tuple[torch.Tensor, ...]
 
 
 class State(NamedTuple):
@@ -76,7 +75,7 @@ class FGDA(Algorithm):
     name = "fgda"
     dual = True
     full_participation = True
-    hidden = "matrix theta rho first_matrix"
+    hidden: ClassVar[tuple[str, ...]] = ("matrix", "theta", "rho", "first_matrix")
 
     gamma: float = param(0.1, "step size of x, multiplied by eta", above=0, search=RATES)
     lam: float = param(0.1, "lambda, step size of y, multiplied by eta", above=0, search=RATES)
@@ -89,12 +88,10 @@ class FGDA(Algorithm):
         "'constant': use alpha and beta; 'theorem': multiply them by eta_t^2; in both cases at most 1",
         choices=("constant", "theorem"),
     )
-    matrix: str = param("identity", "the matrices A and B", choices=MATRICES)
+    matrix: str = param("identity", "the matrices A and B", choices=tuple(MATRICES))
     theta: Rate = param(0.9, "decay rate of the matrices, varrho in the paper", above=0, below=1)
     rho: float = param(0.1, "added to the matrices, their smallest entry", above=0)
-    first_matrix: str = param(
-        "average", "the matrices before the first synchronisation", choices=("average", "accumulator", "identity")
-    )
+    first_matrix: str = param("average", "the matrices before the first synchronisation", choices=FIRST_MATRICES)
     synchronisation: str = param(
         "two_phase",
         "'two_phase' also averages the estimates; 'single' saves that exchange",
@@ -105,37 +102,34 @@ class FGDA(Algorithm):
     def start(self, x: torch.Tensor, y: torch.Tensor, clients: Clients) -> State:
         """Compute and average the first estimates."""
         w, v = clients.mean(self.first, x, y)  # lines 1-2
-        a, b = accumulator(self.matrix, x), accumulator(self.matrix, y)
-        if self.first_matrix == "average":
-            a, b = self.update(a, b, w, v, clients.rate(self.theta))
-        return State(x, y, w, v, a, b)
+        return State(x, y, w, v, self.rule.start(x, w, clients), self.rule.start(y, v, clients))
 
     def round(self, s: State, clients: Clients) -> State:
         """Run the local steps, synchronise, then average the estimates at the new point."""
-        A, B = self.diagonals(s.a, s.b)  # line 13: frozen between synchronisations
-        if self.first_matrix == "identity" and clients.clock.round == 0:
-            A, B = torch.ones_like(A), torch.ones_like(B)
+        rule, first = self.rule, clients.clock.round == 0
+        A, B = rule.diagonal(s.a, first), rule.diagonal(s.b, first)  # line 13: frozen between synchronisations
         if self.synchronisation == "single":
             dx, dy, w, v = clients.mean(self.catch_up, s.x, s.y, A, B)
         else:
             dx, dy, dw, dv = clients.mean(self.local, s.w, s.v, A, B)  # lines 10-16, then 5
             w, v = s.w + dw, s.v + dv
         last = clients.steps_now(self.steps) - 1
-        a, b = self.update(s.a, s.b, w, v, clients.rate(self.theta, after=last))  # line 6
+        a, b = rule.update(s.a, w, clients, last), rule.update(s.b, v, clients, last)  # line 6
+        A, B = rule.diagonal(a), rule.diagonal(b)
         eta = clients.rate(self.eta, after=last)
-        x, y = self.move(clients, eta, (s.x + dx, s.y + dy), (w, v), self.diagonals(a, b))  # lines 7-8
+        x, y = self.move(clients, eta, (s.x + dx, s.y + dy), (w, v), (A, B))  # lines 7-8
         if self.synchronisation == "two_phase":
             w, v = clients.mean(self.refresh, x, y)  # lines 14-16, at the server's point
         return State(x, y, w, v, a, b)
 
-    def update(self, a: torch.Tensor, b: torch.Tensor, w: torch.Tensor, v: torch.Tensor, theta: float) -> Pair:
-        """Update the accumulators of A and B."""
-        theta = min(1.0, theta)
-        return updated(self.matrix, a, w, theta), updated(self.matrix, b, v, theta)
+    def rejoin(self, s: State, clients: Clients) -> None:
+        """Recompute the estimates at the current point."""
+        clients.restore(self.first, s.x, s.y)
 
-    def diagonals(self, a: torch.Tensor, b: torch.Tensor) -> Pair:
-        """Return the diagonals of A and B."""
-        return diagonal(self.matrix, a, self.rho), diagonal(self.matrix, b, self.rho)
+    @property
+    def rule(self) -> Matrix:
+        """The rule of A and B."""
+        return MATRICES[self.matrix](self.theta, self.rho, self.first_matrix)
 
     def move(self, on: Client | Clients, eta: float, point: Pair, estimates: Pair, matrices: Pair) -> Pair:
         """Descend in x and ascend in y: lines 7-8 on the server, 11-12 on a client."""
@@ -156,25 +150,30 @@ class FGDA(Algorithm):
         batches = self.first_batches or client.steps_now(self.steps)
         w, v = gradients(client, x, y, client.draw(batch_size=client.worth(batches)))
         client.keep(x=x, y=y, w=w, v=v)
+        client.stamp(point=client.clock.round + 1)
         return w, v
 
     @remote
     def local(self, client: Client, w: torch.Tensor, v: torch.Tensor, A: torch.Tensor, B: torch.Tensor) -> Tensors:
         """Take q - 1 steps from the server's last point, which each client kept."""
+        client.require(point=client.clock.round)
         k = client.recall("x", "y", w=w, v=v)
         x, y = k.x, k.y
         for _ in client.loop(client.steps_now(self.steps) - 1, k):
             self.follow(client, k, *self.move(client, client.rate(self.eta), (k.x, k.y), (k.w, k.v), (A, B)))
         client.keep(k)
+        client.stamp(local=client.clock.round)
         return k.x - x, k.y - y, k.w - w, k.v - v
 
     @remote
     def refresh(self, client: Client, x: torch.Tensor, y: torch.Tensor) -> Pair:
         """Return the estimates at the server's new point, from the client's own old point."""
+        client.require(local=client.clock.round)
         k = client.recall("x", "y", "w", "v")
         for _ in client.loop(1, k):
             self.follow(client, k, x, y)
         client.keep(x=x, y=y)
+        client.stamp(point=client.clock.round + 1)
         return k.w, k.v
 
     @remote
@@ -196,4 +195,4 @@ class AdaFGDA(FGDA):
 
     name = "adafgda"
     defaults = {"matrix": "adam", "gamma": 0.01, "lam": 0.01}
-    hidden = ""
+    hidden = ()

@@ -41,11 +41,10 @@ from typing import NamedTuple
 import torch
 
 from fedstrata.algorithms.algorithm import Algorithm, param
-from fedstrata.algorithms.descent import RATES, decayed
+from fedstrata.algorithms.descent import RATES, Tensors, decayed
+from fedstrata.algorithms.matrices import second_moment
 from fedstrata.clients import Client, Clients, remote
 from fedstrata.core.schedules import Rate, Steps
-
-Tensors = tuple[torch.Tensor, ...]
 
 
 class State(NamedTuple):
@@ -104,7 +103,7 @@ class LaFedOPT(Algorithm):
         for _ in client.loop(self.steps, k):
             lr = client.rate(self.lr)
             g = decayed(client.grads(k.x, client.draw()), k.x, self.weight_decay)
-            k.m, k.v = torch.lerp(g, k.m, beta1), self.second_moment(k.v, g * g)
+            k.m, k.v = torch.lerp(g, k.m, beta1), second_moment(self.optimizer, k.v, g * g, self.beta2)
             p = 1 / (k.v.sqrt() + self.eps)
             client.report(v=k.v, rate=partial(torch.mul, p, lr))
             k.x = k.x.addcmul(k.m, p, value=-lr)
@@ -114,11 +113,3 @@ class LaFedOPT(Algorithm):
         if self.correction == "none":
             return k.x - x, x[:, :0]
         return (k.x - x) / k.c, 1 / k.c if self.correction == "joint" else x[:, :0]
-
-    def second_moment(self, v: torch.Tensor, square: torch.Tensor) -> torch.Tensor:
-        """Return the second moment after a gradient with this square."""
-        if self.optimizer == "adagrad":
-            return v + square
-        if self.optimizer == "adam":
-            return torch.lerp(square, v, self.beta2)
-        return v - (1 - self.beta2) * torch.sign(v - square) * square

@@ -12,13 +12,14 @@ from typing import NamedTuple
 import torch
 
 from fedstrata.algorithms.descent import decayed
-from fedstrata.algorithms.estimators import moving_average, weight_of
 from fedstrata.clients import Client, Clients, Variables
-from fedstrata.core.schedules import Rate
 from fedstrata.data.batch import Batch
 
 Update = tuple[tuple[torch.Tensor, ...], torch.Tensor, torch.Tensor, torch.Tensor]
 """A client's answer: the updates of h, y, p and q."""
+
+WEIGHTS = (0.2, 3.3)
+"""The range of the weights rho that ``fedstrata tune`` searches."""
 
 FIRST = 1
 """The stream of the batches before the first step."""
@@ -50,7 +51,7 @@ class State(NamedTuple):
         return State(h, clients.project_y(self.y + y), self.p + p, self.q + q)
 
 
-def estimate_first(client: Client, k: Variables, batches: int, weight_decay: float) -> None:
+def estimate_levels(client: Client, k: Variables, batches: int, weight_decay: float) -> None:
     """Set h_j = g_j(h_{j-1}), and p and q to the gradients there, on as many samples as ``batches`` batches."""
     drawn = client.draw_all(FIRST, client.worth(batches))
     for j, batch in enumerate(drawn[:-1], 1):
@@ -69,17 +70,3 @@ def chain_rule(
     for j in range(len(k.h) - 1, 0, -1):
         u = client.g_vjp(j, k.h[j - 1], u, batches[j - 1])
     return decayed(u, k.h[0], weight_decay), v
-
-
-def step(client: Client, k: Variables, rates: tuple[Rate, Rate], eta: float) -> None:
-    """Descend in x along p and ascend in y along q."""
-    k.h[0] = k.h[0].sub(k.p, alpha=client.rate(rates[0]) * eta)
-    k.y = client.project_y(k.y.add(k.q, alpha=client.rate(rates[1]) * eta))
-
-
-def average(
-    client: Client, k: Variables, u: torch.Tensor, v: torch.Tensor, rates: tuple[Rate, Rate], eta: float
-) -> None:
-    """Update the momenta p and q with the fresh gradients u and v."""
-    k.p = moving_average(k.p, u, weight_of(client, rates[0], eta))
-    k.q = moving_average(k.q, v, weight_of(client, rates[1], eta))

@@ -26,7 +26,7 @@ limit is biased, whatever the step size.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 
@@ -50,7 +50,7 @@ class LocalSCGDM(Algorithm):
 
     name = "local_scgdm"
     levels = range(1, 2)
-    hidden = "momentum"
+    hidden: ClassVar[tuple[str, ...]] = ("momentum",)
 
     beta: Rate = param(0.1, "step size, multiplied by eta", above=0, search=RATES)
     eta: Rate = param(1.0, "eta_t, a common factor", above=0)
@@ -90,4 +90,4 @@ class LocalSCGD(LocalSCGDM):
 
     name = "local_scgd"
     defaults = {"gamma": 0.9, "momentum": False}
-    hidden = "alpha momentum"
+    hidden = ("alpha", "momentum")

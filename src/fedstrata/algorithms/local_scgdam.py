@@ -30,7 +30,7 @@ import torch
 from fedstrata.algorithms.algorithm import Algorithm, param
 from fedstrata.algorithms.descent import RATES, decayed
 from fedstrata.algorithms.estimators import moving_average, weight_of
-from fedstrata.algorithms.layered import State, average, estimate_first, step
+from fedstrata.algorithms.layered import WEIGHTS, State, estimate_levels
 from fedstrata.clients import Client, Clients, remote
 from fedstrata.core.schedules import EqualSteps, Rate
 
@@ -46,8 +46,8 @@ class LocalSCGDAM(Algorithm):
     eta: Rate = param(0.3, "eta, a common factor of steps and weights", above=0)
     gamma_x: Rate = param(0.33, "step size of x, multiplied by eta", above=0, search=RATES)
     gamma_y: Rate = param(0.33, "step size of y, multiplied by eta", above=0, search=RATES)
-    rho_x: Rate = param(3.3, "weight of a fresh gradient in p, multiplied by eta", above=0, search=(0.2, 3.3))
-    rho_y: Rate = param(3.3, "weight of a fresh gradient in q, multiplied by eta", above=0, search=(0.2, 3.3))
+    rho_x: Rate = param(3.3, "weight of a fresh gradient in p, multiplied by eta", above=0, search=WEIGHTS)
+    rho_y: Rate = param(3.3, "weight of a fresh gradient in q, multiplied by eta", above=0, search=WEIGHTS)
     alpha: Rate = param(3.0, "weight of a fresh inner value, multiplied by eta", above=0, search=(0.3, 3.3))
     steps: EqualSteps = param(4, "local steps per round, tau, or an Interval")
     first_batches: int = param(1, "batches for the first estimates", least=1)
@@ -66,14 +66,16 @@ class LocalSCGDAM(Algorithm):
         """Take tau local steps: step, then update h, p and q at the new point."""
         k = client.variables(h=h, y=y, p=p, q=q)
         if client.first:
-            estimate_first(client, k, self.first_batches, self.weight_decay)
+            estimate_levels(client, k, self.first_batches, self.weight_decay)
         for _ in client.loop(self.steps, k):
             eta = client.rate(self.eta)
-            step(client, k, (self.gamma_x, self.gamma_y), eta)
+            k.h[0] = k.h[0].sub(k.p, alpha=client.rate(self.gamma_x) * eta)
+            k.y = client.project_y(k.y.add(k.q, alpha=client.rate(self.gamma_y) * eta))
             weight = weight_of(client, self.alpha, eta)
             x, g = k.h
             chain = client.chain(x, client.draw_all(), k.y, [(1 - weight) * g], weight)
             k.h[1] = moving_average(g, chain.values[0], weight)
             u = decayed(chain.gradient, x, self.weight_decay)
-            average(client, k, u, chain.outer_grads[1], (self.rho_x, self.rho_y), eta)
+            k.p = moving_average(k.p, u, weight_of(client, self.rho_x, eta))
+            k.q = moving_average(k.q, chain.outer_grads[1], weight_of(client, self.rho_y, eta))
         return k.updates(h=h, y=y, p=p, q=q)

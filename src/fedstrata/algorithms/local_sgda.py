@@ -12,7 +12,8 @@ Problem: min_x max_y M_k[ f_k(x, y) ], no inner level; for "+" every client in e
 
 In Local-SGDA z is x_k, as with S = 1.
 
-Sent: up d + p, down d + p. Kept on a client ("+"): z, the snapshot, which is the x of the round in which it was taken.
+Sent: up d + p, down d + p. Kept on a client ("+"): z, the snapshot, which is the x of the round in which it was taken,
+and the number of the period of S steps that it is for.
 
 Departures from the papers: S is a multiple of tau, as in the papers, or 1, which updates z at every local step. With a
 snapshot all clients take part, so that z costs no message. Without one, cohorts and means weighted by samples are
@@ -21,11 +22,13 @@ possible; the papers use all clients, uniformly.
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 
 from fedstrata.algorithms.algorithm import Algorithm, State, param
-from fedstrata.algorithms.descent import RATES, Pair, down_up
-from fedstrata.algorithms.snapshots import check_snapshot, gradients_at_snapshot, snapshot
+from fedstrata.algorithms.descent import RATES, Pair, descend_ascend
+from fedstrata.algorithms.snapshots import check_snapshot, gradients_at_snapshot, keep_snapshot, snapshot
 from fedstrata.clients import Client, Clients, remote
 from fedstrata.core.schedules import Rate, Steps
 
@@ -35,7 +38,7 @@ class LocalSGDA(Algorithm):
 
     name = "local_sgda"
     dual = True
-    hidden = "snapshot_every"
+    hidden: ClassVar[tuple[str, ...]] = ("snapshot_every",)
 
     lr: Rate = param(0.1, "learning rate of x", above=0, search=RATES)
     dual_lr: Rate = param(0.1, "learning rate of y", above=0, search=RATES)
@@ -52,6 +55,16 @@ class LocalSGDA(Algorithm):
         dx, dy = clients.mean(self.local, s.x, s.y)
         return State(s.x + dx, clients.project_y(s.y + dy))
 
+    def rejoin(self, s: State, clients: Clients) -> None:
+        """Use the present x as the snapshot, until the next one is taken."""
+        if self.snapshot_every != 1:
+            clients.restore(self.join, s.x)
+
+    @remote
+    def join(self, client: Client, x: torch.Tensor) -> torch.Tensor:
+        """Keep x as the snapshot; nothing is sent."""
+        return keep_snapshot(client, x, self.snapshot_every, self.steps)
+
     @remote
     def local(self, client: Client, x: torch.Tensor, y: torch.Tensor) -> Pair:
         """Take tau local steps with one snapshot."""
@@ -59,7 +72,7 @@ class LocalSGDA(Algorithm):
         z = snapshot(client, x, self.snapshot_every, self.steps)
         for _ in client.loop(self.steps, k):
             g = gradients_at_snapshot(client, k, z, self.weight_decay)
-            down_up(client, k, g, (client.rate(self.lr), client.rate(self.dual_lr)))
+            descend_ascend(client, k, g, (client.rate(self.lr), client.rate(self.dual_lr)))
         return k.x - x, k.y - y
 
 
@@ -69,4 +82,4 @@ class LocalSGDAPlus(LocalSGDA):
     name = "local_sgda_plus"
     full_participation = True
     defaults = {"snapshot_every": 0}
-    hidden = ""
+    hidden = ()

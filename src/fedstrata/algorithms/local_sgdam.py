@@ -18,7 +18,7 @@ Sent, per client and round:
     local_sgdam, before the first round                              up d + p        down d + p
     local_sgdam, average_momentum = false, before the first round    up 0            down d + p
 Kept on a client: its momenta, where they are not averaged; "+": z, the snapshot, which is the x of the round in which
-it was taken.
+it was taken, and the number of the period of S steps that it is for.
 
 Departures from the paper: ``average_momentum = false`` is what the paper's experiments use, by a footnote. The first d
 is the gradient on one batch, averaged if momenta are; the original text could not be consulted on that, nor on "+",
@@ -29,19 +29,17 @@ multiple of tau, or 1, which updates z at every step. Cohorts are possible witho
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 
 from fedstrata.algorithms.algorithm import Algorithm, param
-from fedstrata.algorithms.descent import RATES, Pair, down_up, gradients
+from fedstrata.algorithms.descent import RATES, Pair, Tensors, descend_ascend, gradients
 from fedstrata.algorithms.estimators import moving_average
-from fedstrata.algorithms.snapshots import check_snapshot, gradients_at_snapshot, snapshot
+from fedstrata.algorithms.snapshots import check_snapshot, gradients_at_snapshot, keep_snapshot, snapshot
 from fedstrata.clients import Client, Clients, remote
 from fedstrata.core.errors import invalid
 from fedstrata.core.schedules import EqualSteps, Rate
-
-Tensors = tuple[torch.Tensor, ...]
 
 
 class State(NamedTuple):
@@ -58,7 +56,7 @@ class LocalSGDAM(Algorithm):
 
     name = "local_sgdam"
     dual = True
-    hidden = "snapshot_every restart"
+    hidden: ClassVar[tuple[str, ...]] = ("snapshot_every", "restart")
 
     lr: Rate = param(0.1, "learning rate of x", above=0, search=RATES)
     dual_lr: Rate = param(0.1, "learning rate of y", above=0, search=RATES)
@@ -87,6 +85,18 @@ class LocalSGDAM(Algorithm):
         dx, dy, dd_x, dd_y = clients.mean(self.local, *s)
         return State(s.x + dx, clients.project_y(s.y + dy), s.d_x + dd_x, s.d_y + dd_y)
 
+    def rejoin(self, s: State, clients: Clients) -> None:
+        """Use the present x as the snapshot, until the next one is taken; start the momenta at the gradients."""
+        if self.snapshot_every != 1:
+            clients.restore(self.join, s.x)
+        elif not self.average_momentum:
+            clients.restore(self.first, s.x, s.y)
+
+    @remote
+    def join(self, client: Client, x: torch.Tensor) -> torch.Tensor:
+        """Keep x as the snapshot; nothing is sent."""
+        return keep_snapshot(client, x, self.snapshot_every, self.steps)
+
     @remote
     def first(self, client: Client, x: torch.Tensor, y: torch.Tensor) -> Pair:
         """Return the gradients on one batch, or keep them."""
@@ -108,7 +118,7 @@ class LocalSGDAM(Algorithm):
         z = snapshot(client, x, self.snapshot_every, self.steps)
         for _ in client.loop(self.steps, k):
             alpha = client.rate(self.alpha)
-            down_up(client, k, (k.d_x, k.d_y), (alpha * client.rate(self.lr), alpha * client.rate(self.dual_lr)))
+            descend_ascend(client, k, (k.d_x, k.d_y), (alpha * client.rate(self.lr), alpha * client.rate(self.dual_lr)))
             g_x, g_y = gradients_at_snapshot(client, k, z, self.weight_decay)
             weight = min(1.0, self.beta * alpha)
             k.d_x, k.d_y = moving_average(k.d_x, g_x, weight), moving_average(k.d_y, g_y, weight)
@@ -125,4 +135,4 @@ class LocalSGDAMPlus(LocalSGDAM):
     name = "local_sgdam_plus"
     full_participation = True
     defaults = {"snapshot_every": 0, "restart": True}
-    hidden = "average_momentum restart"
+    hidden = ("average_momentum", "restart")

@@ -37,8 +37,8 @@ import torch
 
 from fedstrata.algorithms.algorithm import Algorithm, param
 from fedstrata.algorithms.descent import RATES
-from fedstrata.algorithms.estimators import weight_of
-from fedstrata.algorithms.layered import State, average, chain_rule, estimate_first, step
+from fedstrata.algorithms.estimators import moving_average, weight_of
+from fedstrata.algorithms.layered import WEIGHTS, State, chain_rule, estimate_levels
 from fedstrata.clients import Client, Clients, remote
 from fedstrata.core.schedules import EqualSteps, Rate
 
@@ -54,8 +54,8 @@ class LocalSMCGDAM(Algorithm):
     eta: Rate = param(0.3, "eta, a common factor of steps and weights", above=0)
     gamma_x: Rate = param(0.33, "step size of x, multiplied by eta", above=0, search=RATES)
     gamma_y: Rate = param(0.33, "step size of y, multiplied by eta", above=0, search=RATES)
-    rho_x: Rate = param(3.3, "weight of a fresh gradient in p, multiplied by eta", above=0, search=(0.2, 3.3))
-    rho_y: Rate = param(3.3, "weight of a fresh gradient in q, multiplied by eta", above=0, search=(0.2, 3.3))
+    rho_x: Rate = param(3.3, "weight of a fresh gradient in p, multiplied by eta", above=0, search=WEIGHTS)
+    rho_y: Rate = param(3.3, "weight of a fresh gradient in q, multiplied by eta", above=0, search=WEIGHTS)
     alpha: Rate = param(3.0, "weight of fresh inner values, multiplied by eta^2", above=0, search=(0.3, 10))
     steps: EqualSteps = param(4, "local steps per round, tau, or an Interval")
     first_batches: int = param(1, "batches for the first estimates", least=1)
@@ -75,7 +75,7 @@ class LocalSMCGDAM(Algorithm):
         k = client.variables(h=h, y=y, p=p, q=q)
         levels = range(1, len(h))
         if client.first:
-            estimate_first(client, k, self.first_batches, self.weight_decay)  # line 1, eq. (12)
+            estimate_levels(client, k, self.first_batches, self.weight_decay)  # line 1, eq. (12)
         for j in levels:  # updated in place, to avoid a second copy of the levels
             k.h[j] = k.h[j].clone()
         for _ in client.loop(self.steps, k):
@@ -84,10 +84,12 @@ class LocalSMCGDAM(Algorithm):
             past = 1 - weight_of(client, self.alpha, eta**2)
             for j in reversed(levels):  # eq. (9): h[j-1] is still old
                 k.h[j].sub_(client.g(j, k.h[j - 1], batches[j - 1])).mul_(past)
-            step(client, k, (self.gamma_x, self.gamma_y), eta)  # lines 3-4
+            k.h[0] = k.h[0].sub(k.p, alpha=client.rate(self.gamma_x) * eta)  # lines 3-4
+            k.y = client.project_y(k.y.add(k.q, alpha=client.rate(self.gamma_y) * eta))
             for j in levels:  # eq. (9): h[j-1] is new
                 k.h[j].add_(client.g(j, k.h[j - 1], batches[j - 1]))
             u, v = chain_rule(client, k, batches, self.weight_decay)  # eq. (10)
-            average(client, k, u, v, (self.rho_x, self.rho_y), eta)  # eq. (11)
+            k.p = moving_average(k.p, u, weight_of(client, self.rho_x, eta))  # eq. (11)
+            k.q = moving_average(k.q, v, weight_of(client, self.rho_y, eta))
             del u, v
         return k.updates(h=h, y=y, p=p, q=q)

@@ -1,4 +1,4 @@
-"""Adaptive matrices: the diagonal A that divides a step, updated on the server at a synchronisation.
+"""Adaptive steps: second moments, and the diagonal matrix A that divides a step, updated at a synchronisation.
 
     identity:  A = I
     adam:      a <- theta a + (1 - theta) w^2,                   A = diag(sqrt(a) + rho)
@@ -12,42 +12,139 @@ starts at 0. For the identity it is empty, as is the diagonal, so nothing is sen
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+
 import torch
 
-MATRICES = ("identity", "adam", "norm", "belief", "amsgrad")
+from fedstrata.clients import Clients
+from fedstrata.core.schedules import Rate
+
+FIRST_MATRICES = ("average", "accumulator", "identity")
+"""What A is before the first synchronisation: the rule for the mean of the first estimates, that for a = 0, or I."""
 
 
-def accumulator(kind: str, x: torch.Tensor) -> torch.Tensor:
-    """Return the accumulator before the first update: zeros."""
-    rows = {"identity": 0, "belief": 2, "amsgrad": 2}.get(kind, 1)
-    return x.new_zeros(rows, 1 if kind == "norm" else len(x))
+class Matrix(ABC):
+    """The rule of A, with its decay rate theta, the rho that is added, and the choice of the first A."""
+
+    rows = 1
+    """The rows of the accumulator."""
+
+    def __init__(self, theta: Rate, rho: float, first: str) -> None:
+        self.theta, self.rho, self.first = theta, rho, first
+
+    def start(self, x: torch.Tensor, w: torch.Tensor, clients: Clients) -> torch.Tensor:
+        """Return the accumulator before the first round, ``w`` being the mean of the first estimates."""
+        a = self.zeros(x)
+        return self.update(a, w, clients) if self.first == "average" else a
+
+    def update(self, a: torch.Tensor, w: torch.Tensor, clients: Clients, after: int = 0) -> torch.Tensor:
+        """Return the accumulator after a synchronisation, ``after`` local steps, with the mean estimate ``w``."""
+        return self.averaged(a, w, min(1.0, clients.rate(self.theta, after=after)))
+
+    def diagonal(self, a: torch.Tensor, first: bool = False) -> torch.Tensor:
+        """Return the diagonal of A: [d]; one number for a multiple of the identity, none for the identity.
+
+        ``first``: before the first synchronisation.
+        """
+        A = self.root(a)
+        return torch.ones_like(A) if first and self.first == "identity" else A
+
+    def zeros(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the accumulator before any update."""
+        return x.new_zeros(self.rows, len(x))
+
+    @abstractmethod
+    def averaged(self, a: torch.Tensor, w: torch.Tensor, theta: float) -> torch.Tensor:
+        """Return the accumulator with ``w``."""
+
+    @abstractmethod
+    def root(self, a: torch.Tensor) -> torch.Tensor:
+        """Return the diagonal of A."""
 
 
-def updated(kind: str, a: torch.Tensor, w: torch.Tensor, theta: float) -> torch.Tensor:
-    """Return the accumulator after a synchronisation with the mean estimate ``w``."""
-    if kind == "identity":
+class Identity(Matrix):
+    """A = I."""
+
+    rows = 0
+
+    def averaged(self, a: torch.Tensor, w: torch.Tensor, theta: float) -> torch.Tensor:
+        """Return the accumulator, which is empty."""
         return a
-    if kind == "norm":
-        fresh: torch.Tensor = torch.linalg.vector_norm(w).reshape(1)
-    elif kind == "belief":
-        fresh = (w - a[1]) ** 2
-    else:
-        fresh = w**2
-    new = theta * a[0] + (1 - theta) * fresh
-    if kind == "belief":
-        return torch.stack([new, w])
-    if kind == "amsgrad":
-        return torch.stack([new, torch.maximum(a[1], new)])
-    return new.unsqueeze(0)
 
-
-def diagonal(kind: str, a: torch.Tensor, rho: float) -> torch.Tensor:
-    """Return the diagonal of A: [d]; one number for a multiple of the identity, none for the identity."""
-    if kind == "identity":
+    def root(self, a: torch.Tensor) -> torch.Tensor:
+        """Return nothing."""
         return a.new_zeros(0)
-    if kind == "norm":
-        return a[0] + rho
-    return a[1 if kind == "amsgrad" else 0].sqrt() + rho
+
+
+class Adam(Matrix):
+    """The square root of an average of squares."""
+
+    def averaged(self, a: torch.Tensor, w: torch.Tensor, theta: float) -> torch.Tensor:
+        """Return a."""
+        return theta * a + (1 - theta) * w**2
+
+    def root(self, a: torch.Tensor) -> torch.Tensor:
+        """Return sqrt(a) + rho."""
+        return a[0].sqrt() + self.rho
+
+
+class Norm(Matrix):
+    """An average of norms."""
+
+    def zeros(self, x: torch.Tensor) -> torch.Tensor:
+        """Return a single 0."""
+        return x.new_zeros(1, 1)
+
+    def averaged(self, a: torch.Tensor, w: torch.Tensor, theta: float) -> torch.Tensor:
+        """Return a."""
+        return theta * a + (1 - theta) * torch.linalg.vector_norm(w)
+
+    def root(self, a: torch.Tensor) -> torch.Tensor:
+        """Return a + rho."""
+        return a[0] + self.rho
+
+
+class Belief(Adam):
+    """The square root of an average of squared changes."""
+
+    rows = 2
+
+    def averaged(self, a: torch.Tensor, w: torch.Tensor, theta: float) -> torch.Tensor:
+        """Return a, and w as the previous one."""
+        return torch.stack([theta * a[0] + (1 - theta) * (w - a[1]) ** 2, w])
+
+
+class AMSGrad(Matrix):
+    """The square root of the largest average of squares so far."""
+
+    rows = 2
+
+    def averaged(self, a: torch.Tensor, w: torch.Tensor, theta: float) -> torch.Tensor:
+        """Return a and b."""
+        new = theta * a[0] + (1 - theta) * w**2
+        return torch.stack([new, torch.maximum(a[1], new)])
+
+    def root(self, a: torch.Tensor) -> torch.Tensor:
+        """Return sqrt(b) + rho."""
+        return a[1].sqrt() + self.rho
+
+
+MATRICES: dict[str, type[Matrix]] = {
+    "identity": Identity,
+    "adam": Adam,
+    "norm": Norm,
+    "belief": Belief,
+    "amsgrad": AMSGrad,
+}
+
+
+def second_moment(optimizer: str, v: torch.Tensor, square: torch.Tensor, beta: float) -> torch.Tensor:
+    """Return the second moment of Adagrad, Yogi or Adam after a gradient with this square."""
+    if optimizer == "adagrad":
+        return v + square
+    if optimizer == "yogi":
+        return v - (1 - beta) * square * torch.sign(v - square)
+    return torch.lerp(square, v, beta)
 
 
 def divided(w: torch.Tensor, diagonal: torch.Tensor) -> torch.Tensor:

@@ -43,14 +43,14 @@ the rule to the mean of the first w_k, "accumulator" takes a = 0, so A_1 = rho I
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 
 from fedstrata.algorithms.algorithm import Algorithm, param
 from fedstrata.algorithms.descent import RATES
 from fedstrata.algorithms.estimators import direction, estimate_first, estimate_next, stores_jacobian, weights_now
-from fedstrata.algorithms.matrices import MATRICES, accumulator, diagonal, divided, updated
+from fedstrata.algorithms.matrices import FIRST_MATRICES, MATRICES, Matrix, divided
 from fedstrata.clients import Client, Clients, remote
 from fedstrata.core.schedules import EqualSteps, Rate
 
@@ -69,7 +69,7 @@ class MFCGD(Algorithm):
     name = "mfcgd"
     levels = range(1, 2)
     full_participation = True
-    hidden = "matrix theta rho first_matrix"
+    hidden: ClassVar[tuple[str, ...]] = ("matrix", "theta", "rho", "first_matrix")
 
     gamma: float = param(0.1, "step size, multiplied by eta", above=0, search=RATES)
     eta: Rate = param(1.0, "eta_t: 1 and constant weights, or the theorem's cube_root schedule", above=0)
@@ -82,14 +82,12 @@ class MFCGD(Algorithm):
         "'constant': use alpha, beta and varrho; 'theorem': multiply them by eta_t^2; in both cases at most 1",
         choices=("constant", "theorem"),
     )
-    matrix: str = param("identity", "the matrix A", choices=MATRICES)
+    matrix: str = param("identity", "the matrix A", choices=tuple(MATRICES))
     theta: Rate = param(0.9, "decay rate of the matrix", above=0, below=1)
     rho: float = param(
         0.1, "added to the matrix, its smallest entry; small values give long steps where gradients cancel", above=0
     )
-    first_matrix: str = param(
-        "average", "the matrix before the first synchronisation", choices=("average", "accumulator", "identity")
-    )
+    first_matrix: str = param("average", "the matrix before the first synchronisation", choices=FIRST_MATRICES)
     jacobian: str = param("auto", "how the inner Jacobian is stored", choices=("auto", "exact", "product"))
     c_g: float = param(0.0, "radius of the ball that the inner Jacobian is projected onto; 0 for none", least=0)
     c_f: float = param(0.0, "radius of the ball that the outer gradient is projected onto; 0 for none", least=0)
@@ -99,27 +97,31 @@ class MFCGD(Algorithm):
     def start(self, x: torch.Tensor, y: torch.Tensor, clients: Clients) -> State:
         """Compute the first estimates on every client (lines 1 and 2)."""
         w = clients.mean(self.first, x, self.exact(clients))
-        a = accumulator(self.matrix, x)
-        if self.first_matrix == "average":
-            a = updated(self.matrix, a, w, min(1.0, clients.rate(self.theta)))
-        return State(x, a, x if self.average else x[:0])
+        return State(x, self.rule.start(x, w, clients), x if self.average else x[:0])
 
     def round(self, s: State, clients: Clients) -> State:
         """Average x and w, update the matrix, and take the step with the means (lines 5 to 7)."""
-        A = diagonal(self.matrix, s.a, self.rho)
-        if self.first_matrix == "identity" and clients.clock.round == 0:
-            A = torch.ones_like(A)
+        A = self.rule.diagonal(s.a, first=clients.clock.round == 0)
         dx, w = clients.mean(self.local, s.x, A, self.exact(clients))
         last = clients.steps_now(self.steps) - 1
-        a = updated(self.matrix, s.a, w, min(1.0, clients.rate(self.theta, after=last)))
-        A = diagonal(self.matrix, a, self.rho)
-        x = s.x + dx - clients.rate(self.eta, after=last) * self.gamma * divided(w, A)
+        a = self.rule.update(s.a, w, clients, last)  # line 6
+        A = self.rule.diagonal(a)
+        x = s.x + dx - clients.rate(self.eta, after=last) * self.gamma * divided(w, A)  # line 7
         mean = s.mean + (x - s.mean) / (clients.clock.round + 1) if self.average else s.mean
         return State(x, a, mean)
+
+    def rejoin(self, s: State, clients: Clients) -> None:
+        """Recompute the estimates at the current point."""
+        clients.restore(self.first, s.x, self.exact(clients))
 
     def solution(self, s: State) -> tuple[torch.Tensor, None]:
         """Return the last iterate, or the mean."""
         return s.mean if self.average else s.x, None
+
+    @property
+    def rule(self) -> Matrix:
+        """The rule of A."""
+        return MATRICES[self.matrix](self.theta, self.rho, self.first_matrix)
 
     def exact(self, clients: Clients) -> bool:
         """Whether clients store the inner Jacobian."""
@@ -156,4 +158,4 @@ class AdaMFCGD(MFCGD):
 
     name = "adamfcgd"
     defaults = {"matrix": "adam", "gamma": 0.05}
-    hidden = ""
+    hidden = ()

@@ -29,11 +29,10 @@ from typing import NamedTuple
 import torch
 
 from fedstrata.algorithms.algorithm import Algorithm, param
-from fedstrata.algorithms.descent import RATES, down_up, gradients
+from fedstrata.algorithms.descent import RATES, Tensors, descend_ascend, gradients
+from fedstrata.algorithms.variates import next_variates, start_variates
 from fedstrata.clients import Client, Clients, remote
 from fedstrata.core.schedules import EqualSteps, Rate
-
-Tensors = tuple[torch.Tensor, ...]
 
 
 class State(NamedTuple):
@@ -73,19 +72,14 @@ class SAGDA(Algorithm):
     @remote
     def local(self, client: Client, x: torch.Tensor, y: torch.Tensor, c_x: torch.Tensor, c_y: torch.Tensor) -> Tensors:
         """Take corrected steps, then update c_k to the mean gradient."""
-        zero_x, zero_y = torch.zeros_like(x), torch.zeros_like(y)
-        k = client.variables(x=x, y=y, sum_x=zero_x, sum_y=zero_y, drift_x=zero_x, drift_y=zero_y)
-        if self.control:
-            c_kx, c_ky = client.kept("c_x", zero_x), client.kept("c_y", zero_y)
-            k.drift_x, k.drift_y = c_x - c_kx, c_y - c_ky
+        k = client.variables(x=x, y=y)
+        c_kx, c_ky = start_variates(client, k, c_x, c_y, self.control)
         for _ in client.loop(self.steps, k):
             g_x, g_y = gradients(client, k.x, k.y, client.draw(), self.weight_decay)
             rates = client.rate(self.lr), client.rate(self.dual_lr)
-            down_up(client, k, (g_x + k.drift_x, g_y + k.drift_y), rates)
+            descend_ascend(client, k, (g_x + k.drift_x, g_y + k.drift_y), rates)
             k.sum_x, k.sum_y = k.sum_x + g_x, k.sum_y + g_y
         if not self.control:
             return k.x - x, k.y - y, c_x, c_y  # empty: nothing is sent
-        steps = client.steps_now(self.steps)
-        new_x, new_y = k.sum_x / steps, k.sum_y / steps
-        client.keep(c_x=new_x, c_y=new_y)
+        new_x, new_y = next_variates(client, k, self.steps)
         return k.x - x, k.y - y, new_x - c_kx, new_y - c_ky

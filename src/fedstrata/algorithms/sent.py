@@ -8,12 +8,14 @@
         sagda, before the first round   up 0            down 0
 
 The formulas use d (size of x), p (size of y), K (levels), r (size of the last level's value), R (of all levels' values
-together), C (classes) and T (the algorithm's inner rounds). A test compares every row with counted bytes.
+together), C (classes) and T (the algorithm's inner rounds). ``fs.testing`` compares every row with counted bytes.
 """
 
 from __future__ import annotations
 
+import ast
 import inspect
+import operator
 import re
 import tomllib
 from typing import Any, NamedTuple
@@ -41,6 +43,10 @@ class Sent(NamedTuple):
     up: str
     down: str
 
+    def numbers(self, **sizes: int) -> tuple[int, int]:
+        """Return how many numbers go up and down, given what the letters of the formulas stand for."""
+        return _evaluate(self.up, sizes), _evaluate(self.down, sizes)
+
 
 def sent(kind: type[Algorithm]) -> list[Sent]:
     """Return what an algorithm sends according to its docstring, with default options first."""
@@ -61,3 +67,47 @@ def sent(kind: type[Algorithm]) -> list[Sent]:
             "'Sent, per client and round:' with a row for it."
         )
     return rows
+
+
+def sent_by(algorithm: Algorithm, variant: str = "", first: bool = False) -> Sent:
+    """Return the row that applies to an algorithm: the one with the most options, and with a variant if there is one.
+
+    Without a row for it, nothing is sent before the first round.
+    """
+    rows = [
+        row
+        for row in sent(type(algorithm))
+        if row.variant in ("", variant)
+        and row.first == first
+        and all(getattr(algorithm, key) == value for key, value in row.options.items())
+    ]
+    if not rows and first:
+        return Sent("", {}, True, "0", "0")
+    if not rows:
+        raise FedstrataError(f"No row of the docstring says what {algorithm} sends.")
+    best = max((len(row.options), bool(row.variant)) for row in rows)
+    closest = [row for row in rows if (len(row.options), bool(row.variant)) == best]
+    if len({(row.up, row.down) for row in closest}) > 1:
+        raise FedstrataError(f"Several rows of the docstring fit {algorithm} equally well: {closest}.")
+    return closest[0]
+
+
+_OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Pow: operator.pow}
+
+
+def _evaluate(formula: str, sizes: dict[str, int]) -> int:
+    """Evaluate a formula such as ``2*d + K``."""
+
+    def value(node: ast.expr) -> int:
+        if isinstance(node, ast.Constant) and isinstance(node.value, int):
+            return node.value
+        if isinstance(node, ast.Name) and node.id in sizes:
+            return sizes[node.id]
+        if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
+            result: int = _OPERATORS[type(node.op)](value(node.left), value(node.right))
+            return result
+        raise FedstrataError(
+            f"The formula {formula!r} must be made of {', '.join(sizes)}, whole numbers, +, -, * and **."
+        )
+
+    return value(ast.parse(formula, mode="eval").body)

@@ -28,11 +28,21 @@ def snapshot(client: Client, x: torch.Tensor, every: int, steps: Steps) -> torch
     if every == 1:
         return None
     assert isinstance(steps, int)
-    if client.clock.iteration % (every or steps**2) == 0:
-        client.keep(snapshot=x)
+    period, place = divmod(client.clock.iteration, every or steps**2)
+    if place == 0:
+        keep_snapshot(client, x, every, steps)
         return x
+    client.require(period=period)
     z: torch.Tensor = client.recall("snapshot").snapshot
     return z
+
+
+def keep_snapshot(client: Client, x: torch.Tensor, every: int, steps: Steps) -> torch.Tensor:
+    """Keep x as the snapshot of this period; nothing is sent."""
+    assert isinstance(steps, int)
+    client.keep(snapshot=x)
+    client.stamp(period=client.clock.iteration // (every or steps**2))
+    return x[:, :0]
 
 
 def gradients_at_snapshot(client: Client, k: Variables, z: torch.Tensor | None, weight_decay: float) -> Pair:

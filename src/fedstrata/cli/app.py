@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import warnings
 from collections.abc import Sequence
@@ -13,13 +14,12 @@ import typer
 
 from fedstrata import __version__
 from fedstrata.cli import federate
-from fedstrata.cli.catalog import list_names
 from fedstrata.cli.compare import compare, reproduce, tune
 from fedstrata.cli.demo import demo
 from fedstrata.cli.plot import partition, plot
 from fedstrata.cli.printing import say
 from fedstrata.cli.run import run
-from fedstrata.cli.show import show
+from fedstrata.cli.show import list_names, show
 from fedstrata.clients.ranks import launched
 from fedstrata.core.errors import FedstrataError, invalid
 from fedstrata.experiments.config import import_file
@@ -73,7 +73,13 @@ app.add_typer(federate.app, name="federate")
 def main() -> None:
     """Run the command in ``sys.argv`` and exit with its code."""
     warnings.showwarning = lambda message, *_, **__: say(f"Warning: {message}")
-    sys.exit(invoke())
+    code = invoke()
+    if launched():
+        # Threads of the process group may outlive it, and abort a rank that has finished while Python shuts down.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)
 
 
 def invoke(arguments: Sequence[str] | None = None) -> int:

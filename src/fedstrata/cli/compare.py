@@ -11,7 +11,7 @@ import typer
 from fedstrata.algorithms.algorithm import ALGORITHMS
 from fedstrata.cli.options import Algorithms, ConfigFile, Json, Preset, Quiet, Resume, Seeds, Set, check_out
 from fedstrata.cli.printing import echo, print_comparison, print_grid, progress, progress_bars, say
-from fedstrata.core.errors import FedstrataError, InputError, unknown
+from fedstrata.core.errors import FedstrataError, InputError
 from fedstrata.core.files import Row
 from fedstrata.experiments.compare import compare as compare_runs
 from fedstrata.experiments.config import Config, presets, read
@@ -188,8 +188,7 @@ def _names(text: str | None, config: Config, path: Path) -> list[str] | None:
     if not names:
         raise InputError("--algorithms needs at least one name, e.g. --algorithms fedavg,scaffold.")
     for name in names:
-        if name not in ALGORITHMS:
-            raise unknown("algorithm", name, ALGORITHMS)
+        ALGORITHMS.find(name)
     return names
 
 

@@ -20,11 +20,11 @@ from fedstrata.training.rundir import RunDirectory
 
 app = typer.Typer(no_args_is_help=True, help="Run a real federation on Flower, where data stay on their nodes.")
 
-Federation = Annotated[Path, typer.Argument(help="Federation that init wrote.", show_default=False)]
+Federation = Annotated[Path, typer.Argument(help="Folder of the federation, as init wrote it.", show_default=False)]
 
 
-def _needs_flower() -> None:
-    """Refuse to continue without Flower; commands import what depends on it after this check."""
+def _require_flower() -> None:
+    """Raise if Flower is missing; commands import what depends on it after this check."""
     try:
         import cryptography  # noqa: F401
         import flwr  # noqa: F401
@@ -51,7 +51,7 @@ def local(
 
     With --out, the keys, logs and data of the federation are written to OUT.federation, next to the run directory.
     """
-    _needs_flower()
+    _require_flower()
     from fedstrata.federation.local import run_locally
 
     config = read(experiment, set_, preset)
@@ -89,10 +89,10 @@ def init(
 ) -> None:
     """Write the files of a federation: an app, certificates, and a folder for each node.
 
-    EXPERIMENT is a TOML file. Of its data settings only holdout, support and seed are kept, because each node names its
-    own data. A node without a public key gets a key pair made here. See docs/deploy.md.
+    EXPERIMENT is a TOML file. Of its data settings only holdout, support and seed are used, because each node names
+    its own data. A node without a public key gets a key pair made here. See docs/deploy.md.
     """
-    _needs_flower()
+    _require_flower()
     from fedstrata.federation.deploy import write_federation
 
     config = read(experiment, set_, preset)
@@ -135,7 +135,7 @@ def write_app(
     EXPERIMENT is a TOML file, FOLDER a federation that init wrote, and NAME a new name. Server, nodes and keys stay the
     same.
     """
-    _needs_flower()
+    _require_flower()
     from fedstrata.federation.deploy import add_app
 
     add_app(read(experiment, set_, preset), folder, name, node or (), context.obj or ())
@@ -144,11 +144,11 @@ def write_app(
 
 @app.command()
 def key(path: Annotated[Path, typer.Argument(help="Private key to write.", show_default=False)]) -> None:
-    """Make the key of a node, on the node itself.
+    """Make a node's key, on the node itself.
 
     The private key PATH stays there; PATH.pub goes to the server.
     """
-    _needs_flower()
+    _require_flower()
     from fedstrata.federation.keys import make_key
 
     for file in (path, path.with_name(path.name + ".pub")):
@@ -170,11 +170,11 @@ def renew(
 
     FOLDER is a federation that init wrote. Names and authority stay the same, so nothing changes on the nodes.
     """
-    _needs_flower()
+    _require_flower()
     from fedstrata.federation.keys import renew_certificate
 
     end = renew_certificate(folder / "server", ca_key or folder / "server" / "ca.key")
-    say(f"Written: {folder / 'server' / 'server.pem'}, valid until {end:%Y-%m-%d}. Restart the server and the gate.")
+    say(f"Written: {folder / 'server' / 'server.pem'}, valid until {end:%Y-%m-%d}. Restart the server and the proxy.")
 
 
 @app.command("node")
@@ -192,7 +192,7 @@ def start_node(
 
     SETTINGS is the node's TOML file, which names its data, key and state. The data stay where they are.
     """
-    _needs_flower()
+    _require_flower()
     from fedstrata.federation.processes import commands
     from fedstrata.federation.superlink import node_command
 
@@ -201,15 +201,15 @@ def start_node(
 
 
 def _node_settings(path: Path) -> dict[str, str]:
-    """Read the settings of a node, and refuse those that would only fail at its first message."""
+    """Read the settings of a node; raise now for those that would fail at its first message."""
     table = read_toml(path)
-    known = ("data", "key", "state", "import")
+    allowed = ("data", "key", "state", "import")
     for name in table:
-        if name not in known:
-            raise unknown("setting of a node", name, known, str(path))
+        if name not in allowed:
+            raise unknown("setting of a node", name, allowed, str(path))
     for name in ("data", "key", "state"):
         if not isinstance(table.get(name), str):
-            raise InputError(f"The file {path} must have {name} = '/a/path'.")
+            raise InputError(f"The file {path} must contain {name} = '/path'.")
         table[name] = str(Path(table[name]).expanduser())
     if not isinstance(table.get("import", ""), str):
         raise invalid("import of a node", table["import"], "a path, or several separated by ':'", str(path))

@@ -51,7 +51,7 @@ def check_out(out: Path | None, resume: bool) -> None:
     if out is None or not out.exists():
         return
     if not out.is_dir():
-        raise InputError(f"{out} is a file. Nothing was overwritten.")
+        raise InputError(f"The directory {out} is a file. Nothing was overwritten: choose another --out.")
     if not resume and any(out.iterdir()):
         raise InputError(
             f"The directory {out} exists and is not empty. Nothing was overwritten: choose another, or pass --resume."

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from fedstrata.core.files import Row
 from fedstrata.experiments.compare import Comparison
-from fedstrata.experiments.tables import as_table, mean_and_spread, measured, one_run
+from fedstrata.experiments.tables import mean_and_spread, measured, one_run
 from fedstrata.training.callbacks import Callback, ShowProgress
 
 _out = Console(width=None if sys.stdout.isatty() else 140)
@@ -50,14 +50,25 @@ def print_grid(rows: Iterable[Sequence[str]], columns: Sequence[str] = (), title
     _out.print(grid)
 
 
+def print_table(rows: Sequence[Row], title: str) -> None:
+    """Print rows as a table with lines; square brackets in a label are not markup."""
+    table = Table(title=escape(title), title_justify="left")
+    columns = list(dict.fromkeys(k for r in rows for k in r))
+    for column in columns:
+        table.add_column(column, justify="left" if column in ("algorithm", "variant") else "right")
+    for row in rows:
+        table.add_row(*(escape(str(row.get(c, ""))) for c in columns))
+    _out.print(table)
+
+
 def print_run(
     summary: Row, history: list[Row], out: Path | None, as_json: bool, measures: Sequence[str] | None = None
 ) -> None:
-    """Print the result of a run: its summary as JSON, or its last measures and what a reader needs to know of them."""
+    """Print the result of a run: its summary as JSON, or a table of its last measures with notes on them."""
     if as_json:
         print(json.dumps(summary))
         return
-    _out.print(as_table([one_run(history[-1], measures)], f"{summary['algorithm']} on {summary['data']}"))
+    print_table([one_run(history[-1], measures)], f"{summary['algorithm']} on {summary['data']}")
     echo(measured(summary), wrap=True)
     if "pretrain" in summary:
         before = summary["pretrain"]
@@ -81,5 +92,5 @@ def _counted(times: dict[str, int]) -> str:
 def print_comparison(comparison: Comparison, seeds: int, measures: Sequence[str] | None) -> None:
     """Print the table of a comparison, and the data it was measured on."""
     title = f"{', '.join(comparison.datasets)}, {seeds} seed{'s' * (seeds > 1)}: mean ± spread"
-    _out.print(as_table([mean_and_spread(row, measures) for row in comparison.rows], title))
+    print_table([mean_and_spread(row, measures) for row in comparison.rows], title)
     echo(comparison.measured, wrap=True)

@@ -1,7 +1,8 @@
-"""The command ``fedstrata show``."""
+"""``fedstrata list`` and ``fedstrata show``."""
 
 from __future__ import annotations
 
+import inspect
 import json
 from typing import Annotated
 
@@ -10,7 +11,25 @@ import typer
 from fedstrata.algorithms import ALGORITHMS
 from fedstrata.cli.options import Json
 from fedstrata.cli.printing import echo, print_grid
-from fedstrata.experiments.describe import describe
+from fedstrata.core.errors import unknown
+from fedstrata.experiments.describe import KINDS, describe
+
+
+def list_names(
+    kind: Annotated[str, typer.Argument(help="algorithms, problems, datasets, models, partitions or schedules.")],
+    as_json: Json = False,
+) -> None:
+    """List the names that a configuration file can use.
+
+    KIND is algorithms, problems, datasets, models, partitions or schedules.
+    """
+    if kind not in KINDS:
+        raise unknown("list", kind, KINDS)
+    lines = {name: (inspect.getdoc(target) or "").split("\n")[0] for name, target in sorted(KINDS[kind].items())}
+    if as_json:
+        print(json.dumps(lines))
+    else:
+        print_grid(lines.items())
 
 
 def show(
@@ -20,7 +39,7 @@ def show(
     """Describe anything that a configuration file can name.
 
     NAME is one that fedstrata list prints, or a table: data, pretrain, train, evaluate, channel, faults, diagnostics,
-    tune, compare or plot. An algorithm is described by its equations, its options and what it sends.
+    tune, compare or plot. The description of an algorithm has its equations, its hyperparameters and what it sends.
     """
     about = describe(name)
     if as_json:

@@ -1,4 +1,4 @@
-"""Clients: who takes part, their data, what they keep, and what crosses the wire."""
+"""Clients: who takes part, their data, what they keep, and what is sent."""
 
 from fedstrata.clients.client import Client
 from fedstrata.clients.clients import Clients

@@ -1,4 +1,4 @@
-"""What an algorithm sees of its clients' side: C clients that advance together."""
+"""The client side, as an algorithm sees it: C clients that advance together."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedstrata.clients.memory import Memory
-from fedstrata.clients.setting import Setting
+from fedstrata.clients.client_side import ClientSide
+from fedstrata.clients.state import Memory
 from fedstrata.clients.variables import Variables
-from fedstrata.core.errors import FedstrataError, InputError
-from fedstrata.core.schedules import Clock, Epochs, EqualSteps, Rate, Steps, rate_at, steps_at
+from fedstrata.core import rng
+from fedstrata.core.clock import Clock
+from fedstrata.core.errors import FedstrataError, listed
+from fedstrata.core.schedules import Epochs, EqualSteps, Rate, Steps, rate_at, steps_at
 from fedstrata.data.batch import NO_DATA, Batch
 from fedstrata.data.sampling import Everything, Sampling, steps_per_epoch
 from fedstrata.problems.oracles import Chain, Tensors
@@ -23,80 +25,78 @@ from fedstrata.problems.problem import Problem
 class Client:
     """C clients that advance together: every vector is [C, d], row c belongs to ``ids[c]``.
 
-    An algorithm's local method gets one of these and never learns how many clients it serves.
+    An algorithm's ``@remote`` methods get one of these; they need not know how many clients it stands for.
     """
 
-    def __init__(self, setting: Setting, ids: np.ndarray, clock: Clock, exchange: int) -> None:
+    def __init__(self, side: ClientSide, ids: np.ndarray, clock: Clock, exchange: int) -> None:
         self.ids = ids
         self.clock = clock
         self.samples = 0
         self.steps = 0
         self.looping = False
-        self._setting = setting
+        self._side = side
         self._phase = 0
         self._exchange = exchange
         self._active = len(ids)
         self._samplers: dict[tuple[int, int, int], Sampling] = {}
         self._everything: dict[int, Batch] = {}
         self._reports: dict[str, Callable[[], torch.Tensor]] = {}
-        self._memory = Memory(setting, ids)
+        self._memory = Memory(side, ids)
 
     def __len__(self) -> int:
         return self._active
 
     @property
     def label(self) -> str:
-        """Which clients these are, for error messages."""
-        names = self._setting.data.client_names
-        known = [names[c] if names else str(c) for c in self.ids[: self._active].tolist()]
-        more = f" and {len(known) - 8} more" if len(known) > 8 else ""
-        return f"client{'s' if len(known) > 1 else ''} {', '.join(known[:8])}{more}"
+        """The names of these clients, for error messages."""
+        names = self._side.data.client_names
+        shown = [names[c] if names else str(c) for c in self.ids[: self._active].tolist()]
+        return f"client{'s' if len(shown) > 1 else ''} {listed(shown)}"
 
     @property
     def problem(self) -> Problem:
         """The problem to solve."""
-        return self._setting.oracles.problem
+        return self._side.oracles.problem
 
     # --- data ---------------------------------------------------------------------------------------------------
 
     def draw(self, level: int = 0, stream: int = 0, batch_size: int | None = None) -> Batch:
-        """Draw a batch for level ``level`` (0 is the outer function) in this step.
+        """Draw this step's batch for level ``level``; 0 is the outer function.
 
-        The batch is named by (seed, client, round, exchange, step, level, stream), and by how many loops came before
-        in the exchange: asking twice gives the same one, another ``stream`` an independent one. ``batch_size``
-        overrides the run's; a smaller batch is the beginning of a larger one of the same name. A ``weighted`` sampling
-        adds the samples' weights to the batch.
+        The batch is a function of seed, client, round, exchange, loop of the exchange, step, level and stream: drawing
+        twice gives the same batch, another ``stream`` an independent one. ``batch_size`` overrides the run's; a smaller
+        batch is the beginning of a larger one. A ``weighted`` sampling adds the samples' weights to the batch.
         """
         if level == 0 and not self.problem.outer_draws:
             return self._no_data()
-        size = self._setting.batch_size if batch_size is None else batch_size
+        size = self._side.batch_size if batch_size is None else batch_size
         if size is None:
             return self.all_data(level)
         name = (level, stream, size)
         sampler = self._samplers.get(name)
         if sampler is None:
-            s = self._setting
-            names: tuple[int | str, ...] = (s.seed, "batch", self.clock.round, self._exchange, level, stream)
-            names += ("after", self._phase) if self._phase else ()
+            s = self._side
+            names = self._names("batch", level, stream)
             part = s.data.part(level)
             counts = part.class_counts[self.ids] if s.sampling.weighted else None
             sampler = self._samplers[name] = s.sampling(names, self.ids, part.sizes[self.ids], size, counts)
         positions, lengths = sampler.positions(self.clock.step, self._active)
         self.samples += positions.size if lengths is None else int(lengths.sum())
-        return self._gather(level, positions, lengths, positions.shape[1] == size, sampler.weights)
+        batch = self._gather(level, positions, lengths, positions.shape[1] == size, sampler.weights)
+        return self._randomised(batch, level, stream)
 
     def all_data(self, level: int = 0) -> Batch:
-        """Return each client's whole data for level ``level`` as one batch."""
+        """Return all of each client's data for level ``level`` as one batch."""
         if level == 0 and not self.problem.outer_draws:
             return self._no_data()
-        part = self._setting.data.part(level)
+        part = self._side.data.part(level)
         ids = self.ids[: self._active]
         batch = self._everything.get(level)
         if batch is None or batch.clients != self._active:
             everything = Everything((), ids, part.sizes[ids], 0).positions(0, self._active)
             batch = self._everything[level] = self._gather(level, *everything, bool(np.ptp(part.sizes) == 0))
         self.samples += int(part.sizes[ids].sum())
-        return batch
+        return self._randomised(batch, level, 0)
 
     def _no_data(self) -> Batch:
         return NO_DATA.numbered(self.ids[: self._active]) if self.problem.numbered else NO_DATA
@@ -111,57 +111,69 @@ class Client:
     ) -> Batch:
         traced = usual and self._active == len(self.ids)
         ids = self.ids[: self._active]
-        batch = self._setting.data.part(level).gather(ids, positions, lengths, traced)
+        batch = self._side.data.part(level).gather(ids, positions, lengths, traced)
         if weights is not None:
             x0 = self.problem.x0
             batch = batch.weighted(torch.from_numpy(weights[: self._active]).to(device=x0.device, dtype=x0.dtype))
         return batch.numbered(ids) if level == 0 and self.problem.numbered else batch
 
+    def _randomised(self, batch: Batch, level: int, stream: int) -> Batch:
+        """Return the batch with the words that random layers of the model draw from, if it has such layers."""
+        if self.problem.flat is None or not self.problem.flat.random:
+            return batch
+        ids, key = self.ids[: self._active], rng.key_of(*self._names("layers", level, stream))
+        return batch.randomised(rng.words(key, ids, np.full(len(ids), self.clock.step), 2))
+
+    def _names(self, purpose: str, level: int, stream: int) -> tuple[int | str, ...]:
+        """Return the names of what is drawn now, apart from client and step."""
+        names = (self._side.seed, purpose, self.clock.round, self._exchange, level, stream)
+        return (*names, "after", self._phase) if self._phase else names
+
     @property
     def sizes(self) -> torch.Tensor:
         """How many training samples each client has: [C]."""
-        return torch.from_numpy(self._setting.data.sizes[self.ids[: self._active]])
+        return torch.from_numpy(self._side.data.sizes[self.ids[: self._active]])
 
     @property
     def class_counts(self) -> torch.Tensor:
         """How many training samples of each class each client has, [C, classes], in the vectors' dtype."""
-        data = self._setting.data
-        found = torch.from_numpy(data.train.class_counts[self.ids[: self._active]]).to(self.problem.x0)
-        return torch.nn.functional.pad(found, (0, data.classes - found.shape[1]))
+        data = self._side.data
+        counts = torch.from_numpy(data.train.class_counts[self.ids[: self._active]]).to(self.problem.x0)
+        return torch.nn.functional.pad(counts, (0, data.classes - counts.shape[1]))
 
     # --- oracles ------------------------------------------------------------------------------------------------
 
     def loss(self, x: torch.Tensor, batch: Batch, y: torch.Tensor | None = None) -> torch.Tensor:
-        """Return f for each client, [C]: the loss itself when there are no levels."""
-        return self._setting.oracles.outer(x, y, batch)
+        """Return the outer function for each client, [C]: the loss itself if there are no levels."""
+        return self._side.oracles.outer(x, y, batch)
 
     def grads(self, x: torch.Tensor, batch: Batch) -> torch.Tensor:
         """Return the gradient of the loss, [C, d], of a problem without levels or dual."""
-        return self._setting.oracles.outer_grads(x, None, batch)[0]
+        return self._side.oracles.outer_grads(x, None, batch)[0]
 
     def f_grads(self, u: torch.Tensor, batch: Batch, y: torch.Tensor | None = None) -> Tensors:
-        """Return the gradients of the outer function in u and, when y is passed, in y.
+        """Return the gradients of the outer function in u and, if y is passed, in y.
 
-        A problem without a dual takes a y of length 0, and returns one.
+        Without a dual, y and its gradient have length 0.
         """
-        grads = self._setting.oracles.outer_grads(u, y, batch)
+        grads = self._side.oracles.outer_grads(u, y, batch)
         return grads if y is None or self.problem.dual else (*grads, y)
 
     def best_y(self, x: torch.Tensor, batch: Batch) -> torch.Tensor:
-        """Return the dual, not projected, that maximises the outer function at x, [C, p]; of problems that know it."""
-        return self._setting.oracles.best_y(x, batch)
+        """Return the dual that maximises the outer function at x, before projection, [C, p], if it is known."""
+        return self._side.oracles.best_y(x, batch)
 
     def g(self, k: int, u: torch.Tensor, batch: Batch) -> torch.Tensor:
         """Return the value of level k (from 1) at u, [C, r]."""
-        return self._setting.oracles.level(k, u, batch)
+        return self._side.oracles.level(k, u, batch)
 
     def g_vjp(self, k: int, u: torch.Tensor, cotangent: torch.Tensor, batch: Batch) -> torch.Tensor:
         """Return the transposed Jacobian of level k (from 1) at u times ``cotangent``, [C, d]."""
-        return self._setting.oracles.level_vjp(k, u, cotangent, batch)
+        return self._side.oracles.level_vjp(k, u, cotangent, batch)
 
     def g_jacobian(self, k: int, u: torch.Tensor, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the value of level k (from 1) at u, [C, r], and its Jacobian, [C, r, d]."""
-        return self._setting.oracles.level_jacobian(k, u, batch)
+        return self._side.oracles.level_jacobian(k, u, batch)
 
     def chain(
         self,
@@ -171,12 +183,12 @@ class Client:
         offsets: Sequence[torch.Tensor] | None = None,
         weight: float = 1.0,
     ) -> Chain:
-        """Go through all layers in one pass, u_k = offset_k + weight * g_k(u_{k-1}), then f, and back again.
+        """Evaluate all layers in one pass, u_k = offset_k + weight * g_k(u_{k-1}) and then f, and differentiate.
 
-        ``batches`` has one for each level and, last, one for the outer function. Returns the gradient
+        ``batches`` has one batch for each level and, last, one for the outer function. Returns the gradient
         J_1^T ... J_K^T grad f (the J without the weight), the levels' values g_k, and the gradients of f.
         """
-        chain = self._setting.oracles.chain(x, y, batches, offsets, weight)
+        chain = self._side.oracles.chain(x, y, batches, offsets, weight)
         return chain if y is None or self.problem.dual else chain._replace(outer_grads=(*chain.outer_grads, y))
 
     def draw_all(self, stream: int = 0, batch_size: int | None = None) -> list[Batch]:
@@ -185,8 +197,8 @@ class Client:
         return [self.draw(k, stream, batch_size) for k in levels]
 
     def worth(self, batches: int) -> int | None:
-        """Return the samples of so many batches, to draw at once; None where a batch is all the data."""
-        return None if self._setting.batch_size is None else batches * self._setting.batch_size
+        """Return the number of samples in ``batches`` batches, to draw them as one; None if a batch is all the data."""
+        return None if self._side.batch_size is None else batches * self._side.batch_size
 
     def project_y(self, y: torch.Tensor) -> torch.Tensor:
         """Return the dual projected onto its set."""
@@ -196,26 +208,25 @@ class Client:
 
     @property
     def first(self) -> bool:
-        """Whether nobody has taken a local step yet: the first exchange of a run that takes any."""
+        """Whether no local step of the run has been taken yet."""
         return self.clock.iteration == 0
 
     def rate(self, rate: Rate, ago: int = 0) -> float:
-        """Return a rate, number or schedule, at this step, or so many iterations ago."""
-        now = self.clock
-        return rate_at(rate, Clock(now.round, now.rounds, now.step, now.iteration - ago) if ago else now)
+        """Return the value of a rate (a number or a schedule) at this step, or ``ago`` iterations earlier."""
+        return rate_at(rate, self.clock.ago(ago) if ago else self.clock)
 
     def variables(self, **values: Any) -> Variables:
-        """Return these tensors [C, ...] as the variables of a local loop; a tuple of tensors becomes a list."""
+        """Return tensors [C, ...] as the variables of a local loop; a tuple of tensors becomes a list."""
         return Variables(**values)
 
     def keep(self, k: Variables | None = None, **values: torch.Tensor) -> None:
-        """Keep rows [C, ...] on the clients until a later exchange: all variables of ``k``, and ``values``."""
+        """Keep rows [C, ...] on the clients for a later exchange: all variables of ``k``, and ``values``."""
         self._memory.keep(self._active, {**({} if k is None else vars(k)), **values})
 
     def recall(self, *names: str, **values: Any) -> Variables:
-        """Return variables: those that every client kept under ``names``, and ``values`` as they are.
+        """Return variables: what the clients kept under ``names``, and ``values`` as they are.
 
-        A client that has not kept one of them, or has lost it, is an error that names the client.
+        Raises an error that names the clients that have not kept one of them, or have lost it.
         """
         return Variables(**{name: self._memory.recall(self._active, name, None) for name in names}, **values)
 
@@ -223,49 +234,59 @@ class Client:
         """Return what each client kept under ``name``; ``default`` [C, ...] for clients that kept nothing yet."""
         return self._memory.recall(self._active, name, default)
 
+    def stamp(self, **numbers: int) -> None:
+        """Keep numbers that date what the clients keep, such as ``round=3``, for :meth:`require`."""
+        rows = {name: torch.full((self._active, 1), number) for name, number in numbers.items()}
+        self._memory.keep(self._active, rows)
+
+    def require(self, **numbers: int) -> None:
+        """Raise an error that names the clients with other stamps, or none: what they kept is out of date."""
+        for name, number in numbers.items():
+            stamps = self._memory.recall(self._active, name, None).flatten().cpu().numpy()
+            self._memory.refuse(self.ids[: self._active][stamps != number], f"the state of {name} {number}")
+
     def commit(self, taken: np.ndarray) -> None:
-        """Store what those clients kept whose answers the server has taken: a mask [C]."""
+        """Store what the clients kept whose answers the server has accepted: a mask [C]."""
         self._memory.commit(taken)
 
     def steps_now(self, steps: EqualSteps) -> int:
-        """Return the local steps of this round: a number, or what an interval has grown to."""
+        """Return the number of local steps in this round."""
         return steps_at(steps, max(0, self.clock.round))
 
     def step_counts(self, steps: Steps) -> np.ndarray:
         """Return how many local steps each client takes: [C]."""
         if not isinstance(steps, Epochs):
             return np.full(self._active, self.steps_now(steps), dtype=np.int64)
-        sizes = self._setting.data.train.sizes[self.ids[: self._active]]
-        exact = steps.epochs * steps_per_epoch(sizes, self._setting.batch_size)
+        sizes = self._side.data.train.sizes[self.ids[: self._active]]
+        exact = steps.epochs * steps_per_epoch(sizes, self._side.batch_size)
         return np.ceil(exact.round(9)).astype(np.int64)
 
     def report(self, **values: torch.Tensor | Callable[[], torch.Tensor]) -> None:
-        """Pass what is inside this local step to diagnostics: tensors [C, ...], or functions that return them.
+        """Report values of this local step to diagnostics: tensors [C, ...], or functions that return them.
 
-        A function is called only when its value is wanted. Without listeners, nothing happens.
+        A function is called only if its value is needed. Without listeners, nothing happens.
         """
-        if self._setting.listeners:
+        if self._side.listeners:
             for name, value in values.items():
                 self._reports[name] = value if callable(value) else partial(_itself, value)
 
     def loop(self, steps: Steps, k: Variables) -> Iterator[int]:
-        """Take local steps: the body of the loop runs as often as ``steps`` says for each client.
+        """Take local steps: the body of the loop runs ``steps`` times for each client.
 
             for t in client.loop(self.steps, k):
                 k.x = k.x - lr * client.grads(k.x, client.draw())
 
-        A client that has done its steps leaves the loop, and its rows leave ``k`` until the end, so unequal numbers
-        waste no work. Afterwards the clock's step is 0 again, and its iteration has advanced by a number of steps, not
-        by epochs. A loop must run to its end, and cannot be inside another one.
+        A client that has taken all its steps leaves the loop, and its rows leave ``k`` until the end, so unequal
+        numbers of steps waste no work. Afterwards the clock's step is 0 again; its iteration has advanced by the
+        steps, but not if they were given in epochs. A loop must run to its end, and cannot be inside another one.
         """
         if self.looping:
             raise FedstrataError(
                 "A local loop cannot be inside another one, or follow one that was left early. Inside, use a plain "
-                "loop, with streams for what its steps draw."
+                "Python loop, and another stream for each of its draws."
             )
         counts = self.step_counts(steps)
-        if (np.diff(counts) > 0).any():
-            raise InputError("Clients of a chunk must be in order of decreasing steps.")
+        assert (np.diff(counts) <= 0).all(), "an engine puts clients of a chunk in order of decreasing steps"
         if not counts.any():
             return
         self.looping = True
@@ -285,7 +306,7 @@ class Client:
             k._return(rows)
         # What follows must not depend on how many steps the other clients of the chunk took.
         passed = 0 if isinstance(steps, Epochs) else self.steps_now(steps)
-        self.clock = Clock(start.round, start.rounds, 0, start.iteration + passed)
+        self.clock = start.after_loop(passed)
         self.steps += int(counts.max())
         self._phase += 1
         self._samplers = {}
@@ -294,11 +315,10 @@ class Client:
 
     def _tick(self) -> None:
         """End a local step: pass on its reports, advance the clock."""
-        now = self.clock
-        for listener in self._setting.listeners:
-            listener(now, self.ids[: self._active], self._reports)
+        for listener in self._side.listeners:
+            listener(self.clock, self.ids[: self._active], self._reports)
         self._reports = {}
-        self.clock = Clock(now.round, now.rounds, now.step + 1, now.iteration + 1)
+        self.clock = self.clock.tick()
 
 
 def _itself(value: torch.Tensor) -> torch.Tensor:

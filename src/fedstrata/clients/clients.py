@@ -1,8 +1,9 @@
-"""The interface an algorithm's round is written against: who takes part, and a few verbs."""
+"""The clients, as an algorithm's round sees them: who takes part, and a few verbs."""
 
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -13,27 +14,34 @@ import torch
 from torch.utils._pytree import tree_map
 
 from fedstrata.clients import reduce
-from fedstrata.clients.cohort import Progress, Weighting, check_weighting, cohort_size
+from fedstrata.clients.cohort import Weighting, check_weighting, cohort_size
 from fedstrata.clients.engine import Engine, Reduced, Request, Usage, Work
-from fedstrata.clients.exchange import Exchange
+from fedstrata.clients.exchange import Exchange, Rejoin
 from fedstrata.clients.faults import Fault
-from fedstrata.clients.queries import is_query
+from fedstrata.clients.work import is_remote
 from fedstrata.core import rng
-from fedstrata.core.errors import InputError, invalid
-from fedstrata.core.schedules import Clock, EqualSteps, Rate, rate_at, steps_at
+from fedstrata.core.clock import Clock, Progress
+from fedstrata.core.errors import invalid
+from fedstrata.core.schedules import EqualSteps, Rate, rate_at, steps_at
 from fedstrata.problems.problem import Problem
+
+EARLY = 9000
+"""The number of the exchange in which clients rejoin before a round: it follows all exchanges of the round before."""
 
 
 class Clients:
     """The cohort of a round. ``mean``, ``max``, ``combine``, ``gather`` and ``pool`` run a method on its clients.
 
-    A message and an answer are tensors or nested tuples of tensors; plain Python numbers may go down too and count no
-    bytes. On the client side every tensor has a leading client axis. What clients answer is an update, a gradient or a
-    number, never a point, so that a channel can clip and compress it.
+    A message and an answer are tensors or nested tuples of tensors; a message may also contain Python numbers, whose
+    bytes are not counted. On the client side every tensor has a leading client axis. An answer is an update, a gradient
+    or a number, never a point, so that a channel can clip and compress it.
 
-    engine: has the work done.
+    engine: runs the work.
     usage:  what the run has used.
     faults: the clients that were left out since the list was last emptied.
+    unmarked: methods without ``@remote`` that were warned of; None for no warnings.
+    rejoin: lets clients that have lost what they kept rejoin before the first exchange of the round, if it would
+            otherwise have no quorum.
     """
 
     def __init__(
@@ -42,47 +50,49 @@ class Clients:
         self.engine = engine
         self.usage = Usage()
         self.faults: list[Fault] = []
+        self.rejoin: Rejoin | None = None
         self.progress = Progress(rounds)
-        self.sampled = cohort_size(participation, engine.setting.data.clients)
+        self.sampled = cohort_size(participation, engine.side.data.clients)
         self.weighting = check_weighting(weighting)
+        self.unmarked: set[str] | None = None
         self._join(np.arange(self.total))
 
     # --- who takes part -----------------------------------------------------------------------------------------
 
     @property
     def total(self) -> int:
-        """N, the number of clients there are, in the cohort or not."""
-        return self.engine.setting.data.clients
+        """N, the number of all clients, in the cohort or not."""
+        return self.engine.side.data.clients
 
     def __len__(self) -> int:
         return len(self.cohort)
 
     @property
     def weights(self) -> torch.Tensor:
-        """The weight of each client of the cohort in a mean, uniform or by samples as the run says: [cohort]."""
+        """The weight of each client of the cohort in a mean, by the run's weighting: [cohort]."""
         return self._weights(self.weighting)
 
     @property
     def share(self) -> float:
-        """The cohort's share of all clients' weight: |S| / N when the weighting is uniform.
+        """The cohort's share of all clients' weight: |S| / N if the weighting is uniform.
 
-        After an exchange only the clients that answered it count.
+        After an exchange, only the clients that answered it count.
         """
-        here = self.cohort[self._answered]
+        answered = self.cohort[self._answered]
         if self.weighting == "uniform":
-            return len(here) / self.total
-        sizes = self.engine.setting.data.sizes
-        return float(sizes[here].sum() / sizes.sum())
+            return len(answered) / self.total
+        sizes = self.engine.side.data.sizes
+        return float(sizes[answered].sum() / sizes.sum())
 
     def begin(self, round: int) -> None:
         """Start a round: choose its cohort, and count its exchanges from zero.
 
-        Round -1 comes before the first one and has every client: the problem and the algorithm prepare themselves.
+        Round -1, before the first one, has every client: what the problem and the algorithm need at the start.
         """
         self.progress.begin(round)
         cohort = np.arange(self.total)
         if self.sampled < self.total and round >= 0:
-            cohort = rng.choose(rng.key_of(self.engine.setting.seed, "cohort", round), self.total, self.sampled)
+            cohort = rng.choose(rng.key_of(self.engine.side.seed, "cohort", round), self.total, self.sampled)
         self._join(cohort)
 
     def choose(self, number: int | None = None, probabilities: np.ndarray | torch.Tensor | None = None) -> Clients:
@@ -106,6 +116,21 @@ class Clients:
         other._join(rng.choose_weighted(key, weights, number), by_weights=True)
         return other
 
+    def lost(self) -> Clients:
+        """Return these clients with another cohort: those that were left out because they lost what they kept."""
+        other = copy.copy(self)
+        lost = [fault.client for fault in self.faults if fault.kind == "lost" and fault.left_out]
+        other._join(np.unique(lost).astype(np.int64))
+        return other
+
+    def before(self, cohort: np.ndarray) -> Clients:
+        """Return clients at the end of the round before this one, with another cohort and a list of faults."""
+        other = copy.copy(self)
+        other.progress = replace(self.progress, round=self.progress.round - 1, exchanges=EARLY)
+        other.faults, other.rejoin = [], None
+        other._join(cohort)
+        return other
+
     def integer(self, low: int, high: int) -> int:
         """Return a random whole number from ``low`` to ``high``, both included, for the server in this round."""
         key = self._choice("integer")
@@ -113,7 +138,7 @@ class Clients:
 
     def _choice(self, kind: str) -> tuple[int, int]:
         self.progress.choices += 1
-        return rng.key_of(self.engine.setting.seed, kind, self.progress.round, self.progress.choices - 1)
+        return rng.key_of(self.engine.side.seed, kind, self.progress.round, self.progress.choices - 1)
 
     def _join(self, cohort: np.ndarray, by_weights: bool = False) -> None:
         """Make these clients the cohort."""
@@ -127,26 +152,26 @@ class Clients:
     @property
     def problem(self) -> Problem:
         """The problem to solve."""
-        return self.engine.setting.oracles.problem
+        return self.engine.side.oracles.problem
 
     @property
     def classes(self) -> int:
         """How many classes the data have; 0 for regression."""
-        return self.engine.setting.data.classes
+        return self.engine.side.data.classes
 
     @property
     def clock(self) -> Clock:
         """The time at the start of this round."""
-        return Clock(self.progress.round, self.progress.rounds, 0, self.progress.start)
+        return self.progress.round_start
 
     def rate(self, rate: Rate, after: int = 0) -> float:
-        """Return a rate, number or schedule, at the start of this round, or after so many of its local steps."""
-        p = self.progress
-        return rate_at(rate, Clock(max(0, p.round), p.rounds, after, p.start + after))
+        """Return the value of a rate (a number or a schedule) at the start of this round, or ``after`` local steps."""
+        start = replace(self.progress.round_start, round=self.progress.scheduled_round)
+        return rate_at(rate, start.after(after))
 
     def steps_now(self, steps: EqualSteps) -> int:
-        """Return the local steps of this round: a number, or what an interval has grown to."""
-        return steps_at(steps, max(0, self.progress.round))
+        """Return the number of local steps in this round."""
+        return steps_at(steps, self.progress.scheduled_round)
 
     def project_y(self, y: torch.Tensor) -> torch.Tensor:
         """Return the dual projected onto its set."""
@@ -154,12 +179,12 @@ class Clients:
 
     @cached_property
     def inner_sizes(self) -> tuple[int, ...]:
-        """The size of what each level returns, r_1..r_K."""
-        setting = self.engine.setting
+        """The sizes of what the levels return, r_1..r_K."""
+        side = self.engine.side
         u, sizes = self.problem.x0.unsqueeze(0), []
         first, twice = np.zeros(1, dtype=np.int64), np.zeros((1, 2), dtype=np.int64)
         for k in range(1, len(self.problem.levels) + 1):
-            u = setting.oracles.level(k, u, setting.data.part(k).gather(first, twice, None, False))
+            u = side.oracles.level(k, u, side.data.part(k).gather(first, twice, None, False))
             if u.dim() != 2:
                 what = f"value of level {k} of {self.problem.name}"
                 raise invalid(what, f"shape {tuple(u.shape[1:])}", "a vector (1-d)")
@@ -169,9 +194,9 @@ class Clients:
     # --- the verbs ----------------------------------------------------------------------------------------------
 
     def mean(self, work: Work, *message: Any, weighting: Weighting | None = None) -> Any:
-        """Run ``work(client, *message)`` on every client of the cohort; return the mean of what they return.
+        """Run ``work(client, *message)`` on every client of the cohort; return the mean of their answers.
 
-        The mean is uniform or weighted by the clients' numbers of samples, as the run says; ``weighting`` overrides.
+        The mean is uniform or by the clients' numbers of samples; ``weighting`` overrides that of the run.
         """
         weighting = self.weighting if weighting is None else check_weighting(weighting)
         return self._reduce(work, message, weighting, ("mean",))
@@ -181,18 +206,18 @@ class Clients:
         return self._reduce(work, message, self.weighting, ("max",))
 
     def combine(self, how: Sequence[str], work: Work, *message: Any) -> Any:
-        """Run ``work(client, *message)``; return the mean or the maximum of each tensor it returns.
+        """Run ``work(client, *message)``; return the mean or the maximum of each tensor of the answers.
 
-        ``how`` says which: "mean" or "max" for each tensor, in their order.
+        ``how`` has a "mean" or "max" for each tensor, in order.
         """
         if isinstance(how, str) or not how or any(word not in ("mean", "max") for word in how):
-            raise invalid("how of combine", how, "a 'mean' or 'max' for each tensor that comes back")
+            raise invalid("how of combine", how, "a 'mean' or 'max' for each tensor of an answer")
         return self._reduce(work, message, self.weighting, tuple(how))
 
     def gather(self, work: Work, *message: Any) -> Any:
-        """Run ``work(client, *message)`` on every client; return what each returned, in cohort order: [cohort, ...].
+        """Run ``work(client, *message)``; return every client's answer, in the order of the cohort: [cohort, ...].
 
-        A client that was left out counts as an average one: its row is the mean of the others'.
+        The row of a client that was left out is the mean of the others.
         """
         rows = self._rows(work, message)
         answered = torch.from_numpy(self._answered)
@@ -218,14 +243,21 @@ class Clients:
             raise invalid("size of a collection to pool", size, f"at most {limit} numbers per client")
         return tree_map(lambda leaf: leaf[answered].flatten(0, 1), rows.tree)
 
-    def on_server(self, work: Work, *message: Any) -> Any:
-        """Run ``work`` on the server's auxiliary set, each class of it in the place of a client.
+    def restore(self, work: Work, *message: Any) -> None:
+        """Run ``work(client, *message)`` on clients that have lost what they kept, so that they keep it again.
 
-        Returns what was returned for each class, [classes, ...]. Nothing is sent; the samples count.
+        Their answers are dropped, and there is no quorum: a client that does not answer stays lost.
+        """
+        self._finish(reduce.nothing(self._exchange(work, message, rejoins=True)))
+
+    def on_server(self, work: Work, *message: Any) -> Any:
+        """Run ``work`` on the server's auxiliary set, with each class in the place of a client: [classes, ...].
+
+        Nothing is sent; the samples are counted.
         """
         from fedstrata.clients.simulated import on_auxiliary
 
-        server = Clients(on_auxiliary(self.engine.setting), self.progress.rounds)
+        server = Clients(on_auxiliary(self.engine.side), self.progress.rounds)
         server.progress = replace(self.progress)
         answer = server.gather(work, *message)
         self.progress.exchanges = server.progress.exchanges
@@ -235,16 +267,18 @@ class Clients:
     def _weights(self, weighting: Weighting) -> torch.Tensor:
         if weighting == "uniform":
             return torch.full((len(self.cohort),), 1.0 / len(self.cohort), dtype=torch.float64)
-        sizes = torch.from_numpy(self.engine.setting.data.sizes[self.cohort]).double()
+        sizes = torch.from_numpy(self.engine.side.data.sizes[self.cohort]).double()
         return sizes / sizes.sum()
 
-    def _exchange(self, work: Work, message: tuple[Any, ...]) -> Exchange:
-        p = self.progress
-        clock = Clock(p.round, p.rounds, 0, p.iteration)
+    def _exchange(self, work: Work, message: tuple[Any, ...], rejoins: bool = False) -> Exchange:
         places, answered = np.arange(len(self.cohort)), np.zeros(len(self.cohort), dtype=bool)
-        request = Request(work, message, clock, p.exchanges, self.cohort, places, answered)
-        p.exchanges += 1
-        return Exchange(self.engine, request, self.usage, self.faults)
+        clock, exchange = self.progress.now, self.progress.exchanges
+        request = Request(work, message, clock, exchange, self.cohort, places, answered, rejoins=rejoins)
+        self.progress.exchanges += 1
+        if self.unmarked is not None and not (is_remote(work) or request.query or request.label in self.unmarked):
+            self.unmarked.add(request.label)
+            warnings.warn(f"{request.label} runs on clients: mark it @fs.remote, or no node will run it.", stacklevel=4)
+        return Exchange(self.engine, request, self.usage, self.faults, None if exchange else self.rejoin)
 
     def _finish(self, answers: Reduced) -> Reduced:
         """Count what an exchange used, and remember who answered."""
@@ -257,47 +291,20 @@ class Clients:
 
     def _rows(self, work: Work, message: tuple[Any, ...]) -> Reduced:
         """Make one exchange; return every client's answer."""
-        exchange, channel = self._exchange(work, message), self.engine.channel
-        single = f"{exchange.request.label}, which shows the server the answer of every single client"
-        if channel.reduce != "mean" and not is_query(work):
-            raise InputError(
-                f"A {channel.reduce} cannot protect {single}. Choose an algorithm that takes only means, or use the "
-                "channel's bound."
-            )
-        if channel.noise:
-            raise InputError(
-                f"The noise of the channel cannot protect {single}. Choose an algorithm that takes only means, or pass "
-                "the problem what it would ask for."
-            )
+        exchange = self._exchange(work, message)
+        reduce.check_rows(self.engine.channel, exchange.request)
         return self._finish(reduce.rows(exchange))
 
     def _reduce(self, work: Work, message: tuple[Any, ...], weighting: Weighting, how: tuple[str, ...]) -> Any:
         """Make one exchange, and reduce each tensor of the answers as ``how`` and the channel say."""
         exchange, channel, weights = self._exchange(work, message), self.engine.channel, self._weights(weighting)
-        if channel.noise or channel.reduce != "mean":
-            self._check_means_only(exchange.request.label, how)
-        if channel.noise and weighting != "uniform":
-            raise invalid("weighting", weighting, "'uniform' where the channel has noise: sizes are private too")
+        reduce.check_means(channel, exchange.request, how, weighting, self._by_weights)
         if channel.reduce != "mean":
             return reduce.robust(channel, self._finish(reduce.rows(exchange))).tree
         answers = self._finish(reduce.means_and_maxima(exchange, weights, how))
         if channel.noise and any(leaf.numel() for leaf in answers.leaves or ()):
             self._noisy += 1
             self.engine.ledger.add(self._noisy, len(self.cohort))
-            names = rng.key_of(self.engine.setting.seed, "noise", self.progress.round, self.progress.exchanges)
+            names = rng.key_of(self.engine.side.seed, "noise", self.progress.round, self.progress.exchanges)
             answers = reduce.noisy(channel, answers, weights, None if self.engine.secret_noise else names)
         return answers.tree
-
-    def _check_means_only(self, label: str, how: tuple[str, ...]) -> None:
-        channel = self.engine.channel
-        what = "noise of the channel" if channel.noise else channel.reduce
-        if "max" in how:
-            raise InputError(
-                f"The {what} cannot protect the elementwise maximum of what {label} returns. Choose an algorithm, or "
-                "an option of it, that takes only means."
-            )
-        if channel.noise and self._by_weights:
-            raise InputError(
-                f"The {what} cannot protect {label}: its clients are drawn by weights, and may be drawn twice. Choose "
-                "an algorithm that draws them uniformly."
-            )

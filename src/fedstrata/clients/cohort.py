@@ -1,29 +1,12 @@
-"""Where a run is, how many clients take part in a round, and how they are weighted."""
+"""How many clients take part in a round, and how they are weighted."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
 from fedstrata.core.errors import invalid, is_number
 
 Weighting = Literal["uniform", "samples"]
-
-
-@dataclass
-class Progress:
-    """Where a run is: the round, the local iterations before it and up to now, and what was asked for in the round."""
-
-    rounds: int
-    round: int = 0
-    start: int = 0
-    iteration: int = 0
-    exchanges: int = 0
-    choices: int = 0
-
-    def begin(self, round: int) -> None:
-        """Start a round."""
-        self.round, self.start, self.exchanges, self.choices = round, self.iteration, 0, 0
 
 
 def cohort_size(participation: int | float, clients: int) -> int:
@@ -41,7 +24,7 @@ def cohort_size(participation: int | float, clients: int) -> int:
 
 
 def check_weighting(weighting: str) -> Weighting:
-    """Return the weighting, or raise the error that lists the two there are."""
+    """Return the weighting; raise if there is none of this name."""
     if weighting == "uniform":
         return "uniform"
     if weighting == "samples":

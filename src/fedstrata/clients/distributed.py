@@ -1,4 +1,4 @@
-"""Clients distributed over ranks: every rank runs the server's round and the work of its own clients.
+"""Clients distributed over ranks: every rank runs the server's round, and the work of its own clients.
 
 A client and its state stay on one rank. An exchange ends in one sum over the ranks of a single flat buffer: the
 weighted answers and their usage counts. All ranks get the same bits, so their servers agree.
@@ -16,10 +16,10 @@ import torch
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from fedstrata.clients.channel import PLAIN, Channel
+from fedstrata.clients.client_side import ClientSide
 from fedstrata.clients.engine import Reduced, Request, Usage
 from fedstrata.clients.faults import Fault, Faults
-from fedstrata.clients.ranks import Ranks, dtype_named
-from fedstrata.clients.setting import Setting
+from fedstrata.clients.ranks import Ranks, empty, form_of
 from fedstrata.clients.simulated import Simulated
 
 DIGIT = 1 << 16
@@ -32,18 +32,18 @@ class Distributed(Simulated):
     """Run this rank's clients of the cohort in chunks, and reduce over the ranks."""
 
     def __init__(
-        self, setting: Setting, chunk: int, channel: Channel = PLAIN, policy: Faults | None = None, *, ranks: Ranks
+        self, side: ClientSide, chunk: int, channel: Channel = PLAIN, policy: Faults | None = None, *, ranks: Ranks
     ) -> None:
-        super().__init__(setting, chunk, channel, policy)
+        super().__init__(side, chunk, channel, policy)
         self.ranks = ranks
-        self.rank_of = shared_out(setting.data.train.sizes, ranks.size)
+        self.rank_of = shared_out(side.data.train.sizes, ranks.size)
         self.mine = self.rank_of == ranks.rank
 
     def describe(self, chunk: int | str, sampled: int) -> str:
         """Say how the clients of a cohort are computed."""
         return f"{super().describe(chunk, sampled)} on each of {self.ranks.size} ranks"
 
-    def _here(self, request: Request) -> np.ndarray:
+    def _local_places(self, request: Request) -> np.ndarray:
         places: np.ndarray = request.places[self.rank_of[request.cohort[request.places]] == self.ranks.rank]
         return places
 
@@ -90,12 +90,12 @@ class Distributed(Simulated):
 
     def _form(self, leaves: list[torch.Tensor] | None, shape: TreeSpec | None) -> Any:
         """Return the form of the answers, for ranks without any."""
-        mine = None if leaves is None or shape is None else _described(tree_unflatten(leaves, shape))
-        return _like(next(form for form in self.ranks.all(mine) if form is not None))
+        mine = None if leaves is None or shape is None else form_of(tree_unflatten(leaves, shape))
+        return empty(next(form for form in self.ranks.all(mine) if form is not None))
 
 
 def shared_out(sizes: np.ndarray, ranks: int) -> np.ndarray:
-    """Return the rank of each client: largest clients first, each to the rank with the smallest load."""
+    """Return the rank of each client: the largest clients first, each to the rank with the smallest load."""
     load = [(0, rank) for rank in range(ranks)]
     out = np.empty(len(sizes), dtype=np.int64)
     for client in np.argsort(-sizes, kind="stable"):
@@ -117,15 +117,3 @@ def _nothing(like: torch.Tensor, kind: str) -> torch.Tensor:
 
 def _digits(number: int) -> list[int]:
     return [(number >> (16 * i)) % DIGIT for i in range(DIGITS)]
-
-
-def _described(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return {"shape": list(value.shape), "dtype": str(value.dtype)}
-    return [_described(v) for v in value]
-
-
-def _like(form: Any) -> Any:
-    if isinstance(form, dict):
-        return torch.empty(form["shape"], dtype=dtype_named(form["dtype"]))
-    return tuple(_like(f) for f in form)

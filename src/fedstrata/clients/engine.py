@@ -1,4 +1,4 @@
-"""What an engine is: whatever can have work done by clients, wherever they are."""
+"""The interface of an engine, which runs work on clients, wherever they are."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import torch
 from torch.utils._pytree import TreeSpec, tree_leaves, tree_map, tree_unflatten
 
 from fedstrata.clients.channel import PLAIN, Channel
-from fedstrata.clients.faults import Fault, Faults
+from fedstrata.clients.client_side import ClientSide
+from fedstrata.clients.faults import Fault, Faults, Kind
 from fedstrata.clients.privacy import Ledger
-from fedstrata.clients.queries import is_query
-from fedstrata.clients.setting import Setting
+from fedstrata.clients.queries import QUERIES
+from fedstrata.core.clock import Clock
 from fedstrata.core.errors import FedstrataError
-from fedstrata.core.schedules import Clock
 from fedstrata.problems.oracles import Oracles
 from fedstrata.problems.problem import Problem
 
@@ -40,10 +40,11 @@ class Usage:
 
 @dataclass(frozen=True)
 class Request:
-    """One attempt of an exchange: ``work(client, *message)`` is wanted of the cohort's clients at ``places``.
+    """One attempt of an exchange: run ``work(client, *message)`` on the clients at ``places`` of the cohort.
 
-    answered: whose answers the server has taken, a mask over the cohort that is updated as it takes them. Clients keep
-              what they kept in an exchange only if theirs was.
+    answered: whose answers the server has accepted: a mask over the cohort, updated as answers arrive. What a client
+              keeps in an exchange is stored only if its answer was accepted.
+    rejoins:  whether the clients have lost some of what they kept, and keep it anew. The rest they still have.
     """
 
     work: Work
@@ -54,11 +55,21 @@ class Request:
     places: np.ndarray
     answered: np.ndarray
     attempt: int = 0
+    rejoins: bool = False
 
     @property
     def name(self) -> str:
         """The name of the method, as a node knows it."""
         return str(getattr(self.work, "__name__", ""))
+
+    @property
+    def query(self) -> bool:
+        """Whether the work is a query of the problem, whose answers no channel changes."""
+        return QUERIES.get(self.name) is self.work
+
+    def packs(self, channel: Channel) -> bool:
+        """Whether clients pack their answers for this channel."""
+        return channel.on_clients and not self.query
 
     @property
     def label(self) -> str:
@@ -67,7 +78,7 @@ class Request:
         return f"{self.name or self.work} of {owner}" if owner else self.name or str(self.work)
 
     def check(self, answer: Any, clients: int) -> None:
-        """Refuse an answer that is not tensors with a row for each of so many clients."""
+        """Raise if the answer of ``clients`` clients is not made of tensors with a row for each of them."""
         for leaf in tree_leaves(answer):
             if not isinstance(leaf, torch.Tensor) or leaf.shape[:1] != (clients,):
                 got = tuple(leaf.shape) if isinstance(leaf, torch.Tensor) else type(leaf).__name__
@@ -75,16 +86,16 @@ class Request:
                     f"{self.label} must return tensors with a leading client axis of {clients}. Got {got}."
                 )
 
-    def fault(self, client: int, kind: str, detail: str) -> Fault:
+    def fault(self, client: int, kind: Kind, detail: str) -> Fault:
         """Return the fault of a client that is left out of this attempt."""
         return Fault(self.clock.round, self.exchange, self.attempt, client, kind, detail)
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What some clients of the cohort answered: ``value`` holds tensors [C, ...], a row for each of ``places``.
+    """The answer of some clients of the cohort: ``value`` holds tensors [C, ...], a row for each of ``places``.
 
-    sent: the bytes that were sent, where they are not those of the value.
+    sent: the bytes sent, if they differ from those of the value.
     """
 
     places: np.ndarray
@@ -96,9 +107,9 @@ class Answer:
 
 @dataclass(frozen=True)
 class Reduced:
-    """The sum ("mean") or the maximum ("max") of every tensor of some clients' answers, and what they used.
+    """The sum ("mean") or the maximum ("max") of each tensor of some clients' answers, and what they used.
 
-    leaves, shape: the tensors, flattened; None where no client answered.
+    leaves, shape: the tensors, flattened; None if no client answered.
     kinds:         how each tensor was reduced.
     """
 
@@ -110,19 +121,19 @@ class Reduced:
 
     @property
     def tree(self) -> Any:
-        """What the cohort answered, in the form that the clients' method returns."""
+        """The result, in the form that the clients' method returns."""
         assert self.leaves is not None and self.shape is not None
         return tree_unflatten(self.leaves, self.shape)
 
 
 class Engine(ABC):
-    """Has work done by clients. Only :meth:`answers` must be written; the rest are hooks that most engines leave alone.
+    """Runs work on clients. Only :meth:`answers` must be written; the rest are hooks that most engines leave alone.
 
-    setting: what the clients' side knows.
+    side:    what the client side of the run shares.
     channel: what updates pass through.
-    policy:  how to handle clients that fail; None does not look for failures.
+    policy:  how to handle clients that fail; without one (None), failures are errors.
     learned: the answer to the problem's query, once there is one.
-    ledger:  what noise has been added to so far.
+    ledger:  the noisy releases so far.
     """
 
     chunk = 1
@@ -134,9 +145,9 @@ class Engine(ABC):
     secret_noise = False
     """Whether noise must be unpredictable; otherwise it is drawn by names, and a run can be repeated."""
 
-    def __init__(self, setting: Setting, channel: Channel = PLAIN, policy: Faults | None = None) -> None:
+    def __init__(self, side: ClientSide, channel: Channel = PLAIN, policy: Faults | None = None) -> None:
         deferred = policy is not None or channel.compress != "none"
-        self.setting = replace(setting, deferred=deferred)
+        self.side = replace(side, deferred=deferred)
         self.channel, self.policy = channel, policy
         self.learned: torch.Tensor | None = None
         self.ledger = Ledger()
@@ -147,26 +158,22 @@ class Engine(ABC):
 
     def adopt(self, problem: Problem) -> None:
         """Switch to another problem: the one that knows the answer to its query, or the one of this round."""
-        self.setting = replace(self.setting, oracles=Oracles(problem))
-
-    def packs(self, request: Request) -> bool:
-        """Whether clients pack their answers to this request for the channel; answers to queries are left alone."""
-        return self.channel.on_clients and not is_query(request.work)
+        self.side = replace(self.side, oracles=Oracles(problem))
 
     def agree(self, answered: np.ndarray, faults: list[Fault]) -> tuple[np.ndarray, list[Fault]]:
         """Return who has answered and the faults of an attempt, over all processes of the engine."""
         return answered, faults
 
     def complete(self, request: Request, reduced: Reduced) -> Reduced:
-        """Return what the whole cohort answered from what this process's share of it did."""
+        """Return the result of the whole cohort, given that of the clients in this process."""
         return reduced
 
     def describe(self, chunk: int | str, sampled: int) -> str:
-        """Say how the clients of a cohort advance, for a line of progress; ``chunk`` is what the user set."""
+        """Describe how clients are computed, for a line of progress; ``chunk`` is the user's setting."""
         return f"{min(self.chunk, sampled)} at a time (chunk = {chunk})"
 
     def saved(self, round: int) -> None:  # noqa: B027
-        """Take note that a checkpoint was written after so many rounds: no run will go back behind it."""
+        """Called once the checkpoint of ``round`` is written: the run will not go back any further."""
 
     def extra(self) -> dict[str, Any]:
         """Return what a checkpoint must hold for the engine: plain numbers."""
@@ -174,14 +181,14 @@ class Engine(ABC):
         return {**learned, "releases": self.ledger.releases}
 
     def restore(self, extra: dict[str, Any]) -> None:
-        """Continue from what :meth:`extra` returned."""
+        """Resume from what :meth:`extra` returned."""
         if "learned" in extra:
             self.learned = torch.tensor(extra["learned"], dtype=torch.float64)
         self.ledger.restore(extra["releases"])
 
 
 def for_each(message: tuple[Any, ...], clients: int) -> tuple[Any, ...]:
-    """Return the message with a leading client axis on its tensors: the same memory for everyone."""
+    """Return the message with a leading client axis on its tensors, which share memory."""
     out: tuple[Any, ...] = tree_map(
         lambda t: t.expand(clients, *t.shape) if isinstance(t, torch.Tensor) else t, message
     )

@@ -1,8 +1,8 @@
-"""An exchange: send a message, have work done, take the answers in. What cannot be used is dropped and named."""
+"""An exchange: send a message, collect the answers, and leave out clients whose answers cannot be used."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -11,28 +11,29 @@ import torch
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from fedstrata.clients.engine import Answer, Engine, Request, Usage
-from fedstrata.clients.faults import Fault, Faults, QuorumError, in_words
-from fedstrata.clients.queries import is_query
+from fedstrata.clients.faults import UNUSABLE, Fault, Faults, QuorumError, in_words
 
-UNUSABLE = ("nan", "shape", "type", "size", "stale", "forged", "lost")
-"""Kinds of faults where a client answered with something that cannot be used; asked again, it would do the same."""
+Rejoin = Callable[[np.ndarray], None]
+"""Lets clients, by number, keep anew what they have lost."""
 
 
 class Exchange:
     """One exchange with a cohort. Iterate over it for the answers; afterwards ``answered`` and ``used`` are final.
 
     answered: who has answered, a mask over the cohort.
-    used:     what the answers took.
+    used:     what the answers cost.
     faults:   the clients that were left out of an attempt.
     """
 
-    def __init__(self, engine: Engine, request: Request, usage: Usage, log: list[Fault]) -> None:
+    def __init__(
+        self, engine: Engine, request: Request, usage: Usage, log: list[Fault], rejoin: Rejoin | None = None
+    ) -> None:
         self.engine, self.request = engine, request
         self.answered = request.answered
         self.answered[:] = engine.policy is None
         self.used = Usage()
         self.faults: list[Fault] = []
-        self._usage, self._log = usage, log
+        self._usage, self._log, self._rejoin = usage, log, rejoin
 
     def __iter__(self) -> Iterator[Answer]:
         """Yield the answers, attempt by attempt, until enough clients have answered."""
@@ -63,13 +64,13 @@ class Exchange:
             if self.engine.policy is not None:
                 answer = self._finite(request, answer, faults)
             if len(answer.places):
-                query = is_query(request.work)
-                yield answer if query else replace(answer, value=self.engine.channel.receive(answer.value))
+                received = answer.value if request.query else self.engine.channel.receive(answer.value)
+                yield replace(answer, value=received)
         if self.engine.policy is None:
             return
         self.answered, faults = self.engine.agree(self.answered, faults)
-        here = set(request.cohort[self.answered].tolist())
-        self.faults = [replace(f, left_out=f.client not in here) for f in [*self.faults, *faults]]
+        answered = set(request.cohort[self.answered].tolist())
+        self.faults = [replace(f, left_out=f.client not in answered) for f in [*self.faults, *faults]]
 
     def _finite(self, request: Request, answer: Answer, faults: list[Fault]) -> Answer:
         """Return the answer without the clients whose numbers are not finite."""
@@ -87,14 +88,19 @@ class Exchange:
         return replace(answer, places=places, value=tree_unflatten([leaf[good] for leaf in leaves], shape))
 
     def _ask_again(self, attempt: int, policy: Faults) -> np.ndarray:
-        """Return the places of the clients to ask again: none if enough have answered; an error if there is no hope."""
+        """Return the places of the clients to ask again, none if enough have answered; raise below the quorum."""
         cohort = self.request.cohort
-        needed = policy.needed(len(cohort))
+        needed = 0 if self.request.rejoins else policy.needed(len(cohort))
         if self.answered.sum() < needed and attempt < policy.retries:
             unusable = [f.client for f in self.faults if f.kind in UNUSABLE]
             silent = ~self.answered & ~np.isin(cohort, unusable)
             if silent.any():
                 return np.flatnonzero(silent)
+        lost = ~self.answered & np.isin(cohort, [f.client for f in self.faults if f.kind == "lost"])
+        if self._rejoin is not None and self.answered.sum() < needed <= (self.answered | lost).sum():
+            rejoin, self._rejoin = self._rejoin, None  # once
+            rejoin(np.unique(cohort[lost]))
+            return np.flatnonzero(lost)
         self._usage.failed += int((~self.answered).sum())
         if self.answered.sum() < needed:
             raise QuorumError(self._no_quorum(attempt, needed))
@@ -111,7 +117,7 @@ class Exchange:
         return (
             f"Only {int(self.answered.sum())} of {len(cohort)} clients answered {self.request.label} in round "
             f"{self.request.clock.round + 1}{again}, fewer than the quorum of {needed}. Left out: "
-            f"{in_words(missing, self.engine.setting.data.client_names)}.{hint}"
+            f"{in_words(missing, self.engine.side.data.client_names)}.{hint}"
         )
 
 

@@ -9,18 +9,28 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
 from fedstrata.core import rng
-from fedstrata.core.errors import FedstrataError, invalid
+from fedstrata.core.errors import FedstrataError, invalid, listed
 from fedstrata.core.options import Options, param
 
-SILENT = ("drop", "delay", "crash")
-"""Kinds of injected faults without an answer."""
+Kind = Literal["silent", "error", "nan", "shape", "type", "size", "stale", "forged", "lost"]
+"""Why a client was left out: no answer, a failure, or an answer that cannot be used.
 
-KINDS = (*SILENT, "nan", "garbage", "scale")
+The last one is of a client that has lost what it kept. Sizes, stale and forged answers are checked in a federation.
+"""
+
+UNUSABLE: tuple[Kind, ...] = ("nan", "shape", "type", "size", "stale", "forged", "lost")
+"""Kinds where asking again would not help."""
+
+SILENT = ("drop", "delay", "crash")
+"""Injected faults without an answer."""
+
+INJECTED = (*SILENT, "nan", "garbage", "scale")
+"""All faults that :class:`Inject` makes."""
 
 
 class QuorumError(FedstrataError):
@@ -38,7 +48,7 @@ class Fault:
     exchange: int
     attempt: int
     client: int
-    kind: str
+    kind: Kind
     detail: str = ""
     left_out: bool = True
 
@@ -68,7 +78,7 @@ class Inject(Options, owner="the injected faults"):
     seed: int = param(0, "random seed of the faults", least=0)
 
     def __post_init__(self) -> None:
-        total = sum(getattr(self, kind) for kind in KINDS)
+        total = sum(getattr(self, kind) for kind in INJECTED)
         if total > 1:
             raise invalid("sum of the injected faults' probabilities", total, "at most 1")
 
@@ -78,12 +88,12 @@ class Inject(Options, owner="the injected faults"):
             return []
         key = rng.key_of(self.seed, "fault", round, exchange, attempt)
         chances = rng.uniforms(key, clients, np.zeros(1), 1)[:, 0]
-        ends = np.cumsum([getattr(self, kind) for kind in KINDS])
+        ends = np.cumsum([getattr(self, kind) for kind in INJECTED])
         indices = np.searchsorted(ends, chances, side="right")
         out: list[str | None] = []
         for client, index in zip(clients.tolist(), indices.tolist(), strict=True):
-            hit = index < len(KINDS) and (not self.clients or client in self.clients)
-            out.append(KINDS[index] if hit else None)
+            hit = index < len(INJECTED) and (not self.clients or client in self.clients)
+            out.append(INJECTED[index] if hit else None)
         return out
 
     def factor_of(self, kind: str | None) -> float:
@@ -112,8 +122,6 @@ class Faults(Options, owner="the faults"):
         return min(self.quorum, cohort)
 
 
-def in_words(faults: Sequence[Fault], names: Sequence[str], limit: int = 8) -> str:
+def in_words(faults: Sequence[Fault], names: Sequence[str]) -> str:
     """Return the clients by name, with what was wrong, for a message."""
-    shown = [f"{names[f.client] if names else f'client {f.client}'} ({f.detail or f.kind})" for f in faults]
-    more = f" and {len(shown) - limit} more" if len(shown) > limit else ""
-    return ", ".join(shown[:limit]) + more
+    return listed([f"{names[f.client] if names else f'client {f.client}'} ({f.detail or f.kind})" for f in faults])

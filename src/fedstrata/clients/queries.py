@@ -1,4 +1,4 @@
-"""Queries as clients answer them: by name, so that a client that is elsewhere can be asked too."""
+"""The clients' answers to queries, by name, so that remote clients can be asked too."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def class_counts(client: Client) -> torch.Tensor:
 
 
 def first_loss(client: Client, x: torch.Tensor) -> torch.Tensor:
-    """Return each client's loss at the starting point x, on one batch for each level: [C]."""
+    """Return each client's loss at the starting point x, on one batch per level: [C]."""
     u = x
     for k in range(1, len(client.problem.levels) + 1):
         u = client.g(k, u, client.draw(k))
@@ -30,13 +30,8 @@ def first_loss(client: Client, x: torch.Tensor) -> torch.Tensor:
 QUERIES: dict[str, Callable[..., Any]] = {f.__name__: f for f in (class_counts, first_loss)}
 
 
-def is_query(work: Callable[..., Any]) -> bool:
-    """Whether this is one of the queries, not a method of an algorithm."""
-    return QUERIES.get(getattr(work, "__name__", "")) is work
-
-
 def learn(query: Query, clients: Clients) -> torch.Tensor:
-    """Ask all clients; return what the problem learns from their answers."""
+    """Ask all clients; return what the problem learns from the answers."""
     message = (clients.problem.x0,) if query.ask == "first_loss" else ()
     answers: torch.Tensor = clients.gather(QUERIES[query.ask], *message).double()
     return query.learn(answers, clients.weights).double()

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
-from fedstrata.core.errors import FedstrataError, InputError
+from fedstrata.core.errors import FedstrataError
 
 Tensors = dict[str, torch.Tensor]
 
@@ -65,7 +65,7 @@ class Ranks:
         dist.all_gather(parts, padded)
         return [json.loads(bytes(p[:n].numpy())) for p, n in zip(parts, lengths.tolist(), strict=True)]
 
-    def told(self, value: Any) -> Any:
+    def from_first(self, value: Any) -> Any:
         """Return the value of the first rank."""
         return self.all(value if self.first else None)[0]
 
@@ -73,7 +73,7 @@ class Ranks:
         """Return the tensors of the first rank, by name."""
         if self.size == 1:
             return tensors or {}
-        out = _empty(self.told(_forms(tensors or {})))
+        out: Tensors = empty(self.from_first(form_of(tensors or {})))
         for name, value in out.items():
             if self.first and tensors:
                 value.copy_(tensors[name])
@@ -88,7 +88,7 @@ class Ranks:
         source = iter(pieces)
         while True:
             piece = next(source, None) if self.first else None
-            if not self.told(piece is not None):
+            if not self.from_first(piece is not None):
                 return
             yield self.tensors(piece)
 
@@ -103,7 +103,7 @@ class Ranks:
         source = iter(pieces)
         while True:
             piece = next(source, None)
-            forms = self.all(None if piece is None else _forms(piece))
+            forms = self.all(None if piece is None else form_of(piece))
             if all(form is None for form in forms):
                 return
             if not self.first:
@@ -114,26 +114,29 @@ class Ranks:
                 yield piece
             for rank, form in enumerate(forms[1:], start=1):
                 if form is not None:
-                    received = _empty(form)
+                    received: Tensors = empty(form)
                     for value in received.values():
                         dist.recv(value, rank)
                     yield received
 
 
-def _forms(tensors: Tensors) -> dict[str, Any]:
-    return {k: (list(v.shape), str(v.dtype)) for k, v in tensors.items()}
+def form_of(tree: Any) -> Any:
+    """Return dtypes and shapes as JSON: "float32 3 4" for a tensor; the same of dicts and nested tuples of tensors."""
+    if isinstance(tree, torch.Tensor):
+        return " ".join([str(tree.dtype).removeprefix("torch."), *map(str, tree.shape)])
+    if isinstance(tree, dict):
+        return {name: form_of(value) for name, value in tree.items()}
+    return [form_of(value) for value in tree]
 
 
-def _empty(forms: dict[str, Any]) -> Tensors:
-    return {k: torch.empty(shape, dtype=dtype_named(dtype)) for k, (shape, dtype) in forms.items()}
-
-
-def dtype_named(name: str) -> torch.dtype:
-    """Return the dtype that prints as ``name``."""
-    dtype = getattr(torch, name.removeprefix("torch."), None)
-    if not isinstance(dtype, torch.dtype):
-        raise InputError(f"Unknown dtype {name!r}.")
-    return dtype
+def empty(form: Any) -> Any:
+    """Return tensors of a form, with any values."""
+    if isinstance(form, str):
+        dtype, *shape = form.split()
+        return torch.empty([int(size) for size in shape], dtype=getattr(torch, dtype))
+    if isinstance(form, dict):
+        return {name: empty(part) for name, part in form.items()}
+    return tuple(empty(part) for part in form)
 
 
 ALONE = Ranks()

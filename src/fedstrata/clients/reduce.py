@@ -1,4 +1,4 @@
-"""From the clients' answers to one: weighted mean, maximum, median, trimmed mean, and noise."""
+"""Reduce the clients' answers to one result: weighted mean, maximum, median, trimmed mean, and noise."""
 
 from __future__ import annotations
 
@@ -10,13 +10,46 @@ import torch
 from torch.utils._pytree import TreeSpec, tree_flatten
 
 from fedstrata.clients.channel import Channel
-from fedstrata.clients.engine import Reduced
+from fedstrata.clients.engine import Reduced, Request
 from fedstrata.clients.exchange import Exchange
+from fedstrata.clients.faults import QuorumError
 from fedstrata.core.errors import InputError, invalid
 
 
+def check_rows(channel: Channel, request: Request) -> None:
+    """Raise if the channel cannot protect a request whose result shows every client's answer."""
+    single = f"{request.label}, which shows the server the answer of every single client"
+    if channel.reduce != "mean" and not request.query:
+        raise InputError(
+            f"A {channel.reduce} cannot protect {single}. Choose an algorithm that takes only means, or use the "
+            "channel's bound."
+        )
+    if channel.noise:
+        raise InputError(
+            f"The noise of the channel cannot protect {single}. Choose an algorithm that takes only means, or pass the "
+            "problem what it would ask for."
+        )
+
+
+def check_means(channel: Channel, request: Request, how: tuple[str, ...], weighting: str, by_weights: bool) -> None:
+    """Raise if the channel cannot protect what ``how`` makes of the answers; ``by_weights``: how clients were drawn."""
+    what = "noise of the channel" if channel.noise else channel.reduce
+    if what != "mean" and "max" in how:
+        raise InputError(
+            f"The {what} cannot protect the elementwise maximum of what {request.label} returns. Choose an algorithm, "
+            "or an option of it, that takes only means."
+        )
+    if channel.noise and by_weights:
+        raise InputError(
+            f"The {what} cannot protect {request.label}: its clients are drawn by weights, and may be drawn twice. "
+            "Choose an algorithm that draws them uniformly."
+        )
+    if channel.noise and weighting != "uniform":
+        raise invalid("weighting", weighting, "'uniform' if the channel has noise: sizes are private too")
+
+
 def means_and_maxima(exchange: Exchange, weights: torch.Tensor, how: tuple[str, ...]) -> Reduced:
-    """Take the weighted mean or the maximum of each tensor of the answers, as ``how`` says; one word is for all."""
+    """Return the weighted mean or the maximum of each tensor of the answers, as ``how`` says; one word is for all."""
     total: list[torch.Tensor] | None = None
     shape: TreeSpec | None = None
     kinds = how
@@ -24,7 +57,7 @@ def means_and_maxima(exchange: Exchange, weights: torch.Tensor, how: tuple[str, 
         leaves, shape = tree_flatten(answer.value)
         kinds = how * len(leaves) if len(how) == 1 else how
         if len(kinds) != len(leaves):
-            raise invalid("how of combine", how, f"as many words as tensors come back, {len(leaves)}")
+            raise invalid("how of combine", how, f"one word for each of the {len(leaves)} tensors of an answer")
         w = weights[torch.from_numpy(answer.places)]
         part = [
             _weighted_sum(leaf, w) if kind == "mean" else leaf.amax(0) for kind, leaf in zip(kinds, leaves, strict=True)
@@ -44,7 +77,7 @@ def means_and_maxima(exchange: Exchange, weights: torch.Tensor, how: tuple[str, 
 
 
 def rows(exchange: Exchange) -> Reduced:
-    """Return every client's answer, zeros for those that were left out: [cohort, ...] each."""
+    """Return every client's answer, with zeros for clients that were left out: [cohort, ...] each."""
     out: list[torch.Tensor] | None = None
     shape: TreeSpec | None = None
     for answer in exchange:
@@ -57,12 +90,21 @@ def rows(exchange: Exchange) -> Reduced:
     return exchange.engine.complete(exchange.request, share)
 
 
+def nothing(exchange: Exchange) -> Reduced:
+    """Drop the answers; what they used still counts."""
+    for _ in exchange:
+        pass
+    leaves, shape = tree_flatten(())
+    share = Reduced(leaves, shape, ("mean",), exchange.used, exchange.answered)
+    return exchange.engine.complete(exchange.request, share)
+
+
 def robust(channel: Channel, answers: Reduced) -> Reduced:
     """Return the median or trimmed mean of each coordinate of all clients' answers; every client counts once."""
     assert answers.leaves is not None
     answered = torch.from_numpy(answers.answered)
-    numbers = (leaf[answered] for leaf in answers.leaves)
-    leaves = [_middle(channel, leaf if leaf.is_floating_point() else leaf.double()) for leaf in numbers]
+    numbers, everyone = (leaf[answered] for leaf in answers.leaves), bool(answered.all())
+    leaves = [_middle(channel, leaf if leaf.is_floating_point() else leaf.double(), everyone) for leaf in numbers]
     return replace(answers, leaves=leaves)
 
 
@@ -86,11 +128,17 @@ def _weighted_sum(leaf: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     return total
 
 
-def _middle(channel: Channel, values: torch.Tensor) -> torch.Tensor:
+def _middle(channel: Channel, values: torch.Tensor, everyone: bool) -> torch.Tensor:
+    """Return the median or trimmed mean of the rows; ``everyone``: whether all clients of the cohort answered."""
     ordered = values.sort(dim=0).values
     cut = (len(values) - 1) // 2
     if channel.reduce == "trimmed_mean":
         cut = max(1, math.floor(round(channel.trim * len(values), 9)))
         if 2 * cut >= len(values):
-            raise InputError(f"A trimmed mean drops {cut} clients at either end, and only {len(values)} answered.")
+            kind = InputError if everyone else QuorumError
+            raise kind(
+                f"The trimmed mean of the channel (trim = {channel.trim:g}) drops {cut} of the clients at either end, "
+                f"but only {len(values)} answered. Let more clients take part, or choose a smaller trim, a median or a "
+                "mean."
+            )
     return ordered[cut : len(values) - cut].mean(0)

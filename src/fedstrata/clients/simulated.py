@@ -1,4 +1,4 @@
-"""Simulated clients: all on this machine, C at a time."""
+"""Simulated clients: all in this process, C at a time."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from torch.utils._pytree import tree_leaves, tree_map
 from fedstrata.clients.channel.channel import PLAIN, Channel, FlatAnswer
 from fedstrata.clients.chunk import choose_chunk
 from fedstrata.clients.client import Client
+from fedstrata.clients.client_side import ClientSide
 from fedstrata.clients.engine import Answer, Engine, Request, for_each
 from fedstrata.clients.faults import SILENT, Fault, Faults, Inject
-from fedstrata.clients.setting import Setting
 from fedstrata.clients.state import ClientState, LostState
 from fedstrata.clients.work import perform
 from fedstrata.core.errors import InputError
 
 
 class Simulated(Engine):
-    """Runs the cohort in chunks of at most ``chunk`` clients, clients of similar size together."""
+    """Runs the cohort in chunks of at most ``chunk`` clients of similar size."""
 
-    def __init__(self, setting: Setting, chunk: int, channel: Channel = PLAIN, policy: Faults | None = None) -> None:
-        super().__init__(setting, channel, policy)
+    def __init__(self, side: ClientSide, chunk: int, channel: Channel = PLAIN, policy: Faults | None = None) -> None:
+        super().__init__(side, channel, policy)
         self.chunk = chunk
 
     def answers(self, request: Request) -> Iterator[Answer | Fault]:
         """Yield the answers, chunk by chunk."""
-        places = self._here(request)
+        places = self._local_places(request)
         spoiled: dict[int, str] = {}
         # A client that was drawn twice must not see in a later chunk what it kept in an earlier one.
         repeated = len(np.unique(request.cohort)) < len(request.cohort)
-        setting = replace(self.setting, deferred=True) if repeated else self.setting
+        side = replace(self.side, deferred=True) if repeated else self.side
         waiting: list[tuple[np.ndarray, Client]] = []
         if self.policy is not None and self.policy.inject is not None:
             kinds = self.policy.inject.kinds(
@@ -45,7 +45,7 @@ class Simulated(Engine):
             places = places[~np.isin(request.cohort[places], [fault.client for fault in silent])]
         for chunk in self._chunks(request.cohort, places):
             while len(chunk):
-                client = Client(setting, request.cohort[chunk], request.clock, request.exchange)
+                client = Client(side, request.cohort[chunk], request.clock, request.exchange)
                 try:
                     answer = self._answer(request, chunk, client)
                     break
@@ -68,44 +68,47 @@ class Simulated(Engine):
 
     def _answer(self, request: Request, chunk: np.ndarray, client: Client) -> Answer:
         value = perform(request, client, for_each(request.message, len(chunk)))
-        if not self.packs(request):
+        if not request.packs(self.channel) or not tree_leaves(value):
             return Answer(chunk, value, client.samples, client.steps)
         request.check(value, len(chunk))
         flat = FlatAnswer(value)
         parcel = self.channel.send(client, request.name, flat.updates)
         return Answer(chunk, flat.restore(parcel.unpack()), client.samples, client.steps, parcel.nbytes)
 
-    def _here(self, request: Request) -> np.ndarray:
-        """Return which of the requested places are worked on in this process."""
+    def _local_places(self, request: Request) -> np.ndarray:
+        """Return the requested places whose clients are in this process."""
         return request.places
 
     def _chunks(self, cohort: np.ndarray, places: np.ndarray) -> list[np.ndarray]:
-        """Cut the cohort into chunks of nearly equal numbers, the largest clients first."""
+        """Split the places into chunks of nearly equal length, largest clients first."""
         if not len(places):
             return []
-        sizes = self.setting.data.train.sizes[cohort[places]]
+        sizes = self.side.data.train.sizes[cohort[places]]
         order = places[np.argsort(-sizes, kind="stable")]
         return np.array_split(order, math.ceil(len(order) / self.chunk))
 
 
-def on_auxiliary(setting: Setting) -> Simulated:
+def on_auxiliary(side: ClientSide) -> Simulated:
     """Return an engine whose clients are the classes of the server's auxiliary set."""
-    data, problem = setting.data, setting.oracles.problem
+    data, problem = side.data, side.oracles.problem
     if data.auxiliary is None:
-        raise InputError(f"There are no samples on the server (data {data.name!r}).")
+        raise InputError(
+            f"There are no samples on the server (data {data.name!r}): split with auxiliary=8, or give it some with "
+            "with_auxiliary(inputs, targets)."
+        )
     names = tuple(f"class {c}" for c in range(data.classes))
     data = replace(data, train=data.auxiliary, support=None, auxiliary=None, client_names=names)
-    chunk = choose_chunk("auto", problem, data, setting.batch_size, problem.x0.device)
-    return Simulated(replace(setting, data=data, state=ClientState(data.clients, 0, None), listeners=()), chunk)
+    chunk = choose_chunk("auto", problem, data, side.batch_size, problem.x0.device)
+    return Simulated(replace(side, data=data, state=ClientState(data.clients, 0, None), listeners=()), chunk)
 
 
-# --- faults made on purpose ------------------------------------------------------------------------------------------
+# --- injected faults -------------------------------------------------------------------------------------------------
 
 
 def _injected(
     request: Request, places: np.ndarray, kinds: list[str | None], inject: Inject, timeout: float
 ) -> tuple[list[Fault], dict[int, str]]:
-    """Return the faults of clients that do not answer, and what is wrong with the answers at other places."""
+    """Return the faults of clients that do not answer, and the kinds of fault in the answers at other places."""
     silent: list[Fault] = []
     spoiled: dict[int, str] = {}
     for place, kind in zip(places.tolist(), kinds, strict=True):
@@ -120,24 +123,24 @@ def _injected(
 
 
 def _spoil(request: Request, answer: Answer, kinds: dict[int, str], policy: Faults | None) -> Iterator[Answer | Fault]:
-    """Yield the answer as faults made on purpose leave it."""
+    """Yield the answer with the injected faults applied."""
     assert policy is not None and policy.inject is not None
-    here = [kinds.get(place) for place in answer.places.tolist()]
+    of_places = [kinds.get(place) for place in answer.places.tolist()]
     if not any(leaf.is_floating_point() for leaf in tree_leaves(answer.value)):  # whole numbers have no NaN
-        here = ["garbage" if kind == "nan" else kind for kind in here]
-    factors = torch.tensor([policy.inject.factor_of(kind) for kind in here])
+        of_places = ["garbage" if kind == "nan" else kind for kind in of_places]
+    factors = torch.tensor([policy.inject.factor_of(kind) for kind in of_places])
     value = tree_map(lambda leaf: scaled(leaf, factors), answer.value)
-    good = torch.tensor([kind != "garbage" for kind in here])
+    good = torch.tensor([kind != "garbage" for kind in of_places])
     for place in answer.places[~good.numpy()].tolist():
         yield request.fault(int(request.cohort[place]), "shape", "answered with the wrong shape")
     whole = sum(leaf.numel() * leaf.element_size() for leaf in tree_leaves(value))
-    sent = whole if answer.sent is None else answer.sent  # it was sent, whatever it was
+    sent = whole if answer.sent is None else answer.sent  # garbage is sent too
     value = tree_map(lambda leaf: leaf[good], value)
     yield Answer(answer.places[good.numpy()], value, answer.samples, answer.steps, sent)
 
 
 def scaled(leaf: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:
-    """Return a tensor [C, ...] with each row times its factor; whole numbers stay as they are."""
+    """Return a tensor [C, ...] with each row multiplied by its factor; integers are left unchanged."""
     if not leaf.is_floating_point():
         return leaf
     return leaf * factors.to(leaf).view(-1, *[1] * (leaf.dim() - 1))

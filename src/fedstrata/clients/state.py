@@ -1,4 +1,4 @@
-"""The state that clients keep between calls: one row per client that took part, in memory or on disk."""
+"""The state that clients keep between exchanges: one row per client that took part, in memory or on disk."""
 
 from __future__ import annotations
 
@@ -7,15 +7,19 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
-from fedstrata.core.errors import FedstrataError
+from fedstrata.core.errors import FedstrataError, listed
+
+if TYPE_CHECKING:
+    from fedstrata.clients.client_side import ClientSide
 
 
 class LostState(FedstrataError):
-    """Clients lack what they should have kept in an earlier exchange; ``clients`` are their numbers."""
+    """Clients have not kept what they should have, or have lost it; ``clients`` are their numbers."""
 
     def __init__(self, message: str, clients: tuple[int, ...] = ()) -> None:
         super().__init__(message)
@@ -33,9 +37,9 @@ class _Table:
 
 
 class ClientState:
-    """Named rows per client; its size grows only with the clients that took part.
+    """Rows of each client, by name; memory grows only with the clients that took part.
 
-    Rows of a name that would exceed ``memory_limit`` bytes move to a memory-mapped file in ``folder`` (by default the
+    If the rows of a name exceed ``memory_limit`` bytes, they move to a memory-mapped file in ``folder`` (by default the
     system's temporary folder), so the state may be larger than memory.
     """
 
@@ -48,6 +52,7 @@ class ClientState:
     def keep(self, clients: np.ndarray, values: dict[str, torch.Tensor]) -> None:
         """Store a row [C, ...] of each name for these clients."""
         for name, value in values.items():
+            self.check(name, value, len(clients))
             table = self._tables.get(name)
             if table is None:
                 empty = value.new_empty(0, *value.shape[1:])
@@ -59,6 +64,17 @@ class ClientState:
                 table.used += len(fresh)
             table.rows[torch.from_numpy(table.slot[clients])] = value.to(table.rows.device)
             table.changed.update(clients.tolist())
+
+    def check(self, name: str, value: object, clients: int) -> None:
+        """Raise unless a value has a row for each of so many clients, of the form that was kept under this name."""
+        wants = f"The variable {name} that clients keep must be a tensor with one row for each of {clients} clients"
+        if not isinstance(value, torch.Tensor) or value.shape[:1] != (clients,):
+            got = f"shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
+            raise FedstrataError(f"{wants}. Got {got}.")
+        table = self._tables.get(name)
+        if table is not None and (value.shape[1:] != table.rows.shape[1:] or value.dtype != table.rows.dtype):
+            before = f"shape {(clients, *table.rows.shape[1:])} and {table.rows.dtype}, as before"
+            raise FedstrataError(f"{wants}, of {before}. Got shape {tuple(value.shape)} and {value.dtype}.")
 
     def recall(self, clients: np.ndarray, name: str, default: torch.Tensor) -> torch.Tensor:
         """Return the rows [C, ...] of these clients, ``default`` for those without one."""
@@ -134,6 +150,69 @@ class ClientState:
             return torch.from_file(path, shared=True, size=int(np.prod(shape)), dtype=dtype).view(shape)
         finally:
             Path(path).unlink()
+
+
+class Memory:
+    """What the clients ``ids`` keep in an exchange: stored at once or, if deferred, once their answers are accepted.
+
+    A client whose answer was dropped must not continue from a state that the server does not know.
+    """
+
+    def __init__(self, side: ClientSide, ids: np.ndarray) -> None:
+        self._side, self._ids = side, ids
+        self._kept: dict[str, list[torch.Tensor]] = {}
+
+    def keep(self, active: int, values: dict[str, torch.Tensor]) -> None:
+        """Keep rows [active, ...] of the first ``active`` clients."""
+        if not self._side.deferred:
+            self._side.state.keep(self._ids[:active], values)
+            return
+        for name, value in values.items():
+            self._side.state.check(name, value, active)
+            earlier = self._kept.get(name)
+            if earlier and (value.shape[1:], value.dtype) != (earlier[0].shape[1:], earlier[0].dtype):
+                raise FedstrataError(
+                    f"The variable {name} that clients keep must have the same shape and dtype each time. Got rows of "
+                    f"shape {tuple(value.shape[1:])} and {value.dtype}, and before in this exchange of shape "
+                    f"{tuple(earlier[0].shape[1:])} and {earlier[0].dtype}."
+                )
+            wider = [rows for rows in self._kept.get(name, []) if len(rows) > len(value)]
+            self._kept[name] = [*wider, value.clone()]
+
+    def recall(self, active: int, name: str, default: torch.Tensor | None) -> torch.Tensor:
+        """Return what the first ``active`` clients kept; without a ``default``, raise if one of them has not."""
+        ids, kept = self._ids[:active], self._kept.get(name, [])
+        if default is None:
+            self._check(name, ids[len(kept[0]) if kept else 0 :])
+            default = kept[0].new_empty(len(ids), *kept[0].shape[1:]) if kept else self._side.oracles.problem.x0
+        rows = self._side.state.recall(ids, name, default)
+        if not kept:
+            return rows
+        rows = rows.clone(memory_format=torch.contiguous_format)
+        for newer in kept:  # widest and oldest first: some clients may have left the loop in between
+            rows[: len(newer)] = newer[: len(ids)]
+        return rows
+
+    def _check(self, name: str, ids: np.ndarray) -> None:
+        self.refuse(self._side.state.missing(ids, name), repr(name))
+
+    def refuse(self, missing: np.ndarray, what: str) -> None:
+        """Raise if there are clients that have not kept something."""
+        if len(missing):
+            names = self._side.data.client_names
+            who = listed([names[c] if names else f"client {c}" for c in missing.tolist()])
+            has = "has" if len(missing) == 1 else "have"
+            message = f"{who} must have kept {what} in an earlier exchange, but {has} not, or {has} lost it."
+            raise LostState(message, tuple(missing.tolist()))
+
+    def commit(self, taken: np.ndarray) -> None:
+        """Store what the clients kept whose answers the server has accepted: a mask [C]."""
+        for name, kept in self._kept.items():
+            for value in kept:
+                rows = np.flatnonzero(taken[: len(value)])
+                if len(rows):
+                    self._side.state.keep(self._ids[rows], {name: value[torch.from_numpy(rows).to(value.device)]})
+        self._kept = {}
 
 
 def _rows_of(name: str, table: _Table, clients: np.ndarray) -> dict[str, torch.Tensor]:

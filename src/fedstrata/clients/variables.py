@@ -11,10 +11,11 @@ from fedstrata.core.errors import FedstrataError
 
 
 class Variables:
-    """What C clients compute with, by name: ``k.x``, ``k.w``, each a tensor [C, ...] or a list of such tensors.
+    """The variables of C clients, by name: ``k.x``, ``k.w``, each a tensor [C, ...] or a list of such tensors.
 
-    In a loop (:meth:`fedstrata.clients.Client.loop`) the rows of clients that have done their steps leave, and are back
-    afterwards. So whatever a loop uses of the message belongs in here, unless all clients take the same steps.
+    In a loop (:meth:`fedstrata.clients.Client.loop`) the rows of clients that have taken all their steps are removed,
+    and put back afterwards. So tensors of the message that a loop uses must be variables too, unless all clients take
+    the same number of steps.
     """
 
     def __init__(self, **values: Any) -> None:
@@ -28,9 +29,9 @@ class Variables:
         def __delattr__(self, name: str) -> None: ...
 
     def updates(self, **start: Any) -> tuple[Any, ...]:
-        """Return how far the variables have come from ``start``, in its order, and release them.
+        """Return the updates of the variables since ``start``, in its order, and remove the variables.
 
-        The same as ``(k.x - x, k.y - y)``, without holding all variables and all updates at one time.
+        The same as ``(k.x - x, k.y - y)``, without holding all variables and all updates at the same time.
         """
         return tuple(self._since(name, value) for name, value in start.items())
 
@@ -42,20 +43,20 @@ class Variables:
         return tuple(value.pop() - s for s in start)
 
     def _leave(self, active: int) -> dict[str, Any]:
-        """Keep the first ``active`` rows; return the others."""
+        """Remove and return the rows after the first ``active``."""
         left = {name: _rows(value, slice(active, None)) for name, value in vars(self).items()}
         for name, value in vars(self).items():
             setattr(self, name, _rows(value, slice(active)))
         return left
 
     def _return(self, left: dict[str, Any]) -> None:
-        """Put rows that left back behind those that are here."""
+        """Append rows that were removed."""
         for name, rest in left.items():
-            here = getattr(self, name)
-            setattr(self, name, tree_map(lambda a, b: torch.cat([a, b]) if _is_tensor(a) else a, here, rest))
+            first = getattr(self, name)
+            setattr(self, name, tree_map(lambda a, b: torch.cat([a, b]) if _is_tensor(a) else a, first, rest))
 
     def _check(self, active: int) -> None:
-        """Refuse a variable with rows of clients that have left."""
+        """Raise if a variable has rows of clients that have left."""
         for name, value in vars(self).items():
             for leaf in value if isinstance(value, list) else [value]:
                 if _is_tensor(leaf) and len(leaf) != active:

@@ -1,13 +1,16 @@
-"""Work done by clients, and where an error in it came from."""
+"""The work of clients: which methods they may run, and errors that say where they arose."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+import torch
+from torch.utils._pytree import tree_leaves
+
 from fedstrata.clients.client import Client
 from fedstrata.clients.engine import Request
-from fedstrata.core.errors import FedstrataError
+from fedstrata.core.errors import FedstrataError, with_context
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
@@ -17,7 +20,7 @@ class WorkError(FedstrataError):
 
 
 def remote(method: Method) -> Method:
-    """Mark a method of an algorithm that clients run: a node does nothing else that a server asks for."""
+    """Mark a method of an algorithm that clients run: a node runs no other method for a server."""
     method.remote = True  # type: ignore[attr-defined]
     return method
 
@@ -27,22 +30,32 @@ def is_remote(method: object) -> bool:
     return getattr(method, "remote", False) is True
 
 
+def _check_dtype(answer: Any, wants: torch.dtype) -> None:
+    """Raise if an algorithm's numbers have another precision than x; whole numbers, such as counts, may be sent."""
+    for leaf in tree_leaves(answer):
+        numbers = isinstance(leaf, torch.Tensor) and (leaf.is_floating_point() or leaf.is_complex())
+        if numbers and leaf.numel() and leaf.dtype != wants:
+            raise FedstrataError(
+                f"An answer must have the dtype of x, {wants}, or be of whole numbers. Got {leaf.dtype}."
+            )
+
+
 def perform(request: Request, client: Client, message: tuple[Any, ...]) -> Any:
     """Do the requested work; an error says in which method, round and client it arose."""
     try:
         answer = request.work(client, *message)
         if client.looping:
             raise FedstrataError("A local loop must run to its end: it cannot be left by break or return.")
+        if is_remote(request.work):
+            _check_dtype(answer, client.problem.x0.dtype)
         return answer
     except Exception as error:
         round = request.clock.round + 1
         when = f"round {round}" if round else "the preparation before round 1"
         where = f"in {request.label}, {when}, {client.label}"
         if isinstance(error, FedstrataError):
-            named = type(error)(f"{error} ({where})")
-            vars(named).update(vars(error))
-            raise named from error
+            raise with_context(error, where) from error
         what = str(error).split("\n")[0]
         if len(client) < len(client.ids):
-            what += ". Some clients have left the local loop: what it uses of the message must be a variable of it"
+            what += ". Some clients have left the local loop: tensors of the message that it uses must be its variables"
         raise WorkError(f"{type(error).__name__} {where}: {what}") from error

@@ -5,10 +5,12 @@ A command that fails with an :class:`InputError` exits with code 2, with any oth
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
-from typing import TypeGuard
+from typing import TypeGuard, TypeVar
+
+E = TypeVar("E", bound=Exception)
 
 
 class FedstrataError(Exception):
@@ -41,11 +43,18 @@ def is_number(value: object) -> TypeGuard[int | float]:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def unknown(kind: str, name: object, known: Iterable[str], where: str = "") -> InputError:
-    """Build the error for an unknown name, with a list of the known ones and the nearest as a suggestion."""
+def listed(names: Sequence[str], most: int = 8) -> str:
+    """Return names for a message: at most so many, and how many more there are."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
+def unknown(kind: str, name: object, known: Iterable[str], where: str = "", hint: str = "") -> InputError:
+    """Build the error for an unknown name, with a list of the known ones, the nearest as a suggestion, and a hint."""
     names = sorted(known)
-    listed = ", ".join(names) or "none"
-    return InputError(f"Unknown {kind} {name!r}.{_nearest(name, names)} Known: {listed}.{_place(where)}")
+    every = ", ".join(names) or "none"
+    hint = f" {hint}" if hint else ""
+    return InputError(f"Unknown {kind} {name!r}.{_nearest(name, names)} Known: {every}.{hint}{_place(where)}")
 
 
 @contextmanager
@@ -54,7 +63,15 @@ def within(where: str, kind: type[FedstrataError] = InputError) -> Iterator[None
     try:
         yield
     except kind as error:
-        raise type(error)(f"{error}{_place(where)}") from None
+        raise with_context(error, where) from None
+
+
+def with_context(error: E, where: str) -> E:
+    """Return a copy of an error with ``where`` added to its message; its attributes are the same."""
+    named = type(error).__new__(type(error))  # a class may require other arguments than a message
+    named.args = (f"{error}{_place(where)}",)
+    vars(named).update(vars(error))
+    return named
 
 
 def _nearest(name: object, known: Iterable[str]) -> str:

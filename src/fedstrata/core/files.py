@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import os
 import tomllib
+import warnings
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from fedstrata.core.errors import InputError
+from fedstrata.core.errors import InputError, listed
 
 Row = dict[str, Any]
 
@@ -24,43 +25,73 @@ def write_atomically(path: Path, content: bytes, durable: bool = True) -> None:
             os.fsync(file.fileno())
     temporary.replace(path)
     if durable:
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        _sync(path.parent)
+
+
+def sync(path: Path) -> None:
+    """Sync a file that was written before, and its name, to disk; nothing happens if there is none."""
+    if path.exists():
+        _sync(path)
+        _sync(path.parent)
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Remove the temporary files of interrupted :func:`write_atomically` calls; nobody else may write to the folder."""
+    """Remove what interrupted :func:`write_atomically` calls left; no other process may be writing to the folder."""
     for path in folder.glob(".*.tmp"):
         path.unlink(missing_ok=True)
 
 
-def read_rows(path: Path) -> list[Row]:
-    """Return the rows of a .jsonl file, without a line that a kill cut off."""
+def read_rows(path: Path, *whole: str) -> list[Row]:
+    """Return the rows of a .jsonl file, each a table that has whole numbers under the keys ``whole``.
+
+    A last line that was cut off when the process was killed is left out; any other line that is no such row is left out
+    with a warning.
+    """
     rows: list[Row] = []
-    for line in path.read_text().splitlines() if path.exists() else ():
-        try:
-            rows.append(json.loads(line))
-        except json.JSONDecodeError:
-            break
+    bad: list[str] = []
+    content = path.read_bytes() if path.exists() else b""
+    *lines, rest = content.split(b"\n")
+    for number, line in enumerate([*lines, rest] if rest else lines, 1):
+        row = _row(line)
+        if row is not None and all(isinstance(row.get(key), int) for key in whole):
+            rows.append(row)
+        elif number <= len(lines):
+            bad.append(str(number))
+    if bad:
+        what = f"Line {bad[0]} of {path} is" if len(bad) == 1 else f"Lines {listed(bad)} of {path} are"
+        warnings.warn(f"{what} damaged and left out.", stacklevel=2)
     return rows
 
 
-def write_rows(path: Path, rows: Iterable[Row]) -> None:
-    """Write a .jsonl file with these rows."""
-    write_atomically(path, "".join(map(_line, rows)).encode())
+def _row(line: bytes) -> Row | None:
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):  # a UnicodeDecodeError is a ValueError too
+        return None
+    return row if isinstance(row, dict) else None
 
 
-def append_rows(path: Path, rows: Iterable[Row]) -> None:
-    """Append rows to a .jsonl file."""
+def write_rows(path: Path, rows: Iterable[Row], allow_nan: bool = False) -> None:
+    """Write a .jsonl file with these rows; NaN and infinity are errors unless allowed."""
+    write_atomically(path, _lines(rows, allow_nan).encode())
+
+
+def append_rows(path: Path, rows: Iterable[Row], allow_nan: bool = False) -> None:
+    """Append rows to a .jsonl file; NaN and infinity are errors unless allowed."""
     with path.open("a") as file:
-        file.write("".join(map(_line, rows)))
+        file.write(_lines(rows, allow_nan))
 
 
-def _line(row: Row) -> str:
-    return json.dumps(row, allow_nan=False) + "\n"
+def _lines(rows: Iterable[Row], allow_nan: bool) -> str:
+    return "".join(json.dumps(row, allow_nan=allow_nan) + "\n" for row in rows)
 
 
 def read_toml(path: Path) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The values that an option's annotation accepts: a description in words, and a check that returns the value.
+"""What values an option accepts, by its annotation: a description in words, and a check.
 
 bool, int, float, str           numbers must be finite and within the option's limits
 Literal["a", "b"]               one of these; likewise a str or an int with ``choices``
@@ -34,7 +34,7 @@ class Limits:
     most: float | None = None
     choices: tuple[Any, ...] = ()
 
-    def hold(self, number: float) -> bool:
+    def allow(self, number: float) -> bool:
         """Whether a number is finite and within the bounds."""
         return (
             -math.inf < number < math.inf
@@ -79,15 +79,17 @@ class Refused(Exception):
 
 @dataclass(frozen=True)
 class Kind:
-    """The values that an option accepts, in ``words``; ``several`` is the plural, for lists.
+    """The values that an option accepts.
 
+    words:   their description, e.g. "a number above 0".
+    plural:  the same for the elements of a list, "numbers above 0".
     read:    returns the value in its stored form, or raises :class:`Refused`.
     choices: the strings among the values, to suggest the nearest.
     whole:   whether its numbers are integers.
     """
 
     words: str
-    several: str
+    plural: str
     read: Callable[[Any, Place], Any]
     choices: tuple[str, ...] = ()
     whole: bool = False
@@ -122,20 +124,23 @@ def kind_of(annotation: Any, limits: Limits) -> Kind:
     raise TypeError(f"An option cannot have the annotation {annotation}: it cannot be checked.")
 
 
-def _only_if(words: str, several: str, good: Callable[[Any], bool], choices: tuple[str, ...] = ()) -> Kind:
+def _only_if(words: str, plural: str, accepts: Callable[[Any], bool], choices: tuple[str, ...] = ()) -> Kind:
     def read(value: Any, place: Place) -> Any:
-        if not good(value):
+        if not accepts(value):
             raise Refused
         return value
 
-    return Kind(words, several, read, choices)
+    return Kind(words, plural, read, choices)
 
 
 def _choice(values: tuple[Any, ...]) -> Kind:
-    *others, last = map(repr, values)
-    words = f"{', '.join(others)} or {last}" if others else last
+    words = _either([repr(value) for value in values], " or ")
     texts = tuple(value for value in values if isinstance(value, str))
     return _only_if(words, words, lambda value: any(type(value) is type(v) and value == v for v in values), texts)
+
+
+def _either(parts: Sequence[str], conjunction: str) -> str:
+    return conjunction.join([", ".join(parts[:-1]), parts[-1]]) if len(parts) > 1 else parts[0]
 
 
 def _number(limits: Limits, whole: bool = False) -> Kind:
@@ -143,7 +148,7 @@ def _number(limits: Limits, whole: bool = False) -> Kind:
         if isinstance(value, bool) or not isinstance(value, Integral if whole else Real):
             raise Refused
         number = int(value) if isinstance(value, Integral) else float(value)
-        if not limits.hold(number):
+        if not limits.allow(number):
             raise Refused
         if abs(number) >= 1 << 63 and isinstance(number, int):
             raise invalid(place.what, value, "a number that fits into 64 bits", place.where)
@@ -164,7 +169,7 @@ def _fraction() -> Kind:
 
 
 _PLAIN: dict[Any, Callable[[Limits], Kind]] = {
-    bool: lambda _: _only_if("true or false", "truth values", lambda value: isinstance(value, bool)),
+    bool: lambda _: _only_if("true or false", "booleans", lambda value: isinstance(value, bool)),
     str: lambda _: _only_if("text", "names", lambda value: isinstance(value, str)),
     NoneType: lambda _: _only_if("left out", "nothing", lambda value: value is None),
     int: lambda limits: _number(limits, whole=True),
@@ -185,12 +190,9 @@ def _union(annotations: tuple[Any, ...], limits: Limits) -> Kind:
                 continue
         raise Refused
 
-    words, several = (
-        f"{', '.join(parts[:-1])}, or {parts[-1]}" if len(parts) > 1 else parts[0]
-        for parts in ([kind.words for kind in kinds], [kind.several for kind in kinds])
-    )
+    words, plural = _either([kind.words for kind in kinds], ", or "), _either([kind.plural for kind in kinds], ", or ")
     choices = tuple(choice for kind in kinds for choice in kind.choices)
-    return Kind(words, several, read, choices, whole=any(kind.whole for kind in kinds))
+    return Kind(words, plural, read, choices, whole=any(kind.whole for kind in kinds))
 
 
 def _list(arguments: tuple[Any, ...], limits: Limits) -> Kind:
@@ -198,13 +200,13 @@ def _list(arguments: tuple[Any, ...], limits: Limits) -> Kind:
     length = len(arguments) if len(arguments) > 1 and arguments[1] is not ... else None
 
     def read(value: Any, place: Place) -> tuple[Any, ...]:
-        listed = isinstance(value, Collection) and not isinstance(value, str | bytes | Mapping)
-        if not listed or (length is not None and len(value) != length):
+        is_list = isinstance(value, Collection) and not isinstance(value, str | bytes | Mapping)
+        if not is_list or (length is not None and len(value) != length):
             raise Refused
         return tuple(one.read(element, place) for element in value)
 
     count = "" if length is None else f"{length} "
-    return Kind(f"a list of {count}{one.several}", f"lists of {count}{one.several}", read)
+    return Kind(f"a list of {count}{one.plural}", f"lists of {count}{one.plural}", read)
 
 
 def _table(entry: Kind | None) -> Kind:

@@ -1,4 +1,4 @@
-"""Process-wide settings of a run: threads, and how the C library keeps freed memory."""
+"""Process-wide settings of a run: the number of threads, and whether the C library keeps freed memory."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def prepared(threads: int | None) -> Iterator[None]:
 def keep_memory() -> None:
     """Make the C library keep freed memory instead of returning it to the system after every step.
 
-    Getting it back costs page faults, up to a tenth of a small model's step; the process now keeps its peak memory
-    until it ends. No effect unless the C library is glibc.
+    Requesting it again costs page faults, up to a tenth of a small model's step; in return, the process holds its peak
+    memory until it ends. No effect unless the C library is glibc.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt

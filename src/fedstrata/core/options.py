@@ -51,12 +51,12 @@ class Option:
 
     @functools.cached_property
     def kind(self) -> Kind:
-        """The values it accepts; raises a TypeError if the annotation cannot be checked."""
+        """The values that it accepts; raises a TypeError if the annotation cannot be checked."""
         return kind_of(self.annotation, self.limits)
 
     @property
     def wants(self) -> str:
-        """The values it accepts, in words: ``a number above 0, or left out``."""
+        """The values that it accepts, in words: ``a number above 0, or left out``."""
         return self.kind.words
 
     def field(self) -> Any:
@@ -98,6 +98,17 @@ def options(owner: str) -> Callable[[F], F]:
         defaults = {name: p.default for name, p in inspect.signature(function).parameters.items()}
         declared = {name: default for name, default in defaults.items() if isinstance(default, Option)}
         return _checked(function, owner, declared, get_type_hints(function, include_extras=True))
+
+    return declare
+
+
+def registered(registry: Registry[Any]) -> Callable[[F], F]:
+    """Check the options of a function, as :func:`options` does, and register it under its own name."""
+
+    def declare(function: F) -> F:
+        name = function.__name__
+        registry[name] = checked = options(f"the {name} {registry.kind}")(function)
+        return checked
 
     return declare
 
@@ -225,33 +236,33 @@ def _check_applies(option: Option, owner: str, values: Mapping[str, Any]) -> Non
             )
 
 
-def options_of(thing: Any) -> dict[str, Option]:
-    """Return the options of a class, an instance or a function, by name."""
-    return dict(getattr(_called(thing), "__options__", {}))
+def options_of(target: Any) -> dict[str, Option]:
+    """Return the options that ``target`` declares, a class, an instance or a function, by name."""
+    return dict(getattr(_called(target), "__options__", {}))
 
 
-def _called(thing: Any) -> Any:
+def _called(target: Any) -> Any:
     """Return the function that has the options: for a class, its ``__init__``."""
-    if hasattr(thing, "__options__"):
-        return thing
-    kind: Any = thing if isinstance(thing, type) else type(thing)
+    if hasattr(target, "__options__"):
+        return target
+    kind: Any = target if isinstance(target, type) else type(target)
     return kind.__init__
 
 
-def explained(doc: str | None, thing: Any) -> str:
-    """Return a docstring with the options of ``thing`` appended, for ``help``."""
-    lines = [f"    {name}: {option.doc} ({option.wants})" for name, option in options_of(thing).items()]
+def explained(doc: str | None, target: Any) -> str:
+    """Return a docstring with the options of ``target`` appended, for ``help``."""
+    lines = [f"    {name}: {option.doc} ({option.wants})" for name, option in options_of(target).items()]
     return "\n".join([inspect.cleandoc(doc or ""), *(["", "Options:", *lines] if lines else [])])
 
 
-def check(thing: Any, table: Mapping[str, Any], where: str = "", key: str | None = None) -> dict[str, Any]:
-    """Return the values of a table, checked, as ``thing`` takes them; raise on unknown options and invalid values.
+def check(target: Any, table: Mapping[str, Any], where: str = "", key: str | None = None) -> dict[str, Any]:
+    """Check a table against the options of ``target``, a class or a function; return the values to call it with.
 
     ``where`` is the file that the table comes from. With ``key``, the table's key in that file, messages name keys such
-    as ``train.rounds``; without it they name the options of ``thing``.
+    as ``train.rounds``; without it they name the options of ``target``.
     """
-    declared = {name: option for name, option in options_of(thing).items() if option.in_file}
-    owner, prefix = _called(thing).__owner__, f"{key}." if key else ""
+    declared = {name: option for name, option in options_of(target).items() if option.in_file}
+    owner, prefix = _called(target).__owner__, f"{key}." if key else ""
     values = {}
     for name, value in table.items():
         if name not in declared and key is None:
@@ -263,11 +274,11 @@ def check(thing: Any, table: Mapping[str, Any], where: str = "", key: str | None
     return values
 
 
-def build(thing: Callable[..., Any], table: Mapping[str, Any], where: str = "", key: str | None = None) -> Any:
-    """Call ``thing`` with the options of a table, checked by :func:`check`; nested tables become options."""
-    values = check(thing, table, where, key)
+def build(target: Callable[..., Any], table: Mapping[str, Any], where: str = "", key: str | None = None) -> Any:
+    """Call ``target`` with the options of a table, checked by :func:`check`; nested tables become options."""
+    values = check(target, table, where, key)
     with within(where):
-        return thing(**values)
+        return target(**values)
 
 
 def plain(value: Any) -> Any:

@@ -11,14 +11,14 @@ T = TypeVar("T")
 
 
 class Registry(dict[str, T]):
-    """Objects of one ``kind`` by name; :meth:`find` raises the error for an unknown name."""
+    """Objects of one ``kind`` by name; :meth:`find` raises the error for an unknown name, with a ``hint``."""
 
-    def __init__(self, kind: str, things: Mapping[str, T] | None = None) -> None:
-        super().__init__(things or {})
-        self.kind = kind
+    def __init__(self, kind: str, entries: Mapping[str, T] | None = None, hint: str = "") -> None:
+        super().__init__(entries or {})
+        self.kind, self.hint = kind, hint
 
     def find(self, name: object, where: str = "") -> T:
         """Return the object with this name; the error for an unknown one suggests the nearest."""
         if isinstance(name, str) and name in self:
             return self[name]
-        raise unknown(self.kind, name, self, where)
+        raise unknown(self.kind, name, self, where, self.hint)

@@ -14,6 +14,7 @@ from functools import lru_cache
 from hashlib import blake2b
 
 import numpy as np
+import torch
 
 _MULTIPLIER_0, _MULTIPLIER_1 = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
 _WEYL_0, _WEYL_1 = 0x9E3779B9, 0xBB67AE85
@@ -51,6 +52,24 @@ def words(key: Key, clients: np.ndarray, steps: np.ndarray, count: int) -> np.nd
     blocks = np.arange((count + 3) // 4, dtype=np.uint64)
     out = philox((blocks, clients[..., None], steps[..., None], np.zeros(1, dtype=np.uint64)), key)
     return out.reshape(*out.shape[:-2], -1)[..., :count]
+
+
+def words_of_tensors(key: torch.Tensor, salt: tuple[int, int], count: int) -> torch.Tensor:
+    """Return ``count`` 32-bit words of Philox4x32-10 as an int64 tensor, for a key [2] that is a tensor itself.
+
+    The same words as ``philox((block, *salt, 0), key)``. Made of tensor operations only, it can be traced, and mapped
+    over clients.
+    """
+    low = 0xFFFFFFFF
+    k0, k1 = key[0], key[1]
+    c0 = torch.arange((count + 3) // 4, dtype=torch.int64, device=key.device)
+    c1, c2, c3 = (torch.full_like(c0, number) for number in (*salt, 0))
+    for _ in range(10):
+        # int64 products wrap around, which leaves all 64 bits as they are; a shift then copies the sign.
+        p0, p1 = c0 * int(_MULTIPLIER_0), c2 * int(_MULTIPLIER_1)
+        c0, c1, c2, c3 = ((p1 >> 32) & low) ^ c1 ^ k0, p1 & low, ((p0 >> 32) & low) ^ c3 ^ k1, p0 & low
+        k0, k1 = (k0 + _WEYL_0) & low, (k1 + _WEYL_1) & low
+    return torch.stack((c0, c1, c2, c3), dim=-1).reshape(-1)[:count]
 
 
 def uniforms(key: Key, clients: np.ndarray, steps: np.ndarray, count: int) -> np.ndarray:

@@ -1,30 +1,18 @@
 """Schedules of learning rates, and local work in steps or epochs.
 
-A rate is a number or a schedule. An algorithm reads it with ``client.rate(self.lr)``, so every rate of every algorithm
-can be scheduled.
+A rate is a number or a schedule. Algorithms read rates with ``client.rate(self.lr)``, so any rate can be scheduled.
 """
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
+from fedstrata.core.clock import Clock
 from fedstrata.core.kinds import Limits
 from fedstrata.core.options import Options, param
 from fedstrata.core.registry import Registry
-
-
-@dataclass(frozen=True)
-class Clock:
-    """The time in training: ``round`` of ``rounds``, local ``step`` in the round, ``iteration`` since the start."""
-
-    round: int
-    rounds: int
-    step: int = 0
-    iteration: int = 0
-
 
 SCHEDULES: Registry[type[Schedule]] = Registry("schedule")
 
@@ -52,9 +40,9 @@ class StepDecay(Schedule):
     """``value``, multiplied by ``factor`` at each of ``at``: fractions of training (0.5) or round numbers (50)."""
 
     name: ClassVar[str] = "step"
-    value: float = param(..., "rate at the start", above=0)
-    at: tuple[float, ...] = param((0.5, 0.75), "when it decays: fractions of training, or round numbers", above=0)
-    factor: float = param(0.1, "factor of each decay", above=0)
+    value: float = param(..., "initial rate", above=0)
+    at: tuple[float, ...] = param((0.5, 0.75), "when to decay: fractions of training, or round numbers", above=0)
+    factor: float = param(0.1, "factor applied at each decay", above=0)
 
     def __call__(self, clock: Clock) -> float:
         """Return the rate at this time."""
@@ -66,8 +54,8 @@ class RoundDecay(Schedule):
     """``value * factor**round``."""
 
     name: ClassVar[str] = "round_decay"
-    value: float = param(..., "rate at the start", above=0)
-    factor: float = param(0.998, "factor of the decay after every round", above=0)
+    value: float = param(..., "initial rate", above=0)
+    factor: float = param(0.998, "factor applied after every round", above=0)
 
     def __call__(self, clock: Clock) -> float:
         """Return the rate at this time."""

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+Arrays = tuple[torch.Tensor, ...]
+
 
 @dataclass(frozen=True)
 class Batch:
@@ -16,11 +18,13 @@ class Batch:
             otherwise clients with equally many samples share a part, and nothing is padded.
     where:  the clients of each part; None if there is one part for all.
     traced: whether this shape will occur again, so that tracing a graph for it pays.
+    random: whether the last array of each part, [C, 2], is what random layers draw from.
     """
 
-    parts: tuple[tuple[torch.Tensor, ...], ...]
+    parts: tuple[Arrays, ...]
     where: tuple[torch.Tensor, ...] | None = None
     traced: bool = True
+    random: bool = False
 
     @property
     def clients(self) -> int:
@@ -28,17 +32,18 @@ class Batch:
         return sum(len(part[0]) for part in self.parts if part)
 
     def weighted(self, weights: torch.Tensor) -> Batch:
-        """Return the batch, with B samples for every client, with sample weights [C, B] appended to its arrays."""
+        """Return the batch, which has one part, with sample weights [C, B] appended to its arrays."""
         (part,) = self.parts
         return Batch(((*part, weights),), traced=self.traced)
 
     def weighted_by_class(self, weights: torch.Tensor) -> Batch:
-        """Return the batch with a weight for each sample: that of its class, [C, classes], times its present weight."""
+        """Return the batch with each sample's weight multiplied by that of its class, [C, classes]."""
         parts = []
         for i, (inputs, targets, *present) in enumerate(self.parts):
             own = (weights if self.where is None else weights[self.where[i]]).gather(1, targets.long())
-            parts.append((inputs, targets, own * present[0] if present else own))
-        return Batch(tuple(parts), self.where, self.traced)
+            words = [present.pop()] if self.random else []
+            parts.append((inputs, targets, own * present[0] if present else own, *words))
+        return Batch(tuple(parts), self.where, self.traced, self.random)
 
     def numbered(self, clients: np.ndarray) -> Batch:
         """Return the batch with the number of each client appended to its arrays."""
@@ -46,6 +51,13 @@ class Batch:
         rows = [numbers] if self.where is None else [numbers[w] for w in self.where]
         parts = [(*part, n.to(part[0].device) if part else n) for part, n in zip(self.parts, rows, strict=True)]
         return Batch(tuple(parts), self.where, self.traced)
+
+    def randomised(self, words: np.ndarray) -> Batch:
+        """Return the batch with two words of each client, [C, 2], for random layers to draw from."""
+        own = torch.from_numpy(words.astype(np.int64))
+        rows = [own] if self.where is None else [own[w] for w in self.where]
+        parts = [(*part, r.to(part[0].device)) for part, r in zip(self.parts, rows, strict=True)]
+        return Batch(tuple(parts), self.where, self.traced, random=True)
 
 
 NO_DATA = Batch(((),))

@@ -9,10 +9,16 @@ import numpy as np
 import torch
 
 from fedstrata.core.errors import InputError, invalid
+from fedstrata.core.options import options, param
 from fedstrata.data import intake
 from fedstrata.data.federated import FederatedData, Part
 from fedstrata.data.partitions import Partition, partition_named
 
+HOLDOUT = param(0.0, "fraction of each client's rows, class by class, held out as its test data", least=0, below=1)
+SUPPORT = param(0.0, "fraction of the rest, class by class, that only the inner levels draw from", least=0, below=1)
+AUXILIARY = param(
+    0, "training rows of each class that the server gets instead of the clients; `local_sgdm_rl` needs some", least=0
+)
 _AUXILIARY = 9
 """Separates the random choice of an auxiliary set from others with the same seed."""
 
@@ -22,7 +28,7 @@ class Dataset:
     """Training and test arrays of one data set, to be split over clients.
 
     name:         the name of the set in messages and tables.
-    inputs:       floats ready for a model, or small integers (tokens), which become int64 when drawn.
+    inputs:       floats, or integers (tokens), which become int64 in a batch.
     targets:      class numbers (integers, or floats 0 and 1), or floats for regression.
     test_inputs:  the inputs of the test set; empty if there is none.
     test_targets: the targets of the test set.
@@ -43,7 +49,8 @@ class Dataset:
 
     def __post_init__(self) -> None:
         train = intake.pair((self.inputs, self.targets), f"the data set {self.name}", classes=self.classes)
-        test = _test_pair((self.test_inputs, self.test_targets), self.name, train, self.classes)
+        tests = (self.test_inputs, self.test_targets)
+        test = intake.pair(tests, f"the test part of {self.name}", train, "the training part", self.classes)
         if len(train[0]) == 0:
             raise InputError(f"The data set {self.name} has no rows.")
         for label, values in (("keys", self.keys), ("origins", self.origins)):
@@ -75,19 +82,19 @@ class Dataset:
         name:    the name of the set in messages and tables.
         """
         x, y = intake.pair((inputs, targets), f"the data set {name}")
-        tests = (x[:0], y[:0]) if test is None else _test_pair(test, name, (x, y), classes or 0)
+        tests = (x[:0], y[:0]) if test is None else intake.pair(test, f"the test part of {name}")
         return Dataset(name, x, y, *tests, intake.count_classes(y, tests[1]) if classes is None else classes, keys)
 
     def imbalance(self, share: float, seed: int = 0) -> Dataset:
-        """Return a binary task with this share of positives in the training data.
+        """Return a binary task with this fraction of positives in the training data.
 
         The first half of the classes is positive (1), the second half negative (0), as in the AUC papers; a binary set
         keeps its labels. Random positives are dropped from the training rows to reach ``share``, or random negatives
-        if there are too few positives. Test rows are relabelled, but none is dropped. ``origins`` of the result are the
-        original classes of its training rows.
+        if there are too few positives. Test rows are relabelled, and all are kept. The ``origins`` of the result are
+        the original classes of its training rows.
         """
         if not 0 < share < 1:
-            raise invalid("share of positives", share, "between 0 and 1, exclusive")
+            raise invalid("fraction of positives", share, "between 0 and 1, exclusive")
         if self.classes < 2:
             raise InputError(f"The data set {self.name} has no classes, so it cannot be made imbalanced.")
         targets, test_targets, origins = self.targets, self.test_targets, self.origins
@@ -97,6 +104,9 @@ class Dataset:
             test_targets = (test_targets < self.classes // 2).long()
         labels = targets.numpy()
         positive, negative = np.flatnonzero(labels == 1), np.flatnonzero(labels == 0)
+        for name, rows in (("positive", positive), ("negative", negative)):
+            if len(rows) == 0:
+                raise InputError(f"The data set {self.name} has no {name} rows, so it cannot be made imbalanced.")
         generator = np.random.default_rng(seed)
         wanted = round(len(negative) * share / (1 - share))
         if wanted <= len(positive):
@@ -107,41 +117,41 @@ class Dataset:
         return binary._rows(np.sort(np.concatenate([positive, negative])))
 
     def subset(self, samples: int, seed: int = 0) -> Dataset:
-        """Return the set with only ``samples`` of its training rows, chosen at random."""
-        if not 0 < samples <= len(self.inputs):
-            raise invalid("number of samples of the subset", samples, f"between 1 and {len(self.inputs)}")
+        """Return the set with ``samples`` of its training rows, chosen at random, and all its test rows."""
+        if isinstance(samples, bool) or not isinstance(samples, int) or not 0 < samples <= len(self.inputs):
+            wants = f"a whole number from 1 to {len(self.inputs)}"
+            raise invalid("number of samples of the subset", samples, wants)
         return self._rows(np.sort(np.random.default_rng(seed).choice(len(self.inputs), samples, replace=False)))
 
+    @options("the split")
     def split(
         self,
         partition: Partition | str,
         *,
         clients: int,
         seed: int = 0,
-        holdout: float = 0.0,
-        support: float = 0.0,
-        auxiliary: int = 0,
+        holdout: float = HOLDOUT,
+        support: float = SUPPORT,
+        auxiliary: int = AUXILIARY,
     ) -> FederatedData:
         """Split the training rows over clients; the test rows stay one pooled test set.
 
         partition: how to split, e.g. ``fs.partition.dirichlet(0.3)`` or ``"iid"``.
         clients:   number of clients.
-        seed:      seed of all random choices below.
-        holdout:   share of each client's rows held out as its own test part (see :meth:`FederatedData.with_holdout`).
-        support:   share of the remaining rows that the inner levels draw from; the outer function then draws from the
-                   others (see :meth:`FederatedData.with_support`).
+        seed:      seed of all random choices.
+        holdout:   fraction of each client's rows held out as its test part (see :meth:`FederatedData.with_holdout`).
+        support:   fraction of the remaining rows that the inner levels draw from; the outer function then draws from
+                   the others (see :meth:`FederatedData.with_support`).
         auxiliary: training rows of each class that go to the server instead of the clients, for methods that need them.
         """
         if auxiliary:
-            server, rest = self._taken(auxiliary, seed)
-            options: Any = {"clients": clients, "seed": seed, "holdout": holdout, "support": support}
-            return rest.split(partition, **options).with_auxiliary(server.inputs, server.targets)
+            server, rest = self._split_off(auxiliary, seed)
+            data = rest.split(partition, clients=clients, seed=seed, holdout=holdout, support=support)
+            return data.with_auxiliary(server.inputs, server.targets)
         if isinstance(partition, str):
             partition = partition_named(partition)
         if not isinstance(partition, Partition):
             raise invalid("partition", partition, "a partition such as fs.partition.iid(), or its name")
-        if isinstance(clients, bool) or not isinstance(clients, int) or clients < 1:
-            raise invalid("number of clients", clients, "a whole number of at least 1")
         targets = (self.targets.long() if self.classes else self.targets).numpy()
         owned = partition(targets, self.keys, clients, np.random.default_rng(seed), self.origins)
         test = (self.test_inputs, self.test_targets) if len(self.test_inputs) else None
@@ -150,12 +160,10 @@ class Dataset:
         data = data.with_holdout(holdout, seed) if holdout else data
         return data.with_support(support, seed) if support else data
 
-    def _taken(self, per_class: int, seed: int) -> tuple[Dataset, Dataset]:
+    def _split_off(self, per_class: int, seed: int) -> tuple[Dataset, Dataset]:
         """Return ``per_class`` random training rows of each class, and the others."""
-        if isinstance(per_class, bool) or not isinstance(per_class, int) or per_class < 0:
-            raise invalid("auxiliary", per_class, "a whole number of rows per class")
         if not self.classes:
-            raise InputError(f"An auxiliary set has rows of every class, and the data {self.name} have no classes.")
+            raise InputError(f"An auxiliary set needs classes, and the data set {self.name} has none.")
         generator = np.random.default_rng([seed, _AUXILIARY])
         labels = self.targets.numpy()
         rows = [np.flatnonzero(labels == c) for c in range(self.classes)]
@@ -176,7 +184,3 @@ class Dataset:
     def __repr__(self) -> str:
         kind = f"{self.classes} classes" if self.classes else "regression"
         return f"<Dataset {self.name}: {len(self)} training and {len(self.test_inputs)} test rows, {kind}>"
-
-
-def _test_pair(test: Any, name: str, train: intake.Pair, classes: int) -> intake.Pair:
-    return intake.pair(test, f"the test part of {name}", train, "the training part", classes)

@@ -15,14 +15,14 @@ def class_of_each(targets: np.ndarray, name: str) -> tuple[np.ndarray, np.ndarra
     if not np.issubdtype(targets.dtype, np.integer):
         raise InputError(
             f"Partition {name!r} needs class numbers as targets. Got {targets.dtype}. Use partition 'iid' or 'shards', "
-            "or say classes= if the targets are class numbers."
+            "or pass classes= if the targets are class numbers."
         )
     _, labels, totals = np.unique(targets, return_inverse=True, return_counts=True)
     return labels, totals
 
 
 def consecutive(classes: int, groups: int) -> np.ndarray:
-    """Return the group of each class: consecutive classes, sizes equal up to one, larger groups first."""
+    """Return the group of each class: consecutive classes, sizes that differ by at most one, larger groups first."""
     size, larger = divmod(classes, groups)
     return np.repeat(np.arange(groups), np.where(np.arange(groups) < larger, size + 1, size))
 

@@ -1,7 +1,7 @@
 """The files of data sets: where they are, and how to download them.
 
 Files are read from the data directory. A missing file with an official address is downloaded once: to a temporary name,
-checked against the published checksum if there is one, then renamed, so that a partial file never has the real name.
+checked against the published checksum if there is one, then renamed, so an incomplete file never has the final name.
 Nothing that is downloaded is executed or unpickled.
 """
 
@@ -33,19 +33,19 @@ CHUNK_BYTES = 1 << 20
 Directory = str | Path | None
 """A data directory; None for the default."""
 
-Progress = Callable[[str], None]
-"""Called with a line of text from time to time during a download."""
+Progress = Callable[[str], None] | None
+"""A function that is called with a line of text from time to time during a download, or None."""
 
 
 @dataclass(frozen=True)
 class Source:
     """A file or folder of a data set.
 
-    path:     its path in the data directory; a file may also have ``.gz`` added to its name, or removed.
+    path:     its path in the data directory; a file may also be stored with ``.gz`` added to its name, or removed.
     address:  the official URL to download it from, None if there is none.
     checksum: ``"md5:..."`` or ``"sha256:..."`` of the download, if published.
     member:   the member to unpack, if the download is an archive (.tar.gz or .zip).
-    note:     the content of a file that has no address.
+    note:     what a file without an address must contain.
     """
 
     path: str
@@ -63,11 +63,30 @@ _LIBSVM = "https://www.csie.ntu.edu.tw/~cjlin/libsvmtools/datasets/binary/"
 _UCI = "https://archive.ics.uci.edu/ml/machine-learning-databases/"
 
 
-def _idx(folder: str, base: str, checksums: dict[str, str]) -> dict[str, Source]:
-    return {f"{folder}/{name}": Source(f"{folder}/{name}", base + name, value) for name, value in checksums.items()}
+def _idx(folder: str, base: str, *digests: str) -> list[Source]:
+    """Return the four files of a set in idx format, with these SHA-256 digests."""
+    names = [f"{part}-{kind}-ubyte.gz" for part in ("train", "t10k") for kind in ("images-idx3", "labels-idx1")]
+    pairs = zip(names, digests, strict=True)
+    return [Source(f"{folder}/{name}", base + name, f"sha256:{digest}") for name, digest in pairs]
 
 
 _FILES: tuple[Source, ...] = (
+    *_idx(
+        "mnist",
+        _MNIST,
+        "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
+        "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
+        "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
+        "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
+    ),
+    *_idx(
+        "fashion-mnist",
+        _FASHION,
+        "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
+        "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845",
+        "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073",
+        "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5",
+    ),
     Source(
         "cifar-10-batches-bin",
         _CIFAR + "cifar-10-binary.tar.gz",
@@ -111,27 +130,6 @@ _FILES: tuple[Source, ...] = (
 SOURCES: dict[str, Source] = {source.path: source for source in _FILES}
 """Every file that the data sets read, by its path in the data directory."""
 
-SOURCES |= _idx(
-    "mnist",
-    _MNIST,
-    {
-        "train-images-idx3-ubyte.gz": "sha256:440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
-        "train-labels-idx1-ubyte.gz": "sha256:3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
-        "t10k-images-idx3-ubyte.gz": "sha256:8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
-        "t10k-labels-idx1-ubyte.gz": "sha256:f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
-    },
-)
-SOURCES |= _idx(
-    "fashion-mnist",
-    _FASHION,
-    {
-        "train-images-idx3-ubyte.gz": "sha256:3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
-        "train-labels-idx1-ubyte.gz": "sha256:a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845",
-        "t10k-images-idx3-ubyte.gz": "sha256:346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073",
-        "t10k-labels-idx1-ubyte.gz": "sha256:67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5",
-    },
-)
-
 
 def data_directory(data_dir: Directory = None) -> Path:
     """Return the data directory: ``data_dir``, else ``FEDSTRATA_DATA``, else ``fedstrata`` in the user's cache.
@@ -150,10 +148,10 @@ def find(source: Source, directory: Path) -> Path | None:
     return next((directory / name for name in (source.path, other) if (directory / name).exists()), None)
 
 
-def locate(path: str, data_dir: Directory, progress: Progress | None = None) -> Path:
-    """Return where the file ``path`` of :data:`SOURCES` is, after downloading it if necessary.
+def locate(path: str, data_dir: Directory, progress: Progress = None) -> Path:
+    """Return the location of the file ``path`` of :data:`SOURCES`, after downloading it if necessary.
 
-    If it is not available, the :class:`MissingData` error says where it should be and how to get it.
+    If it is not available, the :class:`MissingData` error says where it belongs and how to get it.
     """
     source, directory = SOURCES[path], data_directory(data_dir)
     present = find(source, directory)
@@ -170,7 +168,7 @@ def locate(path: str, data_dir: Directory, progress: Progress | None = None) -> 
 
 
 def missing(source: Source, directory: Path, reason: str = "") -> MissingData:
-    """Build the error for a missing file: which one, where it should be, and how to get it."""
+    """Build the error for a missing file: which one, where it belongs, and how to get it."""
     if source.address is None:
         remedy = f"It has no official address, so put it there yourself: {source.note}."
     elif source.member is None:
@@ -184,7 +182,7 @@ def missing(source: Source, directory: Path, reason: str = "") -> MissingData:
     )
 
 
-def download(source: Source, directory: Path, progress: Progress | None = None) -> Path:
+def download(source: Source, directory: Path, progress: Progress = None) -> Path:
     """Download a file to its path in the data directory; raise OSError if the network or the disk fails."""
     if source.address is None:
         raise missing(source, directory)
@@ -198,8 +196,7 @@ def download(source: Source, directory: Path, progress: Progress | None = None) 
         try:
             fetched.replace(target)
         except OSError:
-            # Another process may have downloaded the same folder meanwhile.
-            if not target.is_dir():
+            if not target.is_dir():  # another process may have downloaded the same folder in the meantime
                 raise
     return target
 
@@ -217,7 +214,7 @@ class _Https(http.client.HTTPSConnection):
 
 
 class _PatientReader(urllib.request.HTTPSHandler, urllib.request.HTTPHandler):
-    """Time out soon while connecting, later while reading."""
+    """Use a short timeout to connect, and a longer one to read."""
 
     def http_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
         return self.do_open(_Http, req)
@@ -226,7 +223,7 @@ class _PatientReader(urllib.request.HTTPSHandler, urllib.request.HTTPHandler):
         return self.do_open(_Https, req)
 
 
-def _fetch(address: str, path: Path, checksum: str | None, name: str, progress: Progress | None) -> None:
+def _fetch(address: str, path: Path, checksum: str | None, name: str, progress: Progress) -> None:
     request = urllib.request.Request(address, headers={"User-Agent": "fedstrata"})
     kind, _, expected = (checksum or "md5:").partition(":")
     digest = hashlib.new(kind, usedforsecurity=False)
@@ -236,13 +233,13 @@ def _fetch(address: str, path: Path, checksum: str | None, name: str, progress: 
         path.open("wb") as file,
     ):
         total = int(response.headers.get("Content-Length") or 0)
-        of = f" of {total / 1e6:.1f}" if total else ""
+        of_total = f" of {total / 1e6:.1f}" if total else ""
         while block := response.read(CHUNK_BYTES):
             file.write(block)
             digest.update(block)
             done += len(block)
             if progress:
-                progress(f"downloading {name}: {done / 1e6:.1f}{of} MB")
+                progress(f"downloading {name}: {done / 1e6:.1f}{of_total} MB")
     if total and done != total:
         raise OSError(f"{address} stopped after {done} of {total} bytes")
     if expected and digest.hexdigest() != expected:

@@ -12,7 +12,7 @@ import torch
 
 from fedstrata.core.errors import InputError, MissingData, invalid
 from fedstrata.data import formats, intake
-from fedstrata.data.part import Arrays as Arrays
+from fedstrata.data.batch import Arrays as Arrays
 from fedstrata.data.part import Part as Part
 
 
@@ -86,7 +86,7 @@ class FederatedData:
         """Return the data with ``share`` of each client's training rows as its support set.
 
         The inner levels then draw from the support set, the outer function from the other rows (the query set). The
-        rows are chosen at random and stratified: each class is divided in that share, up to rounding.
+        rows are chosen at random and stratified by class, up to rounding.
         """
         query, support = self.train.hold_out(share, seed, keep=0)
         for client, (rows, size) in enumerate(zip(self.train.sizes, support.sizes, strict=True)):
@@ -97,18 +97,18 @@ class FederatedData:
     def with_holdout(self, share: float, seed: int = 0) -> FederatedData:
         """Return the data with ``share`` of each client's training rows held out as its own test part.
 
-        The rows are chosen at random and stratified: each class keeps its share, up to rounding, and a class of which a
-        client has a single row stays in training. Regression targets are not stratified.
+        The rows are chosen at random and stratified by class, up to rounding; a class with a single row stays in
+        training. Regression targets are not stratified.
         """
         if self.client_test is not None:
-            raise InputError(f"The clients of {self.name!r} have test data already, so none is held out.")
+            raise InputError(f"The clients of {self.name!r} already have test data: leave out holdout.")
         train, held = self.train.hold_out(share, seed)
         return replace(self, train=train, client_test=held)
 
     def validation(self, share: float = 0.2, seed: int = 0) -> FederatedData:
         """Return the data with ``share`` of each client's training rows as its test data, for tuning.
 
-        The rows are chosen as by :meth:`with_holdout`. The real test data are not in the result at all.
+        The rows are chosen as by :meth:`with_holdout`. The result does not contain the real test data.
         """
         train, held = self.train.hold_out(share, seed)
         if len(held.rows) == 0:
@@ -117,11 +117,9 @@ class FederatedData:
         return replace(self, train=train, test=pooled, client_test=held)
 
     def with_auxiliary(self, inputs: Any, targets: Any) -> FederatedData:
-        """Return the data with these samples on the server, some of every class, for methods that need them."""
+        """Return the data with these samples on the server, at least one of each class, for methods that need them."""
         if not self.classes:
-            raise InputError(
-                f"An auxiliary set has samples of every class, and the data {self.name!r} have no classes."
-            )
+            raise InputError(f"An auxiliary set needs classes, and the data {self.name!r} have none.")
         first: Any = tuple(a[:1] for a in self.train.arrays)
         arrays = intake.pair((inputs, targets), "the auxiliary set", first)
         if not intake.are_labels(arrays[1]):
@@ -147,10 +145,10 @@ class FederatedData:
         """Build from one ``(inputs, targets)`` pair of arrays or tensors per client.
 
         clients:      the training data, e.g. ``[(x0, y0), (x1, y1)]``. The first axis of an array runs over samples;
-                      inputs of all clients have the same shape, and so have targets.
+                      the inputs of all clients have the same shape, and so do the targets.
         test:         a pooled test set ``(inputs, targets)``, if there is one.
-        client_tests: a test set for each client, if there are any; an empty pair for a client without one. They are
-                      also the pooled test set if ``test`` is left out.
+        client_tests: a test set for each client, if there are any; an empty pair for a client without one. Without
+                      ``test``, they also form the pooled test set.
         classes:      the number of classes, 0 for regression. By default targets are classes if they are integers, or
                       floats that are 0 and 1, and the number of classes is the highest label plus 1. Set it if the last
                       class may not occur, or if class labels are floats such as 0.0, 1.0, 2.0.
@@ -161,15 +159,20 @@ class FederatedData:
             raise invalid("clients", "dict", "a list with one (inputs, targets) pair per client")
         if len(clients) == 0:
             raise InputError("The data have no clients.")
-        called = [f"client {k}" + (f" ({client_names[k]})" if client_names else "") for k in range(len(clients))]
+        if client_names and len(client_names) != len(clients):
+            raise invalid("number of client names", len(client_names), f"{len(clients)}, one per client")
+        taken: set[object] = set()
+        for client in client_names:
+            if not isinstance(client, str) or not client or client in taken:
+                raise invalid("name of a client", client, "a text that no other client has")
+            taken.add(client)
+        titles = [f"client {k}" + (f" ({client_names[k]})" if client_names else "") for k in range(len(clients))]
         declared = classes or 0
-        pairs = [intake.pair(clients[0], called[0], classes=declared)]
-        pairs += [
-            intake.pair(c, what, pairs[0], classes=declared) for c, what in zip(clients[1:], called[1:], strict=True)
-        ]
-        for (x, _), what in zip(pairs, called, strict=True):
-            if len(x) == 0:
-                raise InputError(f"{what.capitalize()} has no data. Every client needs at least one sample.")
+        pairs: list[intake.Pair] = []
+        for title, arrays in zip(titles, clients, strict=True):
+            pairs.append(intake.pair(arrays, title, pairs[0] if pairs else None, classes=declared))
+            if len(pairs[-1][0]) == 0:
+                raise InputError(f"{title.capitalize()} has no data. Every client needs at least one sample.")
         train = Part.of(*intake.joined(pairs))
         pooled = None if test is None else intake.pair(test, "the test set", pairs[0], classes=declared)
         if pooled is not None and len(pooled[0]) == 0:
@@ -179,11 +182,11 @@ class FederatedData:
             if len(client_tests) != len(clients):
                 raise invalid("number of clients' test sets", len(client_tests), f"{len(clients)}, one per client")
             own = [
-                intake.pair(c, f"the test data of {what}", pairs[0], classes=declared)
-                for c, what in zip(client_tests, called, strict=True)
+                intake.pair(arrays, f"the test data of {title}", pairs[0], classes=declared)
+                for title, arrays in zip(titles, client_tests, strict=True)
             ]
             if any(len(x) for x, _ in own):
-                tests = Part.of(*intake.joined(own), may_be_empty=True)
+                tests = Part.of(*intake.joined(own))
                 pooled = (tests.arrays[0], tests.arrays[1]) if pooled is None else pooled
         if classes is None:
             targets = [p.arrays[1] for p in (train, tests) if p is not None]

@@ -1,8 +1,8 @@
 """Readers of standard file formats, from a file to NumPy arrays.
 
-Readers return arrays as they are in the file; scaling and splitting is up to ``fedstrata.data.sets``. A file with the
-wrong content is an :class:`InputError` that names the file and what is wrong with it. Files packed with gzip are
-recognised by their content, whatever their name. Nothing is unpickled.
+Readers return arrays as they are in the file; ``fedstrata.data.sets`` scales and splits them. A file with the wrong
+content raises an :class:`InputError` that names the file and the problem. Files packed with gzip are recognised by
+their content, whatever their name. Nothing is unpickled.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def read_text(path: Path) -> str:
 
 
 def npz(path: Path, *names: str) -> dict[str, np.ndarray]:
-    """Read the named arrays of an .npz file, which must be equally long; without names, read all its arrays."""
+    """Read the named arrays of an .npz file, which must have the same length; without names, read all its arrays."""
     try:
         with path.open("rb") as stream:
             file = np.load(stream, allow_pickle=False)
@@ -63,10 +63,15 @@ def npz(path: Path, *names: str) -> dict[str, np.ndarray]:
             arrays = {name: file[name] for name in names or file.files}
     except InputError:
         raise
+    except MemoryError:
+        raise unreadable(path, "an array in it is too large for the memory") from None
     except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile, zlib.error) as error:
         raise unreadable(path, f"it is not a readable .npz file without pickled objects ({error})") from None
+    for name, array in arrays.items():
+        if array.ndim == 0:
+            raise unreadable(path, f"array {name!r} is a single number, not one row per sample")
     for name in names:
-        if arrays[name].ndim == 0 or len(arrays[name]) != len(arrays[names[0]]):
+        if len(arrays[name]) != len(arrays[names[0]]):
             shapes = f"array {name!r} has shape {arrays[name].shape}, {names[0]!r} has shape {arrays[names[0]].shape}"
             raise unreadable(path, shapes)
     return arrays
@@ -114,7 +119,7 @@ def cifar(paths: Sequence[Path], labels: int, classes: int) -> tuple[np.ndarray,
         rows = content.reshape(-1, record)
         highest = rows[:, labels - 1].max()
         if highest >= classes:
-            raise unreadable(path, f"it has label {highest}, above {classes - 1}, so it is of another format")
+            raise unreadable(path, f"it has label {highest}, above {classes - 1}, so it has another format")
         batches.append(rows)
     images = np.concatenate([rows[:, labels:] for rows in batches]).reshape(-1, 3, 32, 32)
     return images, np.concatenate([rows[:, labels - 1] for rows in batches]).astype(np.int64)
@@ -169,7 +174,7 @@ def libsvm(path: Path, features: int) -> tuple[np.ndarray, np.ndarray]:
         columns = np.array(words[0::2]).astype(np.int64) - 1
         values = np.array(words[1::2]).astype(np.float32)
     except ValueError as error:
-        raise unreadable(path, f"it has something other than numbers ({error})") from error
+        raise unreadable(path, f"an entry is not a number ({error})") from error
     if columns.size and not 0 <= columns.min() <= columns.max() < features:
         raise unreadable(path, f"it has features {columns.min() + 1} to {columns.max() + 1}, not 1 to {features}")
     inputs = np.zeros((len(rows), features), np.float32)
@@ -179,7 +184,7 @@ def libsvm(path: Path, features: int) -> tuple[np.ndarray, np.ndarray]:
 
 @dataclass(frozen=True)
 class Role:
-    """Everything one role says in one play, in order, speeches joined by line breaks."""
+    """All speeches of one role in one play, in order, joined by line breaks."""
 
     play: str
     role: str

@@ -21,7 +21,7 @@ def pair(arrays: Any, what: str, like: Pair | None = None, whose: str = "client 
     arrays:  ``(inputs, targets)``, anything that torch turns into tensors.
     what:    what they are, for error messages.
     like:    a pair with the shapes that they must have; error messages call it ``whose``.
-    classes: the number of classes, if the user says that targets are classes.
+    classes: the number of classes, if the user has declared that targets are classes.
     """
     if not isinstance(arrays, tuple | list) or len(arrays) != 2:
         raise invalid("data", _described(arrays), "a pair (inputs, targets)", what)
@@ -54,7 +54,7 @@ def stacked(dataset: Any, what: str) -> tuple[torch.Tensor, torch.Tensor]:
         samples = [dataset[i] for i in range(len(dataset))]
         for i, sample in enumerate(samples):
             if isinstance(sample, Mapping) or len(sample) != 2:
-                wants = "an (input, target) pair: wrap the data set to return no more than that"
+                wants = "an (input, target) pair: wrap the data set so that it returns only these"
                 raise invalid("sample", _described(sample), wants, f"sample {i} of the data set of {what}")
         inputs = torch.stack([torch.as_tensor(s[0]) for s in samples])
         return inputs, torch.stack([torch.as_tensor(s[1]) for s in samples])
@@ -79,8 +79,8 @@ def named(arrays: Mapping[str, np.ndarray], path: Path, prefix: str = "") -> tup
 def are_labels(targets: torch.Tensor) -> bool:
     """Whether targets are class numbers: one integer per row, or one float that is 0 or 1.
 
-    Binary labels are often floats: in CSV files, and because the binary losses of torch want floats. Other floats are
-    regression targets, even if they are whole numbers (a count, an age), unless the user declares ``classes=``.
+    Binary labels are often floats: in CSV files, and because torch's binary losses take floats. Other floats are
+    regression targets, even whole numbers (a count, an age), unless the user passes ``classes=``.
     """
     if targets.dim() != 1:
         return False
@@ -90,7 +90,7 @@ def are_labels(targets: torch.Tensor) -> bool:
 def count_classes(*targets: torch.Tensor, partial: bool = False) -> int:
     """Return the number of classes, the highest label plus 1; 0 if the targets are not class numbers.
 
-    Floats that are all 0, or all 1, are no classes, unless these are a ``partial`` view of the data, as one site has.
+    Floats that are all 0, or all 1, are not classes, unless these are only ``partial`` data, those of one site.
     """
     filled = [t for t in targets if len(t)]
     if not filled or not all(map(are_labels, filled)):
@@ -101,19 +101,19 @@ def count_classes(*targets: torch.Tensor, partial: bool = False) -> int:
 
 
 def _described(value: object) -> str:
-    """Describe what came instead of a pair."""
+    """Describe a value that is not a pair, for an error message."""
     if isinstance(value, tuple | list | Mapping):
         return f"{type(value).__name__} of {len(value)} entries"
     return type(value).__name__
 
 
 def _class_numbers(targets: torch.Tensor, classes: int, what: str) -> torch.Tensor:
-    """Return targets that the user declares to be class numbers; of more than two classes, floats become integers."""
+    """Check targets that the user has declared to be class numbers; with more than two classes, make them integers."""
     if not classes or targets.dim() != 1 or not targets.is_floating_point():
         return targets
     if bool((targets != targets.round()).any() | (targets < 0).any() | (targets >= classes).any()):
         got = f"{targets.dtype} from {targets.min():g} to {targets.max():g}"
-        raise invalid(f"targets of {what}", got, f"whole numbers from 0 to {classes - 1}, as classes={classes} says")
+        raise invalid(f"targets of {what}", got, f"whole numbers from 0 to {classes - 1}, because classes={classes}")
     return targets.long() if classes > 2 else targets
 
 

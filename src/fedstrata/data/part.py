@@ -9,11 +9,9 @@ from functools import cached_property
 import numpy as np
 import torch
 
-from fedstrata.core.errors import InputError, invalid
-from fedstrata.data.batch import Batch
+from fedstrata.core.errors import invalid
+from fedstrata.data.batch import Arrays, Batch
 from fedstrata.data.intake import are_labels
-
-Arrays = tuple[torch.Tensor, ...]
 
 
 @dataclass(frozen=True)
@@ -30,11 +28,8 @@ class Part:
     offsets: np.ndarray
 
     @staticmethod
-    def of(arrays: Arrays, owned: Sequence[np.ndarray], may_be_empty: bool = False) -> Part:
+    def of(arrays: Arrays, owned: Sequence[np.ndarray]) -> Part:
         """Build a part from the row numbers of each client."""
-        for client, rows in enumerate(owned):
-            if len(rows) == 0 and not may_be_empty:
-                raise InputError(f"Client {client} has no data. Every client needs at least one sample.")
         offsets = np.concatenate([[0], np.cumsum([len(r) for r in owned])]).astype(np.int64)
         rows = np.concatenate([np.asarray(r, dtype=np.int64) for r in owned])
         targets = arrays[-1]
@@ -67,7 +62,7 @@ class Part:
         return tuple(a[rows.to(a.device)] for a in self.arrays)
 
     def hold_out(self, share: float, seed: int, keep: int = 1) -> tuple[Part, Part]:
-        """Split a random ``share`` of each client's rows off, stratified by class; return the rest and that share.
+        """Split off a random ``share`` of each client's rows, stratified by class; return the rest and that share.
 
         Of n rows of a client, round(share * n) are split off, at most n - 1. Each class gives its share rounded down or
         up; at least ``keep`` (0 or 1) of its rows stay, so by default a class with a single row is not split.
@@ -84,10 +79,10 @@ class Part:
             chosen = _stratified(labels[shuffled], share, keep)
             kept.append(shuffled[~chosen])
             held.append(shuffled[chosen])
-        return Part.of(self.arrays, kept), Part.of(self.arrays, held, may_be_empty=True)
+        return Part.of(self.arrays, kept), Part.of(self.arrays, held)
 
     def gather(self, clients: np.ndarray, positions: np.ndarray, lengths: np.ndarray | None, traced: bool) -> Batch:
-        """Return the samples at ``positions`` [C, B] of each client, of which the first ``lengths`` [C] count."""
+        """Return the samples at ``positions`` [C, B] of each client; with ``lengths`` [C], only its first ones."""
         index = torch.from_numpy(self.offsets[clients][:, None] + positions)
         if lengths is None:
             return Batch((self._take(index),), traced=traced)

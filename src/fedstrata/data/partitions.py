@@ -1,7 +1,7 @@
-"""Partitions: rules that divide the rows of a data set over clients.
+"""Partitions: rules that divide the rows of a data set among clients.
 
-A partition is a frozen value. Called with the targets, and keys, of the training rows, it returns an array of row
-numbers for each client. The same seed gives the same division, and no row goes to two clients.
+A partition is a frozen value. Called with the targets and keys of the training rows, it returns an array of row numbers
+for each client. The same seed gives the same division, and no row goes to two clients.
 
     >>> rows = dirichlet(alpha=0.1)(targets, None, clients=100, rng=np.random.default_rng(0))
 """
@@ -21,7 +21,7 @@ from fedstrata.data.dealing import UNUSED, class_of_each, consecutive, deal, dea
 
 
 class Rows(NamedTuple):
-    """Training rows to divide: their targets and, where the data set has them, their keys and original classes."""
+    """Training rows to divide: their targets and, if the data set has them, their keys and original classes."""
 
     targets: np.ndarray
     keys: np.ndarray | None = None
@@ -33,10 +33,10 @@ PARTITIONS: Registry[type[Partition]] = Registry("partition")
 
 
 class Partition(Options, ABC):
-    """A rule that divides rows over clients; subclasses choose the owner of each row.
+    """A rule that divides rows among clients; subclasses choose the owner of each row.
 
     name:   its name in files and on the command line.
-    remedy: what to do if it leaves a client without data, for the error message.
+    remedy: what the error message for a client without data suggests.
     """
 
     name: ClassVar[str]
@@ -89,7 +89,7 @@ class Partition(Options, ABC):
 
 
 class Iid(Partition):
-    """Random rows for every client: sizes are equal up to one row, every row is used."""
+    """Random rows for every client: sizes differ by at most one row, and every row is used."""
 
     name: ClassVar[str] = "iid"
 
@@ -98,12 +98,11 @@ class Iid(Partition):
 
 
 class Dirichlet(Partition):
-    """Skewed classes: each class is divided over the clients in proportions drawn from Dirichlet(alpha).
+    """Skewed classes: each class is divided among the clients in proportions drawn from Dirichlet(alpha).
 
-    For every class c, p_c ~ Dir(alpha, ..., alpha) over the clients, and client i gets the share p_c[i] of the rows of
-    class c; every row is used. With a small ``alpha`` each client has few classes and sizes are very different; a large
-    ``alpha`` approaches ``iid``. Proportions are drawn again, at most 100 times, until every client has ``min_samples``
-    rows.
+    For every class c, p_c ~ Dir(alpha, ..., alpha) over the clients, and client i gets the fraction p_c[i] of the rows
+    of class c; every row is used. With a small ``alpha`` each client has few classes and sizes differ widely; a large
+    ``alpha`` approaches ``iid``. Proportions are redrawn, up to 100 times, until every client has ``min_samples`` rows.
 
     This is the form of Yurochkin et al., "Bayesian Nonparametric Federated Learning of Neural Networks", ICML 2019.
     Hsu et al., "Measuring the Effects of Non-Identical Data Distribution for Federated Visual Classification", 2019,
@@ -112,8 +111,8 @@ class Dirichlet(Partition):
 
     name: ClassVar[str] = "dirichlet"
     tries: ClassVar[int] = 100
-    alpha: float = param(0.5, "concentration: the smaller, the fewer classes a client has", above=0)
-    min_samples: int = param(1, "rows that every client must have", least=1)
+    alpha: float = param(0.5, "concentration; a smaller value gives each client fewer classes", above=0)
+    min_samples: int = param(1, "minimum number of rows of a client", least=1)
 
     def _owners(self, rows: Rows, clients: int, rng: np.random.Generator) -> np.ndarray:
         labels, totals = class_of_each(rows.targets, self.name)
@@ -130,22 +129,22 @@ class Dirichlet(Partition):
             if counts.sum(axis=1).min() >= self.min_samples:
                 return deal(labels, counts, rng)
         raise InputError(
-            f"Partition 'dirichlet' with alpha = {self.alpha} gave no division in {self.tries} tries in which each of "
-            f"{clients} clients has at least {self.min_samples} of {len(labels)} rows. "
+            f"Partition 'dirichlet' with alpha = {self.alpha} found no division of {len(labels)} rows in {self.tries} "
+            f"tries that gives each of {clients} clients at least {self.min_samples}. "
             "Raise alpha, lower min_samples or use fewer clients."
         )
 
 
 class Dominant(Partition):
-    """One main class per client: a share ``share`` of the rows of client i is of class i mod classes.
+    """One main class per client: a fraction ``share`` of the rows of client i is of class i mod classes.
 
     The rest is spread evenly over the other classes. All clients have the same number of rows, as many as possible
-    without using a row twice; leftover rows are not used. ``share = 1`` gives clients with one class, ``share = 1 /
-    classes`` balanced ones. Only classes that occur are counted.
+    without using a row twice; leftover rows are not used. ``share = 1`` gives each client a single class, ``share = 1 /
+    classes`` equal numbers of all classes. Classes without rows do not count.
     """
 
     name: ClassVar[str] = "dominant"
-    share: float = param(0.5, "share of a client's rows that are of its main class", least=0, most=1)
+    share: float = param(0.5, "fraction of a client's rows that are of its main class", least=0, most=1)
 
     def _owners(self, rows: Rows, clients: int, rng: np.random.Generator) -> np.ndarray:
         labels, totals = class_of_each(rows.targets, self.name)
@@ -162,18 +161,18 @@ class Dominant(Partition):
             if np.all(counts.sum(axis=0) <= totals):
                 return deal(labels, counts, rng)
         raise InputError(
-            f"Partition 'dominant' with share = {self.share} cannot give every one of {clients} clients a row: "
+            f"Partition 'dominant' with share = {self.share} cannot give each of {clients} clients a row: "
             f"the smallest class has {totals.min()} rows. Use fewer clients, another share or partition 'dirichlet'."
         )
 
     def _counts(self, size: int, clients: int, classes: int) -> np.ndarray:
-        """Return the number of rows of each client and class if every client has ``size`` rows."""
+        """Return how many rows of each class each client gets, [clients, classes], if every client has ``size``."""
         client = np.arange(clients)
         main = client % classes
         own = int(np.floor(self.share * size + 0.5))
         base, extra = divmod(size - own, classes - 1)
         counts = np.full((clients, classes), base)
-        # Rows that do not divide evenly go to a few classes; the next client with this main class gets other ones.
+        # Rows that do not divide evenly go to a few classes; the next client with the same main class gets others.
         turn = ((client // classes) * extra)[:, None] + np.arange(extra)
         counts[client[:, None], (main[:, None] + 1 + turn % (classes - 1)) % classes] += 1
         counts[client, main] = own
@@ -181,11 +180,11 @@ class Dominant(Partition):
 
 
 class OneLarge(Partition):
-    """One large client: a random client has ``large`` random rows, every other ``small``; the rest is not used."""
+    """One large client: a random client gets ``large`` random rows, each other ``small``; the rest is not used."""
 
     name: ClassVar[str] = "one_large"
     large: int = param(5000, "rows of the large client", least=1)
-    small: int = param(20, "rows of every other client", least=1)
+    small: int = param(20, "rows of each other client", least=1)
 
     def _owners(self, rows: Rows, clients: int, rng: np.random.Generator) -> np.ndarray:
         sizes = np.full(clients, self.small)
@@ -193,7 +192,7 @@ class OneLarge(Partition):
         if sizes.sum() > len(rows.targets):
             raise InputError(
                 f"Partition 'one_large' needs {sizes.sum()} rows (one client with {self.large}, {clients - 1} with "
-                f"{self.small}), there are {len(rows.targets)}. Lower large or small, or use fewer clients."
+                f"{self.small}), but there are {len(rows.targets)}. Lower large or small, or use fewer clients."
             )
         owners = np.full(len(rows.targets), UNUSED)
         owners[: sizes.sum()] = np.repeat(np.arange(clients), sizes)
@@ -203,14 +202,14 @@ class OneLarge(Partition):
 class Shards(Partition):
     """Few classes per client: rows sorted by target are cut into shards, and each client gets ``per_client`` of them.
 
-    Rows are sorted by target, in their order where targets are equal, and cut into clients * per_client consecutive
-    shards of equal size, up to one row; every row is used. From McMahan et al., "Communication-Efficient Learning of
+    Rows are sorted by target (a stable sort) and cut into clients * per_client consecutive shards, whose sizes differ
+    by at most one row; every row is used. From McMahan et al., "Communication-Efficient Learning of
     Deep Networks from Decentralized Data", AISTATS 2017.
     """
 
     name: ClassVar[str] = "shards"
     remedy: ClassVar[str] = "Use fewer clients, a larger per_client or more data."
-    per_client: int = param(2, "shards of each client", least=1)
+    per_client: int = param(2, "shards per client", least=1)
 
     def _owners(self, rows: Rows, clients: int, rng: np.random.Generator) -> np.ndarray:
         shards = clients * self.per_client
@@ -222,65 +221,52 @@ class Shards(Partition):
 
 
 class ClassGroups(Partition):
-    """Disjoint classes: the classes are divided into groups, and a client has rows of one group only.
+    """Disjoint classes: the classes are divided into groups, and each client has rows of a single group.
 
     The classes that occur, in increasing order, are cut into ``groups`` consecutive groups whose sizes differ by at
     most one class, the larger ones first. Client i belongs to group i mod groups. The rows of a group are dealt at
-    random to its clients, in sizes equal up to one row; every row is used. Without ``groups`` there are as many groups
-    as clients or classes, whichever is fewer: of 10 classes, 5 clients have {0, 1}, {2, 3}, ..., and of 20 clients,
-    0 and 10 share class 0.
+    random to its clients, in sizes that differ by at most one row; every row is used. Without ``groups`` there are as
+    many groups as clients or classes, whichever is fewer. With 10 classes, 5 clients have {0, 1}, {2, 3}, ...; of 20
+    clients, 0 and 10 share class 0.
 
     In a binary task made of more classes (``imbalance``), the original classes are divided: the positive ones into
     ``groups`` groups, the negative ones likewise, and group g gets the g-th of both. So every group has positives and
-    negatives, and no original class is in two groups: of 10 classes, 5 groups have {0, 5}, {1, 6}, ..., {4, 9}. Without
-    ``groups`` there are as many as clients, or as original classes on the smaller side, whichever is fewer.
+    negatives, and no original class is in two groups: with 10 classes, 5 groups have {0, 5}, {1, 6}, ..., {4, 9}.
+    Without ``groups`` there are as many as clients, or as original classes on the smaller side, whichever is fewer.
     """
 
     name: ClassVar[str] = "class_groups"
-    groups: int | None = param(None, "number of groups; by default as many as clients and classes allow", least=1)
+    groups: int | None = param(None, "number of groups; by default as many as the clients and classes allow", least=1)
 
     def _owners(self, rows: Rows, clients: int, rng: np.random.Generator) -> np.ndarray:
-        if rows.origins is not None:
-            return self._owners_by_origin(rows.targets, rows.origins, clients, rng)
-        labels, totals = class_of_each(rows.targets, self.name)
-        groups = self._number(clients, len(totals), "classes")
-        return deal_groups(consecutive(len(totals), groups)[labels], groups, clients, rng)
-
-    def _owners_by_origin(
-        self, targets: np.ndarray, origins: np.ndarray, clients: int, rng: np.random.Generator
-    ) -> np.ndarray:
-        sides, _ = class_of_each(targets, self.name)
-        labels, totals = class_of_each(origins, self.name)
+        binary = rows.origins is not None
+        labels, totals = class_of_each(rows.targets if rows.origins is None else rows.origins, self.name)
+        sides = class_of_each(rows.targets, self.name)[0] if binary else np.zeros_like(labels)
         side_of = np.empty(len(totals), np.int64)
         side_of[labels] = sides
         if np.any(side_of[labels] != sides):
             raise InputError("Partition 'class_groups' needs original classes whose rows all have the same target.")
         sizes = np.bincount(side_of)
-        groups = self._number(clients, int(sizes.min()), "original classes on the smaller side")
+        most = min(clients, sizes.min())
+        groups = most if self.groups is None else self.groups
+        if groups > most:
+            what = "original classes on the smaller side" if binary else "classes"
+            wants = f"at most the number of clients ({clients}) and of {what} ({sizes.min()})"
+            raise invalid("groups of the class_groups partition", groups, wants)
         group_of = np.empty(len(totals), np.int64)
         for side, size in enumerate(sizes):
             group_of[side_of == side] = consecutive(size, groups)
         return deal_groups(group_of[labels], groups, clients, rng)
 
-    def _number(self, clients: int, classes: int, what: str) -> int:
-        """Return the number of groups, by default the largest possible."""
-        most = min(clients, classes)
-        groups = most if self.groups is None else self.groups
-        if groups > most:
-            wants = f"at most the number of clients ({clients}) and of {what} ({classes})"
-            raise invalid("groups of the class_groups partition", groups, wants)
-        return groups
-
 
 class ByKey(Partition):
     """One client per key, the owner of a row in the data set (a speaking role, an alphabet).
 
-    Of the keys with at least ``min_samples`` rows, as many as there are clients are chosen at random; the rows of the
-    other keys are not used.
+    Keys are chosen at random among those with at least ``min_samples`` rows; the rows of other keys are not used.
     """
 
     name: ClassVar[str] = "by_key"
-    min_samples: int = param(1, "rows that a key must have", least=1)
+    min_samples: int = param(1, "minimum number of rows of a key", least=1)
 
     def _owners(self, rows: Rows, clients: int, rng: np.random.Generator) -> np.ndarray:
         if rows.keys is None:

@@ -1,6 +1,6 @@
 """Samplings: how a client draws a batch from its own data.
 
-A batch is a function of seed, client, round, exchange, step, level and stream, and of nothing else.
+A batch depends only on the seed, client, round, exchange, step, level and stream.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Sampling(ABC):
     """Draw positions in the data of C clients of given sizes; one object per exchange, chunk and stream.
 
     weighted: whether samples have weights, computed from ``counts`` [C, classes], the rows of each client and class.
-    weights:  the weights [C, B] of the samples of a batch, the same in every step; None without weights.
+    weights:  the weights [C, B] of a batch's samples, the same in every step; None without weights.
     """
 
     weighted: ClassVar[bool] = False
@@ -40,6 +40,10 @@ class Sampling(ABC):
         self.clients = clients
         self.sizes = sizes
         self.batch_size = batch_size
+        self.prepare(counts)
+
+    def prepare(self, counts: np.ndarray | None) -> None:  # noqa: B027
+        """Compute what all steps share, if anything."""
 
     @abstractmethod
     def positions(self, step: int, active: int) -> tuple[np.ndarray, np.ndarray | None]:
@@ -47,7 +51,7 @@ class Sampling(ABC):
 
 
 class _Independent(Sampling):
-    """Draw several independent steps at a time, because one step costs as much as sixteen."""
+    """Draw up to sixteen independent steps at a time, which costs about as much as drawing one."""
 
     first = last = 0
     ahead: np.ndarray
@@ -78,8 +82,8 @@ class Stratified(_Independent):
     """Draw batches with the class proportions of the client.
 
     A client's rows are sorted by class; sample j of B is drawn from the j-th of B equal sections. The number of samples
-    of a class is off by less than one for each neighbouring class. Every row is equally likely, so the gradient is
-    unbiased without weights.
+    of a class differs from its exact proportion by less than one for each neighbouring class. Every row is equally
+    likely, so the gradient is unbiased without weights.
     """
 
     def draw(self, steps: np.ndarray, active: int) -> np.ndarray:
@@ -92,7 +96,7 @@ class Stratified(_Independent):
 
 
 class Balanced(_Independent):
-    """Draw batches with equally many samples of each class the client has, up to one, weighted to compensate.
+    """Draw batches with the same number of samples, up to one, of each class the client has, and weights to compensate.
 
     With m classes, sample j of B is drawn from class j mod m, with replacement; class c has s_c of the B samples. Their
     weight is (n_c / n) / (s_c / B), where n_c of the client's n rows are of class c, so the weighted mean of a batch is
@@ -102,25 +106,18 @@ class Balanced(_Independent):
 
     weighted: ClassVar[bool] = True
 
-    def __init__(
-        self,
-        names: tuple[int | str, ...],
-        clients: np.ndarray,
-        sizes: np.ndarray,
-        batch_size: int,
-        counts: np.ndarray | None = None,
-    ) -> None:
-        super().__init__(names, clients, sizes, batch_size)
-        counts = sizes[:, None] if counts is None else counts
-        check_balanced(batch_size, counts, clients)
+    def prepare(self, counts: np.ndarray | None) -> None:
+        """Compute the class and the weight of each of the B samples."""
+        counts = self.sizes[:, None] if counts is None else counts
+        check_balanced(self.batch_size, counts, self.clients)
         classes = (counts > 0).sum(1, keepdims=True)
-        turn = np.arange(batch_size) % classes
+        turn = np.arange(self.batch_size) % classes
         present = np.argsort(counts == 0, axis=1, kind="stable")  # the classes of a client first, in their order
         class_of = np.take_along_axis(present, turn, axis=1)
         self.starts = np.take_along_axis(counts.cumsum(1) - counts, class_of, axis=1)
         self.counts = np.take_along_axis(counts, class_of, axis=1)
-        slots = batch_size // classes + (turn < batch_size % classes)
-        self.weights = self.counts * batch_size / (sizes[:, None] * slots)
+        slots = self.batch_size // classes + (turn < self.batch_size % classes)
+        self.weights = self.counts * self.batch_size / (self.sizes[:, None] * slots)
 
     def draw(self, steps: np.ndarray, active: int) -> np.ndarray:
         """Return positions [active, steps, B]."""
@@ -130,19 +127,12 @@ class Balanced(_Independent):
 
 
 class ShuffledEpochs(Sampling):
-    """Go through the client's data in passes, each in a new random order; the last batch of a pass may be smaller."""
+    """Pass over the client's data, each time in a new random order; the last batch of a pass may be smaller."""
 
-    def __init__(
-        self,
-        names: tuple[int | str, ...],
-        clients: np.ndarray,
-        sizes: np.ndarray,
-        batch_size: int,
-        counts: np.ndarray | None = None,
-    ) -> None:
-        super().__init__(names, clients, sizes, batch_size)
-        self.epoch = np.full(len(clients), -1)
-        self.order = np.zeros((len(clients), int(sizes.max()) + batch_size), dtype=np.int64)
+    def prepare(self, counts: np.ndarray | None) -> None:
+        """Start before the first pass."""
+        self.epoch = np.full(len(self.clients), -1)
+        self.order = np.zeros((len(self.clients), int(self.sizes.max()) + self.batch_size), dtype=np.int64)
 
     def positions(self, step: int, active: int) -> tuple[np.ndarray, np.ndarray | None]:
         """Return positions [active, B], and lengths [active] if not all positions count."""
@@ -179,7 +169,7 @@ SAMPLINGS: Registry[type[Sampling]] = Registry(
 
 
 def check_balanced(batch_size: int, counts: np.ndarray, clients: np.ndarray) -> None:
-    """Refuse batches too small for every class of a client: their mean would be biased."""
+    """Refuse a batch size below the number of classes of a client: the mean of a batch would be biased."""
     classes = (counts > 0).sum(1)
     most = int(classes.argmax())
     if batch_size < classes[most]:

@@ -1,4 +1,4 @@
-"""Tables of numbers and categories: readers of CSV files, and their encoding as inputs of a model."""
+"""Tables of numbers and categories: reading them from CSV files, and encoding them as inputs of a model."""
 
 from __future__ import annotations
 
@@ -50,14 +50,13 @@ def bank(path: Path) -> Table:
     return _table(path, rows[1:], len(BANK_HEADER), _BANK_NUMBERS, "no", "yes")
 
 
-def mammography(path: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Read the mammography CSV: six features [n, 6] and the label [n], the last in each line, -1 or 1 (or quoted)."""
-    table = _table(path, _cells(path, ",", "'"), 7, range(6), "-1", "1")
-    return table.numbers, np.where(table.targets == 1, 1.0, -1.0)
+def mammography(path: Path) -> Table:
+    """Read the mammography CSV: six numbers and the label, -1 or 1, which may be quoted; target 1 is the label 1."""
+    return _table(path, _cells(path, ",", "'"), 7, range(6), "-1", "1")
 
 
 def encode(train: Table, test: Table) -> tuple[np.ndarray, np.ndarray]:
-    """Turn two tables into float32 inputs, by the content of the training table alone.
+    """Turn two tables into float32 inputs, using statistics of the training table alone.
 
     Numbers are standardised; each column of categories becomes one 0/1 column per category, in alphabetical order.
     A category that occurs only in the test table becomes zeros.
@@ -105,6 +104,6 @@ def _table(
     try:
         values = cells[:, columns].astype(np.float64)
     except ValueError as error:
-        raise unreadable(path, f"a column of numbers has something else ({error})") from error
+        raise unreadable(path, f"a numeric column has an entry that is not a number ({error})") from error
     words = np.delete(cells[:, :-1], columns, axis=1)
     return Table(values, words, (cells[:, -1] == positive).astype(np.int64))

@@ -98,8 +98,7 @@ def _load(table: DataTable) -> Dataset:
 
 def build_data(config: Config) -> FederatedData:
     """Load the data that ``[data]`` names and partition them over the clients."""
-    table = config.data
-    seed = config.train.seed if table.seed is None else table.seed
+    table, seed = config.data, config.data_seed
     if table.folder is not None:
         return _from_folder(table, table.folder, seed)
     dataset = _load(table)
@@ -140,4 +139,6 @@ def build_model(config: Config, data: FederatedData) -> torch.nn.Module:
     outputs = PROBLEMS[config.problem.name].outputs or outputs
     name, options = config.model.name, config.model.options
     check(zoo.MODELS.find(name), options)  # first, as an option called seed would clash with the argument
-    return zoo.model(name, tuple(inputs.shape[1:]), outputs, seed=config.train.seed, **options)
+    return zoo.model(
+        name, tuple(inputs.shape[1:]), outputs, seed=config.train.seed, augment=config.model.augment, **options
+    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +28,15 @@ from fedstrata.experiments.schema import (
 )
 from fedstrata.problems import PROBLEMS
 from fedstrata.training.diagnostics import Diagnostics
-from fedstrata.training.metrics.evaluation import MEASURES, Evaluation
+from fedstrata.training.metrics.catalogue import MEASURES
+from fedstrata.training.metrics.evaluation import Evaluation
 from fedstrata.training.settings import Settings
 
 WRITTEN = ("digest", "written_by")
 """Tables that only the config.toml of a run has."""
+
+OF_SEVERAL_RUNS = ("compare", "plot", "tune", "variants")
+"""Tables that a single run does not depend on."""
 
 OPTIONAL = ("channel", "compare", "diagnostics", "plot", "pretrain", "variants")
 """Tables that the config.toml of a run omits if nothing in them is set."""
@@ -77,6 +82,11 @@ class Config(Options, owner="the configuration"):
         return self.train.replace(channel=self.channel, faults=self.faults)
 
     @property
+    def data_seed(self) -> int:
+        """The seed of partitions and splits: ``data.seed``, or else ``train.seed``."""
+        return self.train.seed if self.data.seed is None else self.data.seed
+
+    @property
     def brings_data(self) -> bool:
         """Whether the problem comes with its own data, so that [data] and [model] do not apply."""
         return self.problem.name in PROBLEMS and PROBLEMS[self.problem.name].data is not None
@@ -112,22 +122,22 @@ class Config(Options, owner="the configuration"):
     def variant(self, label: str) -> Config:
         """Return the experiment with the overrides of ``[variants.LABEL]``, without variants and with that label.
 
-        The overrides are merged (:func:`fedstrata.experiments.overlay.merge`). Another algorithm keeps the options of
-        :meth:`options_of`, another problem those that it also has, another algorithm of ``[pretrain]`` the shared ones.
+        Tables are merged key by key (:func:`fedstrata.experiments.overlay.merge`). A new algorithm gets the options of
+        :meth:`options_of`, a new problem those that apply to it, a new algorithm of ``[pretrain]`` the shared ones.
         """
         if label not in self.variants:
             raise unknown("variant", label, self.variants)
         return _variant(self, label, f"variant {label!r}")
 
 
-_OF_THE_WHOLE = ("algorithms", "compare", "label", "plot", "preset", "train.seed", "tune", "variants")
-"""Keys that a variant cannot set: its options go in ``[algorithm]``, and all variants use the same seeds."""
+_NOT_IN_VARIANTS = (*OF_SEVERAL_RUNS, "algorithms", "label", "preset", "train.seed")
+"""Keys that a variant cannot set. Its options belong in ``[algorithm]``, and all variants use the same seeds."""
 
 
 def _variant(config: Config, label: str, where: str) -> Config:
     over = config.variants[label]
     for key in [*over, *flatten(over)]:
-        if key in _OF_THE_WHOLE:
+        if key in _NOT_IN_VARIANTS:
             raise InputError(f"A variant cannot change {key}, which belongs to the experiment as a whole. ({where})")
     tables = {k: v for k, v in config.to_table().items() if k not in ("variants", *WRITTEN)}
     for kind, surviving in (("algorithm", config.options_of), ("problem", config.problem_options_of)):
@@ -135,13 +145,13 @@ def _variant(config: Config, label: str, where: str) -> Config:
         if isinstance(name, str) and name != tables[kind]["name"]:
             with within(where):
                 tables[kind] = {"name": name, **surviving(name)}
-    return parse(overlay.merge(overlay.for_pretrain_of(over, tables), {**over, "label": label}), where)
+    return parse(overlay.merge_experiment(tables, {**over, "label": label}), where)
 
 
 def read(path: str | Path, overrides: list[str] | None = None, preset: str | None = None) -> Config:
     """Read a configuration file with one of its presets, the first by default, and apply ``key=value`` overrides."""
     raw, over = overlay.split_preset(_with_names(read_toml(Path(path))), preset, str(path))
-    raw = overlay.merge(overlay.for_pretrain_of(over, raw), over)
+    raw = overlay.merge_experiment(raw, over)
     for text in overrides or []:
         raw = overlay.override(raw, text)
     return parse(raw, str(path))
@@ -186,9 +196,21 @@ def _with_names(raw: Tables) -> Tables:
 
 def import_file(path: Path) -> None:
     """Run a user's Python file, to register the algorithms it defines."""
+    if not path.exists():
+        raise InputError(f"--import: there is no file {path}.")
     spec = importlib.util.spec_from_file_location(f"fedstrata_user_{path.stem}", path)
     if spec is None or spec.loader is None or not path.is_file():
         raise InputError(f"--import needs a Python file. Got {str(path)!r}.")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[spec.name]
+        raise InputError(f"{path}: {_line(error, path)}{type(error).__name__}: {error}") from error
+
+
+def _line(error: Exception, path: Path) -> str:
+    """Return which line of a file an error came from, for a message; empty if it did not get that far."""
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename) == path]
+    return f"line {lines[-1]}, " if lines else ""

@@ -76,24 +76,24 @@ class Description:
 
 def describe(name: str) -> Description:
     """Describe an algorithm, problem, data set, model, partition, schedule or table of a file by its name."""
-    for things in (TABLES, *KINDS.values()):
-        if name in things:
-            table = f"The table [{name}] of a configuration file. " if things is TABLES else ""
-            return Description(name, table + text_of(things[name]), keys_of(things[name]))
-    raise unknown("name", name, [*TABLES, *(other for things in KINDS.values() for other in things)])
+    for group in (TABLES, *KINDS.values()):
+        if name in group:
+            table = f"The table [{name}] of a configuration file. " if group is TABLES else ""
+            return Description(name, table + text_of(group[name]), keys_of(group[name]))
+    raise unknown("name", name, [*TABLES, *(other for group in KINDS.values() for other in group)])
 
 
-def text_of(thing: Any) -> str:
+def text_of(target: Any) -> str:
     """Return the docstring of a class or function without its options; for an algorithm, that of its module."""
-    if thing in ALGORITHMS.values():
-        return inspect.getdoc(inspect.getmodule(thing)) or ""
-    return (inspect.getdoc(thing) or "").partition("\n\nOptions:\n")[0]
+    if target in ALGORITHMS.values():
+        return inspect.getdoc(inspect.getmodule(target)) or ""
+    return (inspect.getdoc(target) or "").partition("\n\nOptions:\n")[0]
 
 
-def keys_of(thing: Any) -> dict[str, Option]:
+def keys_of(target: Any) -> dict[str, Option]:
     """Return the options of a class or function that are keys of its table in a file."""
-    no_key = {PretrainTable: "options", Faults: "inject"}.get(thing)  # stored next to the keys, or in its own table
-    return {name: option for name, option in options_of(thing).items() if option.in_file and name != no_key}
+    no_key = {PretrainTable: "options", Faults: "inject"}.get(target)  # stored next to the keys, or in its own table
+    return {name: option for name, option in options_of(target).items() if option.in_file and name != no_key}
 
 
 def _default(option: Option) -> Any:
@@ -123,7 +123,7 @@ def with_option_tables(page: str) -> str:
         if name in TABLES:
             return f"{block[1]}\n{_keys_as_markdown(keys_of(TABLES[name]))}\n{block[3]}"
         if name in KINDS:
-            return f"{block[1]}\n{_things_as_markdown(KINDS[name])}\n{block[3]}"
+            return f"{block[1]}\n{_names_as_markdown(KINDS[name])}\n{block[3]}"
         raise unknown("table of options", name, [*TABLES, *KINDS])
 
     return _BLOCK.sub(written, page)
@@ -137,11 +137,11 @@ def _keys_as_markdown(options: Mapping[str, Option]) -> str:
     return _rows(rows)
 
 
-def _things_as_markdown(things: Mapping[str, Callable[..., Any]]) -> str:
+def _names_as_markdown(group: Mapping[str, Callable[..., Any]]) -> str:
     rows = [("name", "options and defaults", "what it is"), ("---",) * 3]
-    for name, thing in things.items():
-        shown = {n: "" if _default(o) is None else f" = {_shown(o)}" for n, o in keys_of(thing).items()}
-        line = text_of(thing).split("\n")[0].removeprefix("Build ").replace("``", "`")
+    for name, target in group.items():
+        shown = {n: "" if _default(o) is None else f" = {_shown(o)}" for n, o in keys_of(target).items()}
+        line = re.sub(r"^(Build|Generate|Load) ", "", text_of(target).split("\n")[0]).replace("``", "`")
         rows.append((f"`{name}`", ", ".join(f"`{n}{default}`" for n, default in shown.items()), line))
     return _rows(rows)
 

@@ -19,7 +19,7 @@ SHARED = ("lr", "dual_lr", "steps", "server_lr", "weight_decay")
 
 
 def shared_options(options: Tables, name: str) -> Tables:
-    """Return the options of one algorithm that another one, ``name``, takes over."""
+    """Return those of one algorithm's options that also apply to another one, ``name``."""
     own = options_of(ALGORITHMS[name])
     return {k: v for k, v in options.items() if k in SHARED and k in own}
 
@@ -42,8 +42,13 @@ def _names_another(old: Tables, new: Tables) -> bool:
     return any(isinstance(new.get(key), str) and new[key] != old.get(key, new[key]) for key in ("name", "schedule"))
 
 
-def for_pretrain_of(over: Tables, base: Tables) -> Tables:
-    """Prepare ``base`` for merging ``over``: if the algorithm of [pretrain] changes, keep rounds and shared options."""
+def merge_experiment(base: Tables, over: Tables) -> Tables:
+    """Merge tables of an experiment; a new algorithm of ``[pretrain]`` keeps the rounds and the shared options."""
+    return merge(_with_pretrainer_of(over, base), over)
+
+
+def _with_pretrainer_of(over: Tables, base: Tables) -> Tables:
+    """Return ``base`` with the algorithm of ``[pretrain]`` in ``over``, and only the options that apply to it."""
     old, new = base.get("pretrain"), over.get("pretrain")
     name = new.get("algorithm") if isinstance(new, dict) else None
     if not isinstance(old, dict) or not isinstance(name, str) or name not in ALGORITHMS:
@@ -87,11 +92,11 @@ def split_preset(raw: Tables, preset: str | None, where: str) -> tuple[Tables, T
 def override(raw: Tables, text: str) -> Tables:
     """Return the tables with one setting changed, given as ``key=value``; the value is TOML, or else a string.
 
-    It takes precedence over variants that set the same key, and over ``[algorithms.NAME]``. A change of the algorithm's
-    or the problem's name keeps only the options that the new one has.
+    It takes precedence over variants that set the same key, and over ``[algorithms.NAME]``. A new algorithm or problem
+    keeps only the options that apply to it.
     """
     path, value = _parsed(text)
-    raw = _put_over(for_pretrain_of(_put({}, path, value, text), raw), path, value, text)
+    raw = _put_over(_with_pretrainer_of(_put({}, path, value, text), raw), path, value, text)
     variants = raw.get("variants")
     if isinstance(variants, dict):
         own = {
@@ -111,9 +116,12 @@ def _parsed(text: str) -> tuple[list[str], Any]:
     if not equals or not all(path):
         raise InputError(f"An override must have the form key=value, e.g. algorithm.lr=0.1. Got {text!r}.")
     try:
-        return path, tomllib.loads(f"value = {value.strip()}")["value"]
+        tables = tomllib.loads(f"value = {value.strip()}")
     except tomllib.TOMLDecodeError:
         return path, value.strip()
+    if len(tables) > 1:
+        raise InputError(f"An override must set one key. Got {text!r}.")
+    return path, tables["value"]
 
 
 def _sets(tables: Any, path: list[str]) -> bool:
@@ -129,11 +137,12 @@ def _put_over(tables: Tables, path: list[str], value: Any, text: str) -> Tables:
     """Return the tables with a new value for a key; a new name keeps only the options that apply to it."""
     kind = path[0]
     if path[1:] == ["name"] and isinstance(tables.get(kind), dict) and value != tables[kind].get("name"):
-        tables = {**tables, kind: _fitting(kind, value, tables[kind])}
+        tables = {**tables, kind: _applicable(kind, value, tables[kind])}
     return _put(tables, path, value, text)
 
 
-def _fitting(kind: str, name: Any, options: Tables) -> Tables:
+def _applicable(kind: str, name: Any, options: Tables) -> Tables:
+    """Return the options that also apply to the algorithm or problem called ``name``."""
     if kind == "algorithm" and name in ALGORITHMS:
         return shared_options(options, name)
     if kind == "problem" and name in PROBLEMS:

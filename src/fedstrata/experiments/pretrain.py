@@ -10,16 +10,15 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from fedstrata.algorithms.algorithm import Algorithm
 from fedstrata.clients.ranks import ranks_here
 from fedstrata.core.errors import FedstrataError, InputError, within
 from fedstrata.data.federated import FederatedData
 from fedstrata.experiments.build import Experiment
+from fedstrata.experiments.config import OF_SEVERAL_RUNS
 from fedstrata.models.flat import Flat
 from fedstrata.problems import erm
-from fedstrata.problems.erm import two_samples
+from fedstrata.problems.erm import try_model
 from fedstrata.problems.problem import Problem
 from fedstrata.training.callbacks import Callback
 from fedstrata.training.fingerprint import digest_of
@@ -55,13 +54,11 @@ class Pretraining:
             raise InputError(f"The problem {experiment.problem.name} has no model to pre-train: leave out [pretrain].")
         if not data.classes:
             raise InputError(f"[pretrain] uses cross-entropy, which needs classes: the data {data.name} have none.")
-        if experiment.problem.check is not None:
-            experiment.problem.check(data)
+        experiment.problem.check(data)
         options = {"loss": _loss(flat, data), "batchnorm": config.problem.options.get("batchnorm", "refuse")}
         settings = config.settings.replace(rounds=config.pretrain.rounds)
         clients = experiment.evaluation.clients  # the other keys of [evaluate] belong to the problem itself
-        others = ("algorithms", "compare", "evaluate", "label", "plot", "pretrain", "tune", "variants")
-        tables = config.to_toml(*others) | {
+        tables = config.to_toml(*OF_SEVERAL_RUNS, "algorithms", "evaluate", "label", "pretrain") | {
             "problem": {"name": "erm", **options},
             "algorithm": experiment.pretrainer.to_table(),
             "train": settings.to_table(),
@@ -85,7 +82,6 @@ class Pretraining:
         """Raise if the algorithm or the data do not fit; the run itself checks everything else."""
         with within("[pretrain]"):
             self.algorithm.check(self.problem, self.settings.participation, self.data.clients)
-            assert self.problem.check is not None
             self.problem.check(self.data)
 
     def run(self, out: Path | None, callbacks: Sequence[Callback]) -> Run:
@@ -140,7 +136,5 @@ def pretrain(
 
 def _loss(flat: Flat, data: FederatedData) -> str:
     """Return the cross-entropy that fits the model: binary for one output and two classes."""
-    inputs = two_samples(flat, data)[0]
-    with torch.no_grad():
-        outputs = flat(flat.initial, inputs)
+    outputs, _ = try_model(flat, data)
     return "binary_cross_entropy" if outputs.numel() == 2 and data.classes == 2 else "cross_entropy"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from fedstrata.core.errors import InputError, within
 from fedstrata.experiments.build import Experiment
-from fedstrata.experiments.config import Config
+from fedstrata.experiments.config import OF_SEVERAL_RUNS, Config
 from fedstrata.experiments.pretrain import Pretraining, pretrain
 from fedstrata.training.callbacks import Callback
 from fedstrata.training.diagnostics import Diagnostics
@@ -35,7 +35,7 @@ def run_config(
     """
     with labelled(config):
         built = Experiment(config) if experiment is None else experiment
-        tables = config.to_toml("compare", "plot", "pretrain", "tune", "variants")
+        tables = config.to_toml(*OF_SEVERAL_RUNS, "pretrain")
         tables |= {"algorithm": built.algorithm.to_table()}
         pretraining = Pretraining.of(built)
         check_pretraining(config.channel, pretraining is not None)

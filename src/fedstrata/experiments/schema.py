@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 from fedstrata.core.errors import invalid
 from fedstrata.core.options import Options, build, options_of, param
+from fedstrata.data.dataset import AUXILIARY, HOLDOUT, SUPPORT
+from fedstrata.models.random import AUGMENTATIONS
+from fedstrata.training.plots import AXES
 
 
 class WithOptions(Options):
@@ -34,6 +37,7 @@ class ModelTable(WithOptions, owner="the model table"):
     """A model and its options."""
 
     name: str = param("mlp", "a model of `fedstrata list models`")
+    augment: Sequence[str] = param((), "random changes of images in training", choices=tuple(AUGMENTATIONS))
     options: dict[str, Any] = _OPTIONS
 
 
@@ -83,17 +87,9 @@ class DataTable(Options, owner="the data table"):
         below=1,
     )
     subset: int | None = param(None, "training rows to use; by default all", least=1)
-    holdout: float = param(
-        0.0, "fraction of each client's rows, class by class, held out as its test data", least=0, below=1
-    )
-    support: float = param(
-        0.0, "fraction of the rest, class by class, that only the inner levels draw from", least=0, below=1
-    )
-    auxiliary: int = param(
-        0,
-        "training rows of each class that the server gets instead of the clients; `local_sgdm_rl` needs some",
-        least=0,
-    )
+    holdout: float = HOLDOUT
+    support: float = SUPPORT
+    auxiliary: int = AUXILIARY
     seed: int | None = param(None, "random seed of the data; by default that of the run", least=0)
 
 
@@ -113,7 +109,7 @@ class PlotTable(Options, owner="the plot table"):
     measures: Sequence[str] | None = param(
         None, "measures in the panels of the plot and in the tables; by default up to three"
     )
-    axis: Literal["round", "steps", "samples", "bytes_up", "bytes_down", "seconds"] = param("round", "horizontal axis")
+    axis: str = param("round", "horizontal axis", choices=AXES)
     log: Sequence[str] = param((), "measures on a logarithmic scale")
     title: str | None = param(None, "title of the plot")
 

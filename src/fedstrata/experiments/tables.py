@@ -1,32 +1,11 @@
-"""Tables of results, for a terminal and in Markdown."""
+"""Results as rows of text: of a run, of a comparison, and in Markdown."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from rich.markup import escape
-from rich.table import Table
-
 from fedstrata.core.files import Row
-
-_PERSONAL = ("personal_accuracy_mean", "personal_accuracy_worst", "personal_loss_mean")
-_SMALL = ("distance", "distance_dual", "gradient_norm")
-
-MAIN = (
-    "auc",
-    "adapted_auc",
-    "auc_mean",
-    "auc_worst",
-    "accuracy",
-    "adapted_accuracy",
-    "accuracy_mean",
-    "accuracy_worst",
-    "attacked_accuracy",
-    *_PERSONAL,
-    "loss",
-    *_SMALL,
-)
-"""The measures in a table that names none, in order."""
+from fedstrata.training.metrics.catalogue import IN_TABLES, measure
 
 
 def measured(summary: Row) -> str:
@@ -58,9 +37,9 @@ def measured_in_all(summaries: Mapping[str, Sequence[Row]]) -> str:
 def one_run(row: Row, measures: Sequence[str] | None = None) -> Row:
     """Format the last row of a run: these measures, or the main ones, and the costs of the run."""
     cells: Row = {"round": row["round"]}
-    for key in measures or sorted(MAIN, key=lambda m: m != "loss"):
+    for key in measures or sorted(IN_TABLES, key=lambda m: m != "loss"):
         if key in row:
-            cells[_heading(key)] = f"{row[key]:.3g}" if key in _SMALL else f"{row[key]:.4f}"
+            cells[measure(key).heading] = f"{row[key]:.3g}" if measure(key).tiny else f"{row[key]:.4f}"
     return cells | {
         "samples": f"{row['samples']:,}",
         "sent up": size(row["bytes_up"]),
@@ -75,9 +54,9 @@ def mean_and_spread(row: Row, measures: Sequence[str] | None = None) -> Row:
     cells: Row = {kind: row[kind]}
     if row["diverged"]:
         cells[kind] += f" ({row['diverged']} of {row['seeds']} diverged)"
-    for key in measures or MAIN:
+    for key in measures or IN_TABLES:
         if key in row:
-            cells[_heading(key)] = _mean_and_spread(row, key)
+            cells[measure(key).heading] = _mean_and_spread(row, key)
     if "bytes_up" in row:
         cells |= {"sent up": size(row["bytes_up"]), "seconds": f"{row['seconds']:.1f}"}
     return cells
@@ -85,9 +64,9 @@ def mean_and_spread(row: Row, measures: Sequence[str] | None = None) -> Row:
 
 def as_markdown(rows: Sequence[Row], measures: Sequence[str] | None = None) -> str:
     """Format the rows of a comparison as a Markdown table: mean ± standard deviation over seeds."""
-    columns = measures or [m for m in MAIN if any(m in r for r in rows)]
+    columns = measures or [m for m in IN_TABLES if any(m in r for r in rows)]
     kind = next(iter(rows[0]))
-    head = [kind, *map(_heading, columns), "samples", "bytes up", "seconds", "diverged"]
+    head = [kind, *(measure(column).heading for column in columns), "samples", "bytes up", "seconds", "diverged"]
     lines = [head, ["---", *["---:"] * (len(head) - 1)]]
     for row in rows:
         cells = [_mean_and_spread(row, c) if c in row else "–" for c in columns]
@@ -98,14 +77,10 @@ def as_markdown(rows: Sequence[Row], measures: Sequence[str] | None = None) -> s
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
-def _heading(measure: str) -> str:
-    return measure.replace("_", " ")
-
-
-def _mean_and_spread(row: Row, measure: str) -> str:
-    mean, spread = row[measure], row[f"{measure}_std"]
+def _mean_and_spread(row: Row, name: str) -> str:
+    mean, spread = row[name], row[f"{name}_std"]
     form = ".3f" if mean == 0 or 0.01 <= abs(mean) < 10_000 else ".2e"
-    fewer = f" ({row[f'{measure}_seeds']} of {row['seeds']})" if f"{measure}_seeds" in row else ""
+    fewer = f" ({row[f'{name}_seeds']} of {row['seeds']})" if f"{name}_seeds" in row else ""
     alone = row["seeds"] - row["diverged"] == 1
     return f"{mean:{form}}{fewer}" if alone else f"{mean:{form}} ± {spread:{form}}{fewer}"
 
@@ -117,14 +92,3 @@ def size(count: float) -> str:
             return f"{count:.3g} {unit}"
         count /= 1000
     return f"{count:.3g} GB"
-
-
-def as_table(rows: list[Row], title: str) -> Table:
-    """Build a table for the terminal; square brackets in a label are not markup."""
-    table = Table(title=escape(title), title_justify="left")
-    columns = list(dict.fromkeys(k for r in rows for k in r))
-    for column in columns:
-        table.add_column(column, justify="left" if column in ("algorithm", "variant") else "right")
-    for row in rows:
-        table.add_row(*(escape(str(row.get(c, ""))) for c in columns))
-    return table

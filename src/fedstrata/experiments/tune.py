@@ -16,7 +16,7 @@ import tomli_w
 
 from fedstrata.algorithms.algorithm import ALGORITHMS
 from fedstrata.core.errors import Diverged, FedstrataError, InputError, invalid, unknown
-from fedstrata.core.files import Row, read_rows, write_atomically
+from fedstrata.core.files import Row, append_rows, read_rows, write_atomically, write_rows
 from fedstrata.core.options import options_of
 from fedstrata.experiments import runs
 from fedstrata.experiments.build import Experiment, build_algorithm
@@ -26,6 +26,8 @@ from fedstrata.experiments.pretrain import Pretraining
 from fedstrata.experiments.runs import Say, candidates, check_all, labelled
 from fedstrata.experiments.schema import AlgorithmTable
 from fedstrata.training.callbacks import Callback
+from fedstrata.training.metrics import catalogue
+from fedstrata.training.metrics.catalogue import RANKING
 from fedstrata.training.run import Run
 
 Options = dict[str, Any]
@@ -97,7 +99,7 @@ def tune(
     measure = config.tune.measure
     for label, candidate in configs.items():
         for number, point in enumerate(points[label], 1):
-            options = fitting(candidate, point)
+            options = as_options(candidate, point)
             row = log.find({kind: label, "options": options})
             if row is None:
                 tried = candidate.with_algorithm(candidate.algorithm.name, options)
@@ -134,7 +136,7 @@ def latin_hypercube(ranges: dict[str, tuple[float, float]], trials: int, seed: i
     return [{n: float(f"{c[i]:.4g}") for n, c in columns.items()} for i in range(trials)]
 
 
-def fitting(config: Config, point: dict[str, float]) -> Options:
+def as_options(config: Config, point: dict[str, float]) -> Options:
     """Return a point of the search as options: integers rounded, and schedules scaled instead of replaced."""
     name = config.algorithm.name
     current = config.options_of(name)
@@ -150,12 +152,6 @@ def fitting(config: Config, point: dict[str, float]) -> Options:
             value = {**schedule, "k" if schedule.get("schedule") == "cube_root" else "value": value}
         options[option.name] = value
     return options
-
-
-def higher_is_better(measure: str) -> bool:
-    """Return whether a larger value of this measure is better."""
-    plain = measure.removeprefix("personal_").removeprefix("attacked_")
-    return plain.startswith(("accuracy", "auc")) and not measure.endswith("_spread")
 
 
 def _try(config: Config, callbacks: Sequence[Callback], pretrained: dict[str, Run]) -> Row | None:
@@ -195,7 +191,7 @@ def _try_once(config: Config, callbacks: Sequence[Callback], pretrained: dict[st
 
 def _main_measure(row: Row) -> str | None:
     measures: Row | None = row["measures"]
-    return None if measures is None else next(m for m in ("auc", "accuracy", "loss") if m in measures)
+    return None if measures is None else next(m for m in RANKING if m in measures)
 
 
 def _value(row: Row, measure: str | None, label: str) -> float:
@@ -207,8 +203,10 @@ def _value(row: Row, measure: str | None, label: str) -> float:
 def _sorted(rows: list[Row], measure: str | None, label: str) -> list[Row]:
     """Return the trials of a label, best first and those that diverged last."""
     if all(row["measures"] is None for row in rows):
-        raise FedstrataError(f"Every trial of {label} diverged. Search smaller learning rates ([tune.search.{label}]).")
-    sign = -1 if higher_is_better(measure or "loss") else 1
+        raise FedstrataError(
+            f"Every trial of {label} diverged. Search smaller learning rates: [tune.search.{json.dumps(label)}]."
+        )
+    sign = -1 if catalogue.measure(measure or "loss").higher_is_better else 1
     return sorted(rows, key=lambda r: math.inf if r["measures"] is None else sign * _value(r, measure, label))
 
 
@@ -228,7 +226,7 @@ class _Log:
         _claim(folder, json.dumps(config.to_toml("compare", "plot"), sort_keys=True))
         if self.path.exists():
             self.rows = read_rows(self.path)
-            write_atomically(self.path, "".join(json.dumps(row) + "\n" for row in self.rows).encode())
+            write_rows(self.path, self.rows)
 
     def find(self, trial: Row) -> Row | None:
         """Return the logged row of a trial, if there is one."""
@@ -237,8 +235,7 @@ class _Log:
     def append(self, row: Row) -> None:
         """Log a trial."""
         if self.path is not None:
-            with self.path.open("a") as file:
-                file.write(json.dumps(row) + "\n")
+            append_rows(self.path, [row])
 
 
 def _claim(folder: Path, settings: str) -> None:

@@ -1,5 +1,6 @@
 """A real federation on Flower: one client on each node, whose data stay there.
 
-``app.py`` is what Flower starts. ``server/`` runs the training loop and asks the nodes, ``node/`` does what a node is
-asked to do. ``deploy.py`` writes the files of a federation, ``local.py`` runs one on this machine.
+Flower starts ``app.py``. ``server/`` is the server's side of the training loop, ``node/`` the nodes' side, and
+``wire.py`` the format of the messages between them. ``deploy.py`` writes the files of a federation, ``local.py`` runs
+one on this machine.
 """

@@ -1,9 +1,10 @@
-"""What Flower starts: ``server_app`` on the server, ``client_app`` on every node."""
+"""The entry points that Flower starts: ``server_app`` on the server, ``client_app`` on every node."""
 
 from __future__ import annotations
 
 import sys
 import tomllib
+from collections.abc import Sequence
 from pathlib import Path
 
 from flwr.app import Context, Message
@@ -13,12 +14,19 @@ from flwr.serverapp import Grid, ServerApp
 from fedstrata.clients.faults import Faults
 from fedstrata.core.errors import FedstrataError
 from fedstrata.core.files import write_atomically
-from fedstrata.experiments.config import import_file, parse
+from fedstrata.experiments.build import Experiment
+from fedstrata.experiments.config import Config, parse
+from fedstrata.federation.experiment import check_config, error_file, import_modules, tables_for_nodes
 from fedstrata.federation.node.answer import reply_to
-from fedstrata.federation.post import FlowerPost, from_records, to_records
-from fedstrata.federation.server.roster import Roster
-from fedstrata.federation.server.serve import serve
-from fedstrata.training.callbacks import ShowProgress
+from fedstrata.federation.server.data import Say, data_of_nodes
+from fedstrata.federation.server.engine import Federated
+from fedstrata.federation.server.evaluation import FederatedEvaluation
+from fedstrata.federation.server.nodes import Nodes, Roster
+from fedstrata.federation.server.state import ServerState
+from fedstrata.federation.transport import FlowerTransport, Transport, from_records, to_records
+from fedstrata.training.callbacks import Callback, ShowProgress
+from fedstrata.training.run import Run
+from fedstrata.training.train import train
 
 server_app = ServerApp()
 client_app = ClientApp()
@@ -26,9 +34,10 @@ client_app = ClientApp()
 
 @client_app.query()
 def query(message: Message, context: Context) -> Message:
-    """Do one thing that the server asks of this node's client."""
-    asked = from_records(message.content)
-    reply = reply_to(asked.text, list(asked.arrays), str(context.run_config["experiment"]), context.node_config)
+    """Answer one message of the server."""
+    received = from_records(message.content)
+    experiment = str(context.run_config["experiment"])
+    reply = reply_to(received.text, list(received.arrays), experiment, context.node_config)
     return Message(to_records(reply), reply_to=message)
 
 
@@ -39,25 +48,53 @@ def main(grid: Grid, context: Context) -> None:
     out = Path(str(settings["out"])).expanduser()
     if not out.is_absolute():
         raise FedstrataError(f"The run directory must be an absolute path: --run-config 'out=\"/...\"'. Got '{out}'.")
-    failure = out.with_name(out.name + ".error.txt")
-    failure.unlink(missing_ok=True)
+    error_file(out).unlink(missing_ok=True)
     try:
-        for module in filter(None, str(settings.get("import", "")).split(":")):
-            import_file(Path(module))
+        import_modules(settings.get("import", ""))
         config = parse(tomllib.loads(str(settings["experiment"])), "the experiment of the federation")
-        server_data = Path(str(settings["server-data"])) if settings.get("server-data") else None
         run = serve(
             config,
             Roster.read(str(settings["nodes"])),
-            FlowerPost(grid, (config.faults or Faults()).timeout + 60.0),
+            FlowerTransport(grid, (config.faults or Faults()).timeout + 60.0),
             out,
-            bool(settings.get("resume", False)),
-            server_data,
-            [ShowProgress()],
-            lambda line: print(line, file=sys.stderr, flush=True),
+            resume=bool(settings.get("resume", False)),
+            server_data=Path(str(settings["server-data"])) if settings.get("server-data") else None,
+            callbacks=[ShowProgress()],
+            say=lambda line: print(line, file=sys.stderr, flush=True),
         )
     except FedstrataError as error:
-        failure.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(failure, str(error).encode())
+        out.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(error_file(out), str(error).encode())
         raise
     print(run, flush=True)
+
+
+def serve(
+    config: Config,
+    roster: Roster,
+    transport: Transport,
+    out: Path,
+    resume: bool,
+    server_data: Path | None = None,
+    callbacks: Sequence[Callback] = (),
+    say: Say = lambda _: None,
+) -> Run:
+    """Run an experiment on the server, with a client on each node; ``out`` is an ordinary run directory."""
+    check_config(config, len(roster))
+    policy = config.faults or Faults()
+    state = ServerState.of(out, resume)
+    nodes = Nodes(transport, roster, state.run, policy)
+    experiment = Experiment(config, data_of_nodes(nodes, state, server_data, say))
+    changed = {"algorithm": experiment.algorithm.to_table(), "federation": {"nodes": list(roster.names)}}
+    return train(
+        experiment.problem,
+        experiment.data,
+        experiment.algorithm,
+        settings=config.settings.replace(faults=policy),
+        evaluate=FederatedEvaluation(config, nodes, experiment.data, state, say),
+        out=out,
+        resume=resume,
+        callbacks=callbacks,
+        config=tables_for_nodes(config) | changed,
+        engine=lambda side, channel, _: Federated(side, channel, policy, nodes, state),
+    )

@@ -15,8 +15,7 @@ from fedstrata.core.files import read_toml, write_atomically
 from fedstrata.data.federated import Arrays, FederatedData
 from fedstrata.experiments.config import Config
 from fedstrata.federation import keys, templates
-from fedstrata.federation.experiment import check_config, experiment_text
-from fedstrata.federation.server.roster import check_distinct
+from fedstrata.federation.experiment import check_config, experiment_text, module_list
 
 
 def write_federation(
@@ -27,10 +26,10 @@ def write_federation(
     port: int,
     modules: Sequence[Path] = (),
 ) -> None:
-    """Write all files of a federation, with a folder for each node to hand over.
+    """Write all files of a federation, with a folder to hand over to each node.
 
-    nodes: the file with the public key of each node; for one without a file (None) a key is made here.
-    hosts: names and addresses of the server; nodes connect to the first, at ``port``.
+    nodes: the file with each node's public key; None makes a key pair for that node here.
+    hosts: names and addresses of the server; nodes connect to the first, on ``port``.
     """
     if folder.exists() and not folder.is_dir():
         raise InputError(f"The folder {folder} is a file. Nothing was overwritten. Choose another.")
@@ -40,11 +39,11 @@ def write_federation(
     experiment_text(config)
     for host in hosts:
         _check_host(host)
-    known = {_check_name(name): None if path is None else _read_public(path) for name, path in nodes.items()}
-    check_distinct(tuple(key for key in known.values() if key is not None))
+    given = {_check_name(name): None if path is None else _read_public(path) for name, path in nodes.items()}
+    keys.check_distinct({name: key for name, key in given.items() if key is not None})
     local = [host for host in ("localhost", "127.0.0.1") if host not in hosts]
     keys.make_certificates(folder / "server", [*hosts, *local])
-    public = {name: _write_node(folder, name, key, hosts[0], port) for name, key in known.items()}
+    public = {name: _write_node(folder, name, key, hosts[0], port) for name, key in given.items()}
     _write_server(folder / "server", public, port)
     write_app(config, folder / "app", public, (folder / "runs" / "app").resolve(), modules=modules)
     (folder / ".gitignore").write_text("*\n")
@@ -61,9 +60,9 @@ def _write_node(folder: Path, name: str, public: str | None, host: str, port: in
 
 
 def _write_server(server: Path, public: Mapping[str, str], port: int) -> None:
-    """Write what the server needs besides its certificates."""
+    """Write the server's files other than its certificates."""
     _write_script(server / "start", templates.server_start_file(port + 1))
-    (server / "nginx.conf").write_text(templates.gate_file(str(port), port + 1))
+    (server / "nginx.conf").write_text(templates.proxy_file(str(port), port + 1))
     (server / "keys").mkdir()
     for name, key in public.items():
         (server / "keys" / f"{name}.pub").write_text(key + "\n")
@@ -85,18 +84,17 @@ def write_app(
     server_data: Path | None = None,
     modules: Sequence[Path] = (),
 ) -> None:
-    """Write the Flower app of an experiment for these nodes, public keys by name. It holds settings and no code."""
+    """Write the Flower app of an experiment for these nodes, public keys by name. It contains settings and no code."""
     check_config(config, len(nodes))
     experiment = experiment_text(config)
     public = {_check_name(name): keys.canonical(key) for name, key in nodes.items()}
-    imports = ":".join(str(path.resolve()) for path in modules)
-    text = templates.app_file(folder, out, server_data, imports, public, experiment)
+    text = templates.app_file(folder, out, server_data, module_list(modules), public, experiment)
     folder.mkdir(parents=True, exist_ok=True)
     write_atomically(folder / "pyproject.toml", text.encode())
 
 
 def add_app(config: Config, folder: Path, name: str, nodes: Sequence[str], modules: Sequence[Path] = ()) -> None:
-    """Add the app of another experiment to a federation, for some of its nodes; for all if none are named."""
+    """Add the app of another experiment to a federation, for these nodes of it, or for all if ``nodes`` is empty."""
     public = _nodes_of(folder)
     for node in nodes:
         if node not in public:
@@ -109,7 +107,7 @@ def add_app(config: Config, folder: Path, name: str, nodes: Sequence[str], modul
 
 
 def _nodes_of(folder: Path) -> dict[str, str]:
-    """Return the public keys of the nodes of a federation by name, in the order of its first app."""
+    """Return the public keys of a federation's nodes by name, in the order of its first app."""
     file = folder / "app" / "pyproject.toml"
     if not file.exists():
         raise InputError(f"There is no federation in {folder}. Write one with 'fedstrata federate init'.")
@@ -118,7 +116,7 @@ def _nodes_of(folder: Path) -> dict[str, str]:
 
 
 def write_node_data(data: FederatedData, folder: Path, names: list[str]) -> None:
-    """Write the data of each client to the folder of its node, and the server's to ``server/data``."""
+    """Write each client's data to the folder of its node, and the server's data to ``server/data``."""
     for client, name in enumerate(names):
         own = folder / "nodes" / name / "data"
         own.mkdir(parents=True, exist_ok=True)
@@ -135,7 +133,7 @@ def write_node_data(data: FederatedData, folder: Path, names: list[str]) -> None
 
 
 def save_arrays(path: Path, arrays: Arrays | None) -> None:
-    """Write inputs and targets to a file; remove the file if there are none."""
+    """Write inputs and targets to a file; remove the file if ``arrays`` is None."""
     path.unlink(missing_ok=True)
     if arrays is not None:
         inputs, targets = (a.cpu().numpy() for a in arrays)
@@ -150,7 +148,7 @@ def _read_public(path: Path) -> str:
 
 
 def _check_name(name: str, what: str = "node") -> str:
-    """Return a name if it can be that of a folder."""
+    """Return a name that can be the name of a folder; raise for any other."""
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", name):
         raise invalid(f"name of the {what}", name, "letters, digits, '_', '-' and '.'")
     return name

@@ -1,7 +1,9 @@
-"""What of an experiment a federation can run, and what of it reaches the nodes."""
+"""Experiments in a federation: which ones it can run, and how they are passed to the nodes."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import tomli_w
@@ -10,14 +12,14 @@ from fedstrata.clients.cohort import cohort_size
 from fedstrata.core.errors import InputError, invalid
 from fedstrata.core.options import check
 from fedstrata.experiments.build import build_algorithm, named_problem
-from fedstrata.experiments.config import Config
+from fedstrata.experiments.config import OF_SEVERAL_RUNS, Config, import_file
 from fedstrata.models import MODELS
 from fedstrata.training.metrics.evaluation import Evaluation
 from fedstrata.training.preflight import check_passage
 
 
 def check_config(config: Config, nodes: int) -> None:
-    """Refuse what a federation of so many nodes cannot do, as far as that is known without their data."""
+    """Raise if a federation of this many nodes cannot run the experiment, as far as can be checked without data."""
     named_problem(config)
     build_algorithm(config)
     check_passage(config.settings, nodes)
@@ -35,25 +37,41 @@ def check_config(config: Config, nodes: int) -> None:
             raise InputError(f"A federation does not support evaluate.{name}: leave it out.")
 
 
-def split_of_nodes(config: Config) -> dict[str, Any]:
-    """Return how nodes split their data: all of ``[data]`` that means something in a federation."""
-    table = config.data
-    seed = {} if table.seed is None else {"seed": table.seed}
-    return {**{name: getattr(table, name) for name in ("holdout", "support") if getattr(table, name)}, **seed}
+def tables_for_nodes(config: Config) -> dict[str, Any]:
+    """Return the tables of the experiment that apply in a federation; ``[data]`` says only how nodes split theirs."""
+    data = config.data
+    split: dict[str, Any] = {name: getattr(data, name) for name in ("holdout", "support") if getattr(data, name)}
+    if data.seed is not None:
+        split["seed"] = data.seed
+    tables = config.to_toml(*OF_SEVERAL_RUNS, "data", "pretrain")
+    return tables | ({"data": split} if split else {})
 
 
 def experiment_text(config: Config) -> str:
-    """Return the experiment as the TOML text that an app carries; of the data it says only how nodes split theirs."""
-    tables = config.to_toml("compare", "plot", "pretrain", "tune", "variants")
-    split = split_of_nodes(config)
-    tables = {name: table for name, table in tables.items() if name != "data"} | ({"data": split} if split else {})
-    text = tomli_w.dumps(tables)
+    """Return the experiment as the TOML text that an app contains."""
+    text = tomli_w.dumps(tables_for_nodes(config))
     if '"""' in text or "\\" in text:
-        raise InputError('The experiment must not contain backslashes or """: Flower carries it as one quoted text.')
+        raise InputError('The experiment must not contain backslashes or """: an app stores it as one quoted string.')
     return text
 
 
 def plain_evaluation(config: Config) -> Evaluation:
-    """Return the evaluation of a model as it is, without adaptation, on one set of samples."""
+    """Return the evaluation of one model, without adaptation, on one set of samples."""
     table = config.evaluate
     return Evaluation("none", adapt_steps=0, attack_radius=table.attack_radius, attack_steps=table.attack_steps)
+
+
+def error_file(out: Path) -> Path:
+    """Return the file next to a run directory in which the server writes why a run failed."""
+    return out.with_name(out.name + ".error.txt")
+
+
+def module_list(modules: Iterable[Path]) -> str:
+    """Return Python files as one setting, for :func:`import_modules`."""
+    return ":".join(str(path.resolve()) for path in modules)
+
+
+def import_modules(setting: Any) -> None:
+    """Import the user's Python files that a setting lists, separated by ':'."""
+    for module in filter(None, str(setting).split(":")):
+        import_file(Path(module))

@@ -1,11 +1,11 @@
-"""Keys and certificates: a node proves itself by its key, the server by its certificate."""
+"""Keys and certificates: a node proves its identity with its key, the server with its certificate."""
 
 from __future__ import annotations
 
 import datetime
 import ipaddress
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from cryptography import x509
@@ -17,8 +17,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from fedstrata.core.errors import InputError
 
 SERVER_DAYS, AUTHORITY_DAYS = 397, 3650
-"""For how many days certificates are valid. Every node has the authority's, so it should not need renewal."""
-
+"""How many days certificates are valid. Every node has a copy of the authority's, so that one must last."""
 
 _PEM = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
 
@@ -34,9 +33,9 @@ def make_key(path: Path) -> str:
 
 
 def make_certificates(folder: Path, hosts: Sequence[str]) -> None:
-    """Write a certificate authority (ca.crt, ca.key) and a certificate of the server for these names and addresses.
+    """Write a certificate authority (ca.crt, ca.key) and a server certificate for these names and addresses.
 
-    ca.crt goes to every node, server.pem and server.key stay on the server, and ca.key is kept in a safe place.
+    ca.crt goes to every node, server.pem and server.key stay on the server, and ca.key belongs in a safe place.
     """
     folder.mkdir(parents=True, exist_ok=True)
     authority = ec.generate_private_key(ec.SECP256R1())
@@ -47,7 +46,7 @@ def make_certificates(folder: Path, hosts: Sequence[str]) -> None:
 
 
 def renew_certificate(folder: Path, ca_key: Path) -> datetime.datetime:
-    """Replace the server's certificate by one for the same names, and keep the old one; return when it expires."""
+    """Replace the server's certificate by one for the same names, and keep the old one; return the expiry date."""
     try:
         authority = serialization.load_pem_private_key(ca_key.read_bytes(), None)
         root = x509.load_pem_x509_certificate((folder / "ca.crt").read_bytes())
@@ -84,7 +83,7 @@ def sign(path: Path, content: bytes) -> bytes:
 
 
 def is_signed(public: str, signature: bytes, content: bytes) -> bool:
-    """Whether the signature of ``content`` is by the owner of this public key."""
+    """Return whether the owner of this public key signed ``content``."""
     try:
         _read_public(public).verify(signature, content, ec.ECDSA(hashes.SHA256()))
     except InvalidSignature:
@@ -93,9 +92,21 @@ def is_signed(public: str, signature: bytes, content: bytes) -> bool:
 
 
 def canonical(public: str | bytes) -> str:
-    """Return a public key, OpenSSH or PEM, in the one form in which keys are compared."""
+    """Return a public key, given as OpenSSH or PEM, in the form in which keys are compared."""
     form = serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
     return _read_public(public).public_bytes(*form).decode()
+
+
+def check_distinct(public: Mapping[str, str]) -> None:
+    """Raise if two nodes have the same public key; keys are by name, in canonical form."""
+    owners: dict[str, str] = {}
+    for name, key in public.items():
+        if key in owners:
+            raise InputError(
+                f"The nodes {owners[key]} and {name} have the same public key. Each needs its own: make one with "
+                "'fedstrata federate key'."
+            )
+        owners[key] = name
 
 
 def _read_public(public: str | bytes) -> ec.EllipticCurvePublicKey:

@@ -1,4 +1,4 @@
-"""A whole federation on this machine, for a first try and for tests."""
+"""A whole federation on this machine, to try it out and for tests."""
 
 from __future__ import annotations
 
@@ -13,11 +13,10 @@ import tomli_w
 from fedstrata.clients.faults import Fault
 from fedstrata.core.errors import FedstrataError, InputError, invalid
 from fedstrata.core.files import Row, read_toml, write_atomically
-from fedstrata.data.federated import FederatedData
 from fedstrata.experiments.build import Experiment, build_algorithm
-from fedstrata.experiments.config import Config
+from fedstrata.experiments.config import OF_SEVERAL_RUNS, Config
 from fedstrata.federation.deploy import write_app, write_node_data
-from fedstrata.federation.experiment import check_config
+from fedstrata.federation.experiment import check_config, error_file, module_list
 from fedstrata.federation.processes import commands, interrupted_by_signals
 from fedstrata.federation.superlink import Federation
 from fedstrata.training.callbacks import Callback
@@ -42,23 +41,26 @@ def run_locally(
     """Run an experiment as a federation on this machine; return the summary of the run.
 
     modules: Python files with the user's own algorithms.
-    hook:    called again and again while the run is in progress, for tests.
+    hook:    called repeatedly while the run is in progress, for tests.
     """
     commands()
     check_config(config, nodes)
     _check_directories(config, nodes, folder, out, resume)
-    data = Experiment(_with_clients(config, nodes)).data
+    split = config.data if config.data.folder is not None else config.data.replace(clients=nodes)
+    data = Experiment(config.replace(data=split)).data
     if data.clients != nodes:
         raise invalid("number of nodes", nodes, f"{data.clients}, the number of clients in the data")
     names = list(data.client_names) if data.client_names else [f"node{k}" for k in range(nodes)]
     say(f"Writing the data of {nodes} nodes, certificates and keys to {folder}")
-    _write_data(config, data, folder, names)
-    failure = out.with_name(out.name + ".error.txt")
+    write_node_data(data, folder, names)
+    # Last, because a resumed run takes it as the sign that the data are complete.
+    write_atomically(folder / "config.toml", tomli_w.dumps(_tables(config, nodes)).encode())
+    failure = error_file(out)
     failure.unlink(missing_ok=True)
     with interrupted_by_signals(), Federation(folder, names) as federation:
         _start(federation, config, out, modules, say)
         run = federation.submit(folder / "app")
-        say(f"Run {run} has started. A round takes at least 6 seconds, whatever its work.")
+        say(f"Run {run} has started. A round takes at least 6 seconds, however little work it has.")
         _follow(federation, run, config, out, callbacks, hook)
         failed = federation.status(run) != "finished:completed"
         if failure.exists():
@@ -70,7 +72,7 @@ def run_locally(
 
 
 def _check_directories(config: Config, nodes: int, folder: Path, out: Path, resume: bool) -> None:
-    """Refuse to overwrite a run, or to resume one with other settings."""
+    """Refuse to overwrite a run, or to resume it with other settings."""
     settings = folder / "config.toml"
     if resume and settings.exists():
         refuse_other_settings(read_toml(settings), _tables(config, nodes), out)
@@ -81,35 +83,22 @@ def _check_directories(config: Config, nodes: int, folder: Path, out: Path, resu
 
 
 def _tables(config: Config, nodes: int) -> Row:
-    tables = config.to_toml("compare", "plot", "tune", "variants") | {"federation": {"nodes": nodes}}
+    tables = config.to_toml(*OF_SEVERAL_RUNS) | {"federation": {"nodes": nodes}}
     return tables | {"algorithm": build_algorithm(config).to_table()}
-
-
-def _with_clients(config: Config, nodes: int) -> Config:
-    if config.data.folder is not None:
-        return config
-    return config.replace(data=config.data.replace(clients=nodes))
-
-
-def _write_data(config: Config, data: FederatedData, folder: Path, names: list[str]) -> None:
-    """Write the data of each node, then the settings, which say that the data are complete."""
-    folder.mkdir(parents=True, exist_ok=True)
-    write_node_data(data, folder, names)
-    write_atomically(folder / "config.toml", tomli_w.dumps(_tables(config, len(names))).encode())
 
 
 def _start(federation: Federation, config: Config, out: Path, modules: Sequence[Path], say: Say) -> None:
     """Write the app, and start the SuperLink and the SuperNodes."""
     folder, names = federation.folder, federation.names
     public = federation.make_keys()
-    ready = config.replace(data=config.data.replace(holdout=0.0, support=0.0))  # the data are split already
+    ready = config.replace(data=config.data.replace(holdout=0.0, support=0.0))  # the data have been split
     write_app(ready, folder / "app", public, out.resolve(), (folder / "server" / "data").resolve(), modules)
     say(f"Starting a SuperLink on {federation.address} (TLS, node authentication)")
     federation.start_server()
     for name in names:
         federation.register(folder / "nodes" / name / "node.key.pub")
     say(f"Starting {len(names)} SuperNodes")
-    imports = {"import": ":".join(str(path.resolve()) for path in modules)} if modules else {}
+    imports = {"import": module_list(modules)} if modules else {}
     for name in names:
         federation.start_node(name, **imports)
 
@@ -117,8 +106,8 @@ def _start(federation: Federation, config: Config, out: Path, modules: Sequence[
 def _follow(
     federation: Federation, run: str, config: Config, out: Path, callbacks: Sequence[Callback], hook: Hook | None
 ) -> None:
-    """Wait until the run is over, and pass what it writes to the callbacks."""
-    summary, failure = out / "summary.json", out.with_name(out.name + ".error.txt")
+    """Wait until the run has ended, and pass what it writes to the callbacks."""
+    summary, failure = out / "summary.json", error_file(out)
     before = summary.stat().st_mtime_ns if summary.exists() else 0
     progress = _Progress(RunDirectory(out), federation.names, callbacks)
     checked = time.monotonic()
@@ -142,7 +131,7 @@ def _follow(
 
 
 class _Progress:
-    """Tells callbacks what is new in a run directory."""
+    """Passes new rows and faults in a run directory to callbacks."""
 
     def __init__(self, directory: RunDirectory, names: list[str], callbacks: Sequence[Callback]) -> None:
         self._directory, self._names, self._callbacks = directory, names, callbacks
@@ -150,7 +139,7 @@ class _Progress:
         self._faults = set(map(Fault.of, directory.faults()))
 
     def update(self) -> None:
-        """Pass on the faults and evaluations since the last time."""
+        """Pass on the faults and evaluations since the last call."""
         faults = [fault for fault in map(Fault.of, self._directory.faults()) if fault not in self._faults]
         rows = [row for row in self._directory.rows() if row["round"] not in self.rounds]
         for callback in self._callbacks:

@@ -1,4 +1,4 @@
-"""Processes on this machine: started with a log each, and ended for certain."""
+"""Child processes: each with a log, and all of them ended at exit."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LOOPBACK = "127.0.0.1"
 
 
 def commands() -> Path:
-    """Return the folder with Flower's commands that belong to this Python."""
+    """Return the folder of this Python's Flower commands."""
     folder = Path(sys.executable).parent
     if not (folder / "flower-superlink").exists():
         raise InputError("Flower is not installed: pip install 'fedstrata[flower]'.")
@@ -43,9 +43,9 @@ def environment(home: Path) -> dict[str, str]:
 
 
 class Processes:
-    """Processes by name. What NAME prints goes to ``folder/NAME.log``.
+    """Child processes by name. The output of NAME goes to ``folder/NAME.log``.
 
-    Use it as a context: every process that it started is ended, however the block is left.
+    Use it in a ``with`` statement: every process that it started is ended, however the block is left.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -59,7 +59,7 @@ class Processes:
         self.end()
 
     def start(self, name: str, command: Sequence[str]) -> None:
-        """Start a process in a session of its own."""
+        """Start a process in a new session."""
         home = self.folder / "homes" / name
         home.mkdir(parents=True, exist_ok=True)
         with (self.folder / f"{name}.log").open("ab") as log:
@@ -83,10 +83,12 @@ class Processes:
             time.sleep(0.1)
 
     def end(self) -> None:
-        """End every process that was started, the last one first, and those that they started."""
-        with _signals(signal.SIG_IGN, signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # a second Ctrl-C must not stop it
+        """End every process that was started, the last one first, and all of their descendants."""
+        with _signals(
+            signal.SIG_IGN, signal.SIGINT, signal.SIGTERM, signal.SIGHUP
+        ):  # a second Ctrl-C must not stop this
             groups = [process.pid for process in reversed(self.running.values())]
-            others = _descendants(groups)  # Flower starts some in sessions of their own
+            others = _descendants(groups)  # Flower starts some in new sessions
             for sign, patience in ((signal.SIGTERM, 10.0), (signal.SIGKILL, 5.0)):
                 for group in groups:
                     with suppress(ProcessLookupError, PermissionError):
@@ -95,17 +97,16 @@ class Processes:
                     with suppress(ProcessLookupError, PermissionError):
                         os.kill(process, sign)
                 deadline = time.monotonic() + patience
-                while time.monotonic() < deadline and self._any_left(others):
+                while any(map(_group_exists, self.running.values())) or any(map(_exists, others)):
+                    if time.monotonic() > deadline:
+                        break
                     time.sleep(0.05)
             self.running.clear()
-
-    def _any_left(self, others: Sequence[int]) -> bool:
-        return any(map(_group_exists, self.running.values())) or any(map(_exists, others))
 
 
 @contextmanager
 def interrupted_by_signals() -> Iterator[None]:
-    """Raise KeyboardInterrupt on SIGTERM and SIGHUP too, so that whatever was started is ended."""
+    """Raise KeyboardInterrupt on SIGTERM and SIGHUP too, so that child processes are ended."""
 
     def stop(*_: object) -> None:
         raise KeyboardInterrupt
@@ -124,12 +125,12 @@ def _signals(handler: Any, *signs: signal.Signals) -> Iterator[None]:
     try:
         yield
     finally:
-        for sign, was in before.items():
-            signal.signal(sign, was)
+        for sign, previous in before.items():
+            signal.signal(sign, previous)
 
 
 def free_ports(number: int) -> list[int]:
-    """Return loopback ports that nobody listens on."""
+    """Return loopback ports that are not in use."""
     sockets = [socket.socket() for _ in range(number)]
     try:
         for s in sockets:
@@ -141,7 +142,7 @@ def free_ports(number: int) -> list[int]:
 
 
 def is_listening(port: int) -> bool:
-    """Whether a process listens on a loopback port."""
+    """Return whether a process listens on a loopback port."""
     with socket.socket() as s:
         s.settimeout(0.5)
         return s.connect_ex((LOOPBACK, port)) == 0
@@ -153,17 +154,17 @@ def _descendants(roots: Sequence[int]) -> list[int]:
     for path in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError, ValueError, IndexError):
             children.setdefault(int(path.read_text().rpartition(")")[2].split()[1]), []).append(int(path.parent.name))
-    found: list[int] = []
+    descendants: list[int] = []
     pending = list(roots)
     while pending:
-        born = children.get(pending.pop(), [])
-        found += born
-        pending += born
-    return found
+        direct = children.get(pending.pop(), [])
+        descendants += direct
+        pending += direct
+    return descendants
 
 
 def _exists(process: int) -> bool:
-    """Whether a process is alive; a zombie is not."""
+    """Return whether a process is alive; a zombie is not."""
     try:
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except (OSError, IndexError):

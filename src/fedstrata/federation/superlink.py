@@ -1,4 +1,4 @@
-"""A SuperLink and SuperNodes on this machine, on loopback, with TLS and keys."""
+"""A SuperLink and SuperNodes on the loopback interface of this machine, with TLS and node keys."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ class Federation(Processes):
         public = {}
         for name in self.names:
             path = self.folder / "nodes" / name / "node.key"
-            known = path.with_name("node.key.pub")
-            public[name] = known.read_text().strip() if known.exists() else keys.make_key(path)
+            existing = path.with_name("node.key.pub")
+            public[name] = existing.read_text().strip() if existing.exists() else keys.make_key(path)
         return public
 
     def start_server(self, *options: str) -> None:
@@ -80,11 +80,11 @@ class Federation(Processes):
         return str(self.flwr("list", "--run-id", run, "local")["runs"][0]["status"])
 
     def log(self, run: str) -> str:
-        """Return what the ServerApp of a run printed."""
+        """Return the output of a run's ServerApp."""
         return self._flwr("log", run, "local", "--show").stdout
 
     def flwr(self, *words: str) -> dict[str, Any]:
-        """Run a command of flwr; return its output, which is JSON."""
+        """Run a command of flwr; return its output, parsed from JSON."""
         done = self._flwr(*words, "--format", "json")
         try:
             answer: dict[str, Any] = json.loads(done.stdout)
@@ -100,7 +100,7 @@ class Federation(Processes):
 
 
 def node_command(address: str, ca: Path, config: Mapping[str, str], port: int) -> list[str]:
-    """Return the command that starts a SuperNode; for its own processes it listens on a loopback port."""
+    """Return the command that starts a SuperNode; it listens on a loopback port for its own processes."""
     settings = " ".join(f"{key}={json.dumps(value)}" for key, value in config.items())
     return [
         *("flower-supernode", "--superlink", address, "--root-certificates", str(ca)),

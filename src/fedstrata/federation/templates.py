@@ -1,4 +1,4 @@
-"""The texts of the files of a federation."""
+"""The contents of a federation's text files."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ resume = true
 server-data = {server_data}
 # Python files on the server with your own algorithms, separated by ':'; nodes name theirs in node.toml.
 import = {modules}
-# Who may take part, in the order of the clients: public keys by name.
+# The nodes that may take part, in the order of the clients: public keys by name.
 nodes = '{nodes}'
 experiment = """
 {experiment}"""
@@ -65,7 +65,7 @@ def node_file(name: str, key_made_here: bool) -> str:
 # Configuration of the node {name}. Paths are on the node: change them to where its files are.
 data = "/path/to/data.npz"            # inputs and targets; or a folder with train.npz and test.npz
 key = "/path/to/node.key"             # {key}
-state = "/var/lib/fedstrata/{name}"   # what the client keeps between messages
+state = "/var/lib/fedstrata/{name}"   # a folder for the state that the client keeps between messages
 """
 
 
@@ -74,7 +74,7 @@ def node_start_file(host: str, port: int) -> str:
     host = f"[{host}]" if ":" in host else host
     return f"""\
 #!/bin/sh
-# Start this node. It connects to the server, and listens on loopback only. Run it again after a reboot.
+# Start this node. It connects to the server and listens on loopback only. Run it again after a reboot.
 cd "$(dirname "$0")" || exit 1
 {_FLOWER_SETTINGS}
 exec fedstrata federate node node.toml --server {host}:{port} --ca ca.crt "$@"
@@ -85,7 +85,7 @@ def server_start_file(port: int) -> str:
     """Return the script that starts the SuperLink."""
     return f"""\
 #!/bin/sh
-# Start the SuperLink on loopback. Nodes come in through the gate (nginx.conf); runs are submitted on this machine.
+# Start the SuperLink on loopback. Nodes connect through the proxy (nginx.conf); runs are submitted on this machine.
 cd "$(dirname "$0")" || exit 1
 {_FLOWER_SETTINGS}
 mkdir -p "$FLWR_HOME"
@@ -95,13 +95,13 @@ exec flower-superlink --host 127.0.0.1 --port {port} \\
 """
 
 
-def gate_file(listen: str, superlink: int) -> str:
-    """Return an nginx configuration that lets nodes through to the SuperLink, and nothing else: nobody submits runs."""
+def proxy_file(listen: str, superlink: int) -> str:
+    """Return an nginx configuration that lets nodes reach the SuperLink, but lets nobody submit runs to it."""
     return f"""\
-# The gate for nodes: nginx -p $PWD -c nginx.conf
+# The reverse proxy for nodes: nginx -p $PWD -c nginx.conf
 worker_processes 1;
 pid nginx.pid;
-error_log gate.log;
+error_log proxy.log;
 events {{ worker_connections 1024; }}
 http {{
   access_log access.log;
@@ -131,7 +131,7 @@ http {{
 
 
 def connection_file(address: str, ca: Path, name: str) -> str:
-    """Return the configuration of the command flwr in which the SuperLink at ``address`` is called ``name``."""
+    """Return a configuration of the command flwr that gives the SuperLink at ``address`` the name ``name``."""
     return f"""\
 # For the command flwr, with FLWR_HOME set to this folder.
 [superlink]

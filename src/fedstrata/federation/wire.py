@@ -1,24 +1,28 @@
-"""What crosses the network: arrays and JSON, never code or pickles.
+"""The format of messages between the server and its nodes: arrays and JSON, never code or pickles.
 
-A message or an answer is a nested tuple of tensors and plain values. It travels as a list of arrays and a *form*, the
-JSON value that says where each array belongs. Everything that arrives is checked before it is used.
+The server sends a :class:`Call`, a node answers with a :class:`Reply`. Their content is a nested tuple of tensors and
+plain values. It is sent as a list of arrays and a *form*, the JSON value that says where each array belongs. Everything
+that arrives is checked before it is used.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
+from fedstrata.clients.faults import Kind
 from fedstrata.core.errors import FedstrataError
 from fedstrata.core.version import __version__
 
 PROTOCOL = 2
-"""The format of messages. Increase it with every change that the other side would misread."""
+"""The number of this format. Increase it with every change that the other side would misread."""
 
 DTYPES: dict[str, torch.dtype] = {
     str(dtype).removeprefix("torch."): dtype
@@ -33,31 +37,101 @@ DTYPES: dict[str, torch.dtype] = {
         torch.bool,
     )
 }
-"""The dtypes that may cross."""
+"""The dtypes of arrays that may be sent."""
 
 DEEPEST, WIDEST = 8, 4096
 """How deeply a form may be nested, and how many parts each of its levels may have."""
 
 LONGEST = 500
-"""How many characters the detail of a refusal may have."""
+"""The largest number of characters in the detail of a :class:`Refused`."""
+
+QUERY = "query:"
+"""The prefix of a call's ``work`` that names a query, not a method."""
+
+Version = tuple[int, int]
+"""A version of a client's state: the round, counted from 1 (0 precedes the first), and the exchange that wrote it."""
 
 
 class Refused(FedstrataError):
     """Something arrived that cannot be used; ``kind`` says in one word why, ``detail`` in a few."""
 
-    def __init__(self, kind: str, detail: str) -> None:
+    def __init__(self, kind: Kind, detail: str) -> None:
         self.kind = kind
         self.detail = "".join(c if c.isprintable() else " " for c in detail[:LONGEST])  # a node may have written it
         super().__init__(self.detail)
 
 
-def stamp() -> dict[str, Any]:
-    """Return what every message and reply says of its sender."""
+@dataclass(frozen=True)
+class Call:
+    """A request of the server to a node.
+
+    kind:    "describe" (the shape of the node's data), "work" or "measure".
+    run:     the id under which the node stores the state of this run.
+    nonce:   a random number that the signed reply must repeat.
+    client:  the number of the node's client among ``clients``; ``name`` is the node's name.
+    classes: the number of classes in the data of all nodes.
+    kept:    the version of the client's state to start from: that of the last exchange in which it kept something and
+             the server took its answer. None if there is none yet.
+    rejoins: whether the client may start without that version if it has lost it.
+    oldest:  the oldest version that the run may still go back to.
+    work:    the method of the algorithm to run, or a query.
+    learned: the answer to the problem's query.
+    """
+
+    kind: str
+    run: str
+    nonce: str = ""
+    client: int = 0
+    clients: int = 1
+    name: str = ""
+    classes: int = 0
+    round: int = 0
+    exchange: int = 0
+    attempt: int = 0
+    iteration: int = 0
+    kept: Version | None = None
+    rejoins: bool = False
+    oldest: Version | None = None
+    work: str = ""
+    learned: list[float] | None = None
+
+    def text(self, form: Any) -> str:
+        """Return the header of the message: this call, the form of its content, and the sender's version."""
+        return json.dumps({**dataclasses.asdict(self), "form": form, **sender()})
+
+    @staticmethod
+    def read(header: Mapping[str, Any]) -> Call:
+        """Return the call in a message's header."""
+        names = {field.name for field in dataclasses.fields(Call)}
+        versions = {name: _version(header.get(name)) for name in ("kept", "oldest")}
+        return Call(**{name: value for name, value in header.items() if name in names} | versions)
+
+
+def _version(value: Any) -> Version | None:
+    if value is None:
+        return None
+    round, exchange = value
+    return int(round), int(exchange)
+
+
+@dataclass(frozen=True)
+class Reply:
+    """The reply of a node: a header with its signature, and arrays; or an error in words, and what kind it is."""
+
+    text: str = ""
+    signature: bytes = b""
+    arrays: tuple[np.ndarray, ...] = ()
+    error: str = ""
+    kind: Kind = "error"
+
+
+def sender() -> dict[str, Any]:
+    """Return the fields that identify the sender's version in every header."""
     return {"protocol": PROTOCOL, "version": __version__}
 
 
 def mismatch(header: Mapping[str, Any], sender: str, receiver: str) -> str:
-    """Return why a message of another format cannot be read; empty for one of ours."""
+    """Return why a message in another format cannot be read; empty for one in this format."""
     if header.get("protocol") == PROTOCOL:
         return ""
     version, protocol = header.get("version", "of an older version"), header.get("protocol", 1)
@@ -68,7 +142,7 @@ def mismatch(header: Mapping[str, Any], sender: str, receiver: str) -> str:
 
 
 def pack(tree: Any) -> tuple[Any, list[np.ndarray]]:
-    """Return the form and the arrays of a tree."""
+    """Return the form and the arrays of a nested tuple."""
     arrays: list[np.ndarray] = []
 
     def form(node: Any) -> Any:
@@ -86,7 +160,7 @@ def pack(tree: Any) -> tuple[Any, list[np.ndarray]]:
 
 
 def unpack(form: Any, arrays: Sequence[np.ndarray], depth: int = 0) -> Any:
-    """Return the tree of a form and its arrays; every tensor owns its memory."""
+    """Return the nested tuple that :func:`pack` packed; every tensor owns its memory."""
     if isinstance(form, list):
         if depth > DEEPEST or len(form) > WIDEST:
             raise Refused("type", "the form of the message is nested too deeply, or has too many parts")
@@ -119,23 +193,16 @@ def array_numbers(form: Any) -> list[int]:
     return [form["array"]] if "array" in form else []
 
 
-def layout(form: Any) -> Any:
-    """Return what the answers of all clients to one request have in common: the shapes of their rows, and dtypes."""
-    if isinstance(form, list):
-        return [layout(child) for child in form]
-    if isinstance(form, dict) and "array" in form:
-        return {"shape": form["shape"][1:], "dtype": form["dtype"]}
-    return "value"
-
-
 def digest(text: str, arrays: Sequence[np.ndarray]) -> bytes:
-    """Return what a signature signs: a hash of the text, and of every array's dtype, shape and bytes."""
+    """Return the bytes that are signed: a hash of the text and of every array's dtype, shape and bytes."""
     total = hashlib.sha256()
-    for part in (text.encode(), *(piece for a in arrays for piece in (_description(a), a.tobytes()))):
+
+    def add(part: bytes) -> None:
         total.update(len(part).to_bytes(8, "little"))
         total.update(part)
+
+    add(text.encode())
+    for array in arrays:
+        add(json.dumps([str(array.dtype), list(array.shape)]).encode())
+        add(array.tobytes())
     return total.digest()
-
-
-def _description(array: np.ndarray) -> bytes:
-    return json.dumps([str(array.dtype), list(array.shape)]).encode()

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import copy
 import math
+from contextlib import AbstractContextManager
 from typing import Literal
 
 import torch
 from torch import nn
 
 from fedstrata.core.errors import InputError, invalid
+from fedstrata.models.random import Dropout, Noise, RandomLayer, by_names
 
 BatchNormRule = Literal["refuse", "group", "batch"]
 
@@ -18,22 +20,32 @@ class Flat:
     """A module as a pure function of a flat vector: ``outputs = flat(x, inputs)``.
 
     The vector holds the trainable parameters one after another, in the order of ``named_parameters()``; parameters are
-    views into it, never copies. Frozen parameters and buffers are constants. The module is copied and the copy is never
-    changed, so several problems can share it, on several devices.
+    views into it, never copies. Frozen parameters and buffers are constants. The module is copied, and the copy never
+    changes, so several problems can share it, on several devices. Dropout and other random layers draw by names
+    (``models/random.py``), inside :meth:`drawing_from` only.
 
     batchnorm: what to do with running statistics (BatchNorm), which are state that a pure function cannot hold:
-               ``"refuse"`` is an error, ``"group"`` replaces the layer by GroupNorm, ``"batch"`` always uses the
+               ``"refuse"`` raises an error, ``"group"`` replaces the layer by GroupNorm, ``"batch"`` always uses the
                statistics of the batch.
     """
 
     def __init__(self, module: nn.Module, batchnorm: BatchNormRule = "refuse") -> None:
+        if not isinstance(module, nn.Module):
+            raise invalid("model", module, "a torch.nn.Module, e.g. nn.Linear(4, 2) or fs.models.model('mlp', ...)")
+        if any(isinstance(p, nn.parameter.UninitializedParameter) for p in module.parameters()):
+            raise InputError(
+                f"The model {type(module).__name__} has lazy layers without weights yet: call it once on a batch of "
+                "inputs before you pass it."
+            )
         self.module = _without_state(copy.deepcopy(module), batchnorm)
         trainable = [(n, p) for n, p in self.module.named_parameters() if p.requires_grad]
         if not trainable:
             raise InputError(f"The model {type(module).__name__} has no trainable parameters.")
         dtypes = {p.dtype for _, p in trainable}
         if len(dtypes) > 1:
-            raise invalid("dtype of the model's parameters", sorted(map(str, dtypes)), "one and the same")
+            raise invalid("dtype of the model's parameters", sorted(map(str, dtypes)), "the same for all")
+        if dtypes.isdisjoint({torch.float32, torch.float64}):
+            raise invalid("dtype of the model's parameters", dtypes.pop(), "torch.float32 or torch.float64")
         self.names = tuple(n for n, _ in trainable)
         self.shapes = tuple(p.shape for _, p in trainable)
         self.sizes = [p.numel() for _, p in trainable]
@@ -43,6 +55,11 @@ class Flat:
         self._aliases = {n: owner[id(p)] for n, p in every if owner.get(id(p), n) != n}
         self.initial = torch.cat([p.detach().reshape(-1) for _, p in trainable])
         self._constants: dict[torch.device, dict[str, torch.Tensor]] = {self.initial.device: {}}
+        self._noise = Noise()
+        layers = [part for part in self.module.modules() if isinstance(part, RandomLayer)]
+        self.random = bool(layers)
+        for number, layer in enumerate(layers):
+            layer.noise, layer.number = self._noise, number
 
     def views(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
         """Return the parameters as views into ``x``; entries after the parameters are ignored."""
@@ -51,6 +68,7 @@ class Flat:
 
     def __call__(self, x: torch.Tensor, *inputs: torch.Tensor) -> torch.Tensor:
         """Run the module with the weights in the first ``size`` entries of ``x``, on the device of ``x``."""
+        self._noise.calls += 1
         weights = self.views(x)
         weights.update(self._constants.get(x.device, {}))
         out = torch.func.functional_call(self.module, weights, inputs, tie_weights=bool(self._aliases))
@@ -59,6 +77,10 @@ class Flat:
             wants = "one tensor: wrap the model in a module that returns only its outputs"
             raise invalid(f"output of the model {type(self.module).__name__}", type(out).__name__ + size, wants)
         return out
+
+    def drawing_from(self, words: torch.Tensor | None) -> AbstractContextManager[None]:
+        """Let random layers draw from these two words [2] of a batch; None means that they change nothing."""
+        return self._noise.drawing_from(words)
 
     def place(self, device: torch.device) -> None:
         """Prepare for vectors on ``device`` by copying frozen parameters and buffers to it."""
@@ -69,7 +91,7 @@ class Flat:
             *((n, p) for n, p in self.module.named_parameters(remove_duplicate=False) if not p.requires_grad),
             *self.module.named_buffers(remove_duplicate=False),
         ]
-        copies = {id(t): t.detach().to(device) for _, t in tensors}  # tied ones stay one tensor
+        copies = {id(t): t.detach().to(device) for _, t in tensors}  # tied tensors stay tied
         self._constants[device] = {n: copies[id(t)] for n, t in tensors}
 
     def pure(self, inputs: torch.Tensor) -> torch.Tensor:
@@ -98,6 +120,11 @@ class Flat:
         """Return an ordinary module with the weights in ``x``."""
         module = copy.deepcopy(self.module).to(x.device)
         module.load_state_dict(self.state_dict(x))
+        for name, part in list(module.named_modules()):
+            if isinstance(part, Dropout):
+                module = _replaced(module, name, part.original[0].train(part.training))
+            elif isinstance(part, RandomLayer):
+                part.noise = None
         return module
 
     def to_vector(self, state: dict[str, torch.Tensor]) -> torch.Tensor:
@@ -117,7 +144,7 @@ class Flat:
         raise InputError(f"The model {type(self.module).__name__} has no layer with a matrix.")
 
     def layers(self) -> Literal["dense", "convolutional", "recurrent"]:
-        """Return the kind of layers, which decides how many clients should advance together."""
+        """Return the kind of its layers, which decides how many clients should advance together."""
         modules = list(self.module.modules())
         if any(isinstance(m, nn.RNNBase) for m in modules):
             return "recurrent"
@@ -127,16 +154,13 @@ class Flat:
 
 
 def _without_state(module: nn.Module, batchnorm: BatchNormRule) -> nn.Module:
-    """Return the module without running statistics; refuse dropout."""
+    """Return the module without running statistics, and with dropout that draws by names."""
     if batchnorm not in ("refuse", "group", "batch"):
         raise invalid("batchnorm", batchnorm, "'refuse', 'group' or 'batch'")
     for name, part in list(module.named_modules()):
-        dropout = part.p if isinstance(part, nn.modules.dropout._DropoutNd) else getattr(part, "dropout", 0.0)
-        if isinstance(dropout, int | float) and dropout > 0:
-            raise InputError(
-                f"The layer {name!r} ({type(part).__name__}, dropout {dropout}) draws random numbers, so the model "
-                "is not a pure function of its weights. Remove it or set it to 0."
-            )
+        named = by_names(name, part)
+        if named is not None:
+            module = _replaced(module, name, named)
         if not isinstance(part, nn.modules.batchnorm._NormBase) or not part.track_running_stats:
             continue
         if batchnorm == "refuse":
@@ -148,11 +172,17 @@ def _without_state(module: nn.Module, batchnorm: BatchNormRule) -> nn.Module:
         if batchnorm == "batch":
             part.track_running_stats = False
             part.running_mean = part.running_var = part.num_batches_tracked = None
-        elif not name:
-            module = _group_norm(part)
         else:
-            parent, _, leaf = name.rpartition(".")
-            setattr(module.get_submodule(parent), leaf, _group_norm(part))
+            module = _replaced(module, name, _group_norm(part))
+    return module
+
+
+def _replaced(module: nn.Module, name: str, layer: nn.Module) -> nn.Module:
+    """Return the module with another layer in the place called ``name``."""
+    if not name:
+        return layer
+    parent, _, leaf = name.rpartition(".")
+    setattr(module.get_submodule(parent), leaf, layer)
     return module
 
 

@@ -19,7 +19,7 @@ class ChannelsLast(nn.Module):
 
 
 class Patches(nn.Module):
-    """Cut maps with channels last into adjacent patches; sides are padded with zeros to a multiple of ``size``."""
+    """Cut maps with channels last into adjacent patches; sides are padded with zeros to multiples of ``size``."""
 
     def __init__(self, size: int) -> None:
         super().__init__()
@@ -97,8 +97,8 @@ class Pointwise(nn.Module):
 class Depthwise(nn.Module):
     """A convolution within each channel of small maps, as a matrix product.
 
-    On a map of P positions a kernel acts as a P x P matrix with the kernel's entries; ``places`` says where they go.
-    For maps of up to 64 positions this is faster than convolving, most of all for several clients at once.
+    On a map of P positions a kernel acts as a P x P matrix of the kernel's entries; ``places`` says where each goes.
+    For maps of up to 64 positions this is faster than convolving, especially for several clients at once.
     """
 
     places: torch.Tensor
@@ -108,7 +108,7 @@ class Depthwise(nn.Module):
         self.weight, self.bias = nn.Conv2d(channels, channels, kernel, groups=channels).parameters()
         unit = torch.eye(height * width).reshape(-1, 1, height, width)
         taps = torch.eye(kernel**2).reshape(-1, 1, kernel, kernel)
-        places = nn.functional.conv2d(unit, taps, padding=kernel // 2)  # from, tap, to
+        places = nn.functional.conv2d(unit, taps, padding=kernel // 2)  # [position in, tap, position out]
         self.register_buffer("places", places.flatten(2).transpose(0, 1).flatten(1), persistent=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

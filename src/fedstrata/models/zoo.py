@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from fedstrata.core.errors import InputError, invalid
-from fedstrata.core.options import check, options, param
+from fedstrata.core.options import check, param, registered
 from fedstrata.core.registry import Registry
 from fedstrata.models.layers import (
     ChannelsLast,
@@ -23,15 +23,19 @@ from fedstrata.models.layers import (
     Residual,
     ResidualBlock,
 )
+from fedstrata.models.random import AUGMENTATIONS
 
 Shape = Sequence[int]
 Norm = Literal["group", "batch"]
 
-NORM = param("group", "normalisation layers; batch needs batchnorm = 'batch' of the problem")
+MODELS: Registry[Callable[..., nn.Module]] = Registry("model")
+"""Every model by its name in a configuration file."""
+
+NORM = param("group", "normalisation layers; 'batch' also needs batchnorm = 'batch' in the problem")
 WIDTH = param(32, "channels of the first layer", least=1)
 
 
-@options("the logreg model")
+@registered(MODELS)
 def logreg(shape: Shape, outputs: int) -> nn.Module:
     """Build logistic (softmax) regression: one linear layer on the flattened input, initialised to zero."""
     linear = nn.Linear(math.prod(shape), outputs)
@@ -40,22 +44,25 @@ def logreg(shape: Shape, outputs: int) -> nn.Module:
     return nn.Sequential(nn.Flatten(), linear)
 
 
-@options("the mlp model")
+@registered(MODELS)
 def mlp(
-    shape: Shape, outputs: int, hidden: Sequence[int] = param((200, 200), "widths of the hidden layers", least=1)
+    shape: Shape,
+    outputs: int,
+    hidden: Sequence[int] = param((200, 200), "widths of the hidden layers", least=1),
+    dropout: float = param(0.0, "dropout after each hidden layer", least=0, below=1),
 ) -> nn.Module:
-    """Build a multilayer perceptron with ReLU; ``hidden`` lists the widths of its hidden layers."""
+    """Build a multilayer perceptron with ReLU and hidden layers of the widths ``hidden``."""
     if not hidden:
         raise invalid("hidden of the mlp model", hidden, "at least one width")
     layers: list[nn.Module] = [nn.Flatten()]
     width = math.prod(shape)
     for h in hidden:
-        layers += [nn.Linear(width, h), nn.ReLU()]
+        layers += [nn.Linear(width, h), nn.ReLU(), *([nn.Dropout(dropout)] if dropout else [])]
         width = h
     return nn.Sequential(*layers, nn.Linear(width, outputs))
 
 
-@options("the lenet5 model")
+@registered(MODELS)
 def lenet5(shape: Shape, outputs: int) -> nn.Module:
     """Build LeNet-5 (LeCun et al. 1998) with ReLU and max pooling: 6 and 16 kernels of 5x5, then 120, 84, outputs."""
     channels, height, width = _image(shape, "lenet5", 12)
@@ -77,12 +84,12 @@ def lenet5(shape: Shape, outputs: int) -> nn.Module:
     )
 
 
-@options("the patchnet model")
+@registered(MODELS)
 def patchnet(shape: Shape, outputs: int, width: int = WIDTH) -> nn.Module:
-    """Build two convolutions of adjacent patches (4x4 to ``width`` channels, 2x2 to twice as many), then outputs.
+    """Build two convolutions over adjacent patches (4x4 to ``width`` channels, 2x2 to twice as many), then outputs.
 
     A convolution whose stride equals its kernel size is a linear map of patches, which is fast for many clients at once
-    and for second derivatives. Images whose sides are not multiples of 8 are padded with zeros.
+    and for second derivatives. Sides that are not multiples of 8 are padded with zeros.
     """
     channels, height, side = _image(shape, "patchnet", 4)
     positions = math.ceil(height / 8) * math.ceil(side / 8)
@@ -99,7 +106,7 @@ def patchnet(shape: Shape, outputs: int, width: int = WIDTH) -> nn.Module:
     )
 
 
-@options("the cnn4 model")
+@registered(MODELS)
 def cnn4(shape: Shape, outputs: int, width: int = WIDTH) -> nn.Module:
     """Build two 3x3 convolutions (``width``, 2 ``width``) with max pooling, then layers of 128 and outputs."""
     channels, height, side = _image(shape, "cnn4", 4)
@@ -117,7 +124,7 @@ def cnn4(shape: Shape, outputs: int, width: int = WIDTH) -> nn.Module:
     )
 
 
-@options("the cnn7 model")
+@registered(MODELS)
 def cnn7(shape: Shape, outputs: int, width: int = WIDTH) -> nn.Module:
     """Build three pairs of 3x3 convolutions (``width``, 2 ``width``, 4 ``width``) with max pooling, then outputs."""
     channels, height, side = _image(shape, "cnn7", 8)
@@ -130,7 +137,7 @@ def cnn7(shape: Shape, outputs: int, width: int = WIDTH) -> nn.Module:
     return nn.Sequential(*layers, nn.Flatten(), nn.Linear(inside * (height // 8) * (side // 8), outputs))
 
 
-@options("the resnet20 model")
+@registered(MODELS)
 def resnet20(
     shape: Shape,
     outputs: int,
@@ -152,27 +159,27 @@ def resnet20(
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inside, outputs))
 
 
-@options("the convmixer model")
+@registered(MODELS)
 def convmixer(
     shape: Shape,
     outputs: int,
     width: int = param(256, "channels", least=1),
-    depth: int = param(8, "pairs of a depthwise and a pointwise convolution", least=1),
-    kernel: int = param(5, "size of the depthwise kernels, an odd number", least=1),
+    depth: int = param(8, "number of blocks, each a depthwise and a pointwise convolution", least=1),
+    kernel: int = param(5, "side of the depthwise kernels, an odd number", least=1),
     patch: int = param(2, "side of a patch", least=1),
     norm: Norm = NORM,
 ) -> nn.Module:
     """Build ConvMixer (Trockman & Kolter 2022): patches, then ``depth`` times a depthwise and a pointwise convolution.
 
     Maps of up to 64 patches (32x32 images in patches of 4) are convolved by matrix products, which is faster and lets
-    clients advance together. ``norm`` is "group" (a pure function of the weights) or "batch", the authors' choice. The
-    latter keeps running statistics: build the problem with ``batchnorm="batch"`` to use those of the batch instead.
+    clients advance together. ``norm`` is "group" (a pure function of the weights) or "batch", the authors' choice,
+    which keeps running statistics: build the problem with ``batchnorm="batch"`` to use those of the batch instead.
     """
     if width == 1 and norm == "group":
         raise invalid(
             "width of the convmixer model",
             width,
-            "at least 2, or norm='batch': a single normalised channel has mean zero",
+            "at least 2, or norm='batch': the mean of a single normalised channel is 0",
         )
     if kernel % 2 == 0:
         raise invalid("kernel of the convmixer model", kernel, "an odd number")
@@ -195,38 +202,41 @@ def convmixer(
     return nn.Sequential(*layers, MeanOverPositions(), nn.Linear(width, outputs))
 
 
-@options("the lstm model")
+@registered(MODELS)
 def lstm(
     shape: Shape,
     outputs: int,
-    hidden: int = param(256, "units of a layer", least=1),
-    layers: int = param(2, "stacked layers", least=1),
+    hidden: int = param(256, "units per layer", least=1),
+    layers: int = param(2, "number of layers", least=1),
     embedding: int = param(8, "size of a character's embedding", least=1),
 ) -> nn.Module:
-    """Build LEAF's stacked LSTM over characters: tokens below ``outputs`` in, the next one out."""
+    """Build LEAF's stacked LSTM over characters: it takes tokens below ``outputs`` and predicts the next one."""
     if len(shape) != 1:
         raise InputError(f"The model lstm needs inputs of shape [length]. Got {tuple(shape)}.")
     return CharacterLSTM(outputs, embedding, hidden, layers)
 
 
-_BUILDERS: tuple[Callable[..., nn.Module], ...] = (
-    *(logreg, mlp, lenet5, patchnet, cnn4, cnn7, resnet20, convmixer, lstm),
-)
+def model(
+    name: str, shape: Shape, outputs: int, *, seed: int = 0, augment: Sequence[str] = (), **options: object
+) -> nn.Module:
+    """Build a model by name, with initial weights that depend only on ``seed``; torch's random state is unchanged.
 
-MODELS: Registry[Callable[..., nn.Module]] = Registry("model", {build.__name__: build for build in _BUILDERS})
-"""Every model by its name in a configuration file."""
-
-
-def model(name: str, shape: Shape, outputs: int, *, seed: int = 0, **options: object) -> nn.Module:
-    """Build a model by name, with initial weights that depend on ``seed`` only; torch's random state is left alone."""
+    ``augment`` puts random changes of images before it, "flip" and "crop", which are made in training only.
+    """
     build = MODELS.find(name)
+    wrong = [a for a in augment if a not in AUGMENTATIONS]
+    if wrong:
+        raise invalid("augment of the model", wrong[0], "'flip' or 'crop'")
+    if augment:
+        _image(shape, name, 1)
     values = check(build, options)
     if not isinstance(shape, tuple | list | torch.Size):
         raise invalid("shape of an input", shape, "a tuple such as (1, 28, 28)")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         try:
-            return build(shape, outputs, **values)
+            built = build(shape, outputs, **values)
+            return nn.Sequential(*(AUGMENTATIONS[a]() for a in augment), built) if augment else built
         except InputError:
             raise
         except (TypeError, RuntimeError, ValueError) as error:
@@ -234,7 +244,7 @@ def model(name: str, shape: Shape, outputs: int, *, seed: int = 0, **options: ob
 
 
 def _norm(norm: Norm, axes: int = 2, alone: int = 0) -> Callable[[int], nn.Module]:
-    """Return a function that builds a norm of n channels; up to ``alone`` channels are one group."""
+    """Return a function that builds a norm of n channels; up to ``alone`` channels form one group."""
     norms: dict[str, Callable[[int], nn.Module]] = {
         "group": lambda n: nn.GroupNorm(math.gcd(n, 8) if n > alone else 1, n),
         "batch": lambda n: nn.BatchNorm1d(n) if axes == 1 else nn.BatchNorm2d(n),

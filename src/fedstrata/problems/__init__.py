@@ -41,15 +41,10 @@ class ProblemKind:
         """The options that a configuration file may set."""
         return [name for name, option in options_of(self.build).items() if option.in_file]
 
-    @property
-    def asks(self) -> list[str]:
-        """The options inferred from the data: the number of clients or classes, the shape of an input."""
-        return [name for name, option in options_of(self.build).items() if not option.in_file]
-
     def on(self, model: nn.Module, data: FederatedData, **options: Any) -> Problem:
-        """Build the problem for a model and data, with options as a configuration file gives them."""
+        """Build the problem for a model; options that a file cannot set, such as ``clients``, come from the data."""
         facts = {"clients": data.clients, "classes": data.classes or None, "shape": data.train.arrays[0].shape[1:]}
-        inferred = {name: facts[name] for name in self.asks}
+        inferred = {name: facts[name] for name, option in options_of(self.build).items() if not option.in_file}
         problem: Problem = self.build(model, **inferred, **check(self.build, options))
         return problem
 

@@ -10,15 +10,15 @@ import torch
 from torch import nn
 
 from fedstrata.core.errors import invalid
-from fedstrata.core.options import options, param
+from fedstrata.core.options import param
 from fedstrata.data.federated import FederatedData
 from fedstrata.models.flat import BatchNormRule
 from fedstrata.problems.erm import BATCHNORM, LOSS, Losses, erm
-from fedstrata.problems.problem import Arrays, Problem
+from fedstrata.problems.problem import Arrays, Problem, builder
 from fedstrata.problems.projections import ball
 
 
-@options("the adversarial problem")
+@builder
 def adversarial(
     model: nn.Module,
     shape: Sequence[int] = param(..., "shape of one input, e.g. (1, 28, 28)", least=1, in_file=False),
@@ -46,19 +46,10 @@ def adversarial(
             kind = "" if inputs.is_floating_point() else " and are integers, which cannot be perturbed"
             got = f"{tuple(shape)}, but the inputs of {data.name} have shape {tuple(inputs.shape[1:])}{kind}"
             raise invalid("shape of the adversarial problem", got, "the shape of one floating-point input")
-        if base.check is not None:
-            base.check(data)
+        base.check(data)
 
-    return replace(
-        base,
-        outer=outer,
-        y0=base.x0.new_zeros(math.prod(shape)),
-        project_y=ball(radius),
-        perturbs=True,
-        name="adversarial",
-        options={**base.options, "radius": radius},
-        check=check,
-    )
+    y0 = base.x0.new_zeros(math.prod(shape))
+    return replace(base, outer=outer, y0=y0, project_y=ball(radius), perturbs=True, check=check)
 
 
 def perturbed(inputs: torch.Tensor, y: torch.Tensor) -> torch.Tensor:

@@ -8,15 +8,15 @@ import torch
 from torch import nn
 
 from fedstrata.core.errors import invalid
-from fedstrata.core.options import options, param
+from fedstrata.core.options import param
 from fedstrata.data.federated import FederatedData
 from fedstrata.models.flat import BatchNormRule
 from fedstrata.problems.erm import BATCHNORM, LOSS, Losses, erm
-from fedstrata.problems.problem import Arrays, Problem
+from fedstrata.problems.problem import Arrays, Problem, builder
 from fedstrata.problems.projections import simplex
 
 
-@options("the agnostic problem")
+@builder
 def agnostic(
     model: nn.Module,
     clients: int = param(..., "number of clients", least=1, in_file=False),
@@ -37,8 +37,7 @@ def agnostic(
     def check(data: FederatedData) -> None:
         if data.clients != clients:
             raise invalid("clients of the problem", clients, f"{data.clients}, the number of clients of the data")
-        if base.check is not None:
-            base.check(data)
+        base.check(data)
 
     y0 = base.x0.new_full((clients,), 1.0 / clients)
-    return replace(base, outer=outer, y0=y0, project_y=simplex, mixture=True, check=check, name="agnostic")
+    return replace(base, outer=outer, y0=y0, project_y=simplex, mixture=True, check=check)

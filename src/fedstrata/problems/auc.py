@@ -1,4 +1,4 @@
-"""AUC maximisation as a min-max problem: the loss needs no pairs of samples, so clients keep their data."""
+"""AUC maximisation as a min-max problem, whose loss needs no pairs of samples, so data stay with their clients."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ import torch
 from torch import nn
 
 from fedstrata.core.errors import InputError, invalid
-from fedstrata.core.options import options, param
+from fedstrata.core.options import param
 from fedstrata.data.federated import FederatedData
 from fedstrata.data.intake import are_labels
 from fedstrata.models.flat import BatchNormRule, Flat
 from fedstrata.problems.erm import (
     BATCHNORM,
     binary_cross_entropy,
-    check_model,
+    check_targets,
     cross_entropy,
     scores,
-    two_samples,
+    try_model,
     weighted_mean,
 )
-from fedstrata.problems.problem import Arrays, Problem
+from fedstrata.problems.problem import Arrays, Problem, builder
 from fedstrata.problems.projections import box
-from fedstrata.problems.queries import Query, class_shares
+from fedstrata.problems.queries import Query, class_shares, unanswered
 
 Activation = Callable[[torch.Tensor], torch.Tensor]
 
@@ -35,13 +35,13 @@ ACTIVATIONS: dict[str, Activation] = {"sigmoid": torch.sigmoid, "none": lambda l
 Form = Literal["square", "margin"]
 
 FORM = param("square", "pairwise square loss, or square loss with a margin")
-MARGIN = param(1.0, "mean score gap above which pairs cost nothing", above=0, only={"form": ("margin",)})
+MARGIN = param(1.0, "gap between mean scores that is large enough", above=0, only={"form": ("margin",)})
 SCORE = param("sigmoid", "activation that turns the model's output into a score", choices=ACTIVATIONS)
 SCALE_DUAL = param(False, "rescale the dual so that its steps do not shrink with p(1-p)")
-P = param(None, "fraction of positives, the same for all clients; by default computed from theirs", above=0, below=1)
+P = param(None, "fraction of positives, the same for all clients; by default from their class counts", above=0, below=1)
 
 
-@options("the auc problem")
+@builder
 def auc(
     model: nn.Module,
     form: Form = FORM,
@@ -64,41 +64,38 @@ def auc(
     two forms cannot be mixed.
 
     ``p`` is the same for all clients. By default it is computed before the first round from their class counts, as the
-    mean of their fractions under the weighting of the run: by samples, or with clients of equal size, this is the
-    fraction of the pooled data. A client or a batch may contain only one class.
+    mean of their fractions under the weighting of the run. If clients are weighted by samples, or have equal sizes,
+    this is the fraction in the pooled data. A client or a batch may contain only one class.
 
     ``score`` is applied to the model's output (one logit, or the difference of two): "sigmoid" keeps scores in (0, 1),
-    as the theory assumes; "none" uses the logits. Metrics use the logits and report no accuracy, since no threshold is
+    as the theory assumes; "none" uses the logits. Metrics use the logits and omit accuracy, since no threshold is
     learned; ``loss`` is the cross-entropy.
 
     The gradient in alpha is 2p(1-p)(mean s- - mean s+ - alpha), plus the margin inside the bracket for "margin", so its
     steps are small when positives are rare. With ``scale_dual``, y = sqrt(p(1-p)) alpha, so a gradient step in y moves
-    alpha 1 / (p(1-p)) times as far, as in code that divides this gradient by p(1-p). The problem is the same.
+    alpha 1 / (p(1-p)) times as far, as in code that divides this gradient by p(1-p). The solution does not change.
     """
     flat = Flat(model, batchnorm)
-    options = {"form": form, "margin": margin, "score": score, "scale_dual": scale_dual, "p": p, "batchnorm": batchnorm}
-
-    def check(data: FederatedData) -> None:
-        _check(flat, data)
-
     problem = Problem(
-        _unprepared,
+        unanswered(
+            "The auc problem does not know the fraction of positives yet: fs.train asks the clients for it, or pass p."
+        ),
         torch.cat([flat.initial, flat.initial.new_zeros(2)]),
         y0=flat.initial.new_zeros(1),
         project_y=box(low=0.0) if form == "margin" else None,
-        name="auc",
         takes_weights=True,
         ranks=True,
         flat=flat,
         predict=lambda x, inputs: flat(x[: flat.size], inputs),
         losses=either_cross_entropy,
-        options=options,
-        check=check,
+        check=lambda data: _check(flat, data),
     )
-    loss = _Loss(flat, form, float(margin), ACTIVATIONS[score], scale_dual)
-    if p is not None:
-        return loss.given(problem, float(p))
-    return replace(problem, query=Query("class_counts", positives, lambda problem, p: loss.given(problem, float(p))))
+    shift, gap = (1.0, 0.0) if form == "square" else (0.0, float(margin))
+
+    def given(problem: Problem, p: torch.Tensor | float) -> Problem:
+        return _with_fraction(problem, flat, float(p), shift, gap, ACTIVATIONS[score], scale_dual)
+
+    return replace(problem, query=Query("class_counts", positives, given)) if p is None else given(problem, p)
 
 
 def positives(counts: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
@@ -106,47 +103,36 @@ def positives(counts: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     return class_shares(counts, weights)[1:]
 
 
-class _Loss:
-    """F, and the alpha that maximises it, once p is known."""
+def _with_fraction(
+    problem: Problem, flat: Flat, p: float, shift: float, margin: float, activation: Activation, scale_dual: bool
+) -> Problem:
+    """Return the problem for this fraction of positives; ``shift`` is added to alpha in the term that it multiplies."""
+    strength = p * (1 - p)
+    # With p = 0 or 1, F is linear in alpha: there is no scale to correct.
+    scale = math.sqrt(strength) if scale_dual and strength > 0 else 1.0
 
-    def __init__(self, flat: Flat, form: str, margin: float, activation: Activation, scale_dual: bool) -> None:
-        self.flat, self.activation, self.scale_dual = flat, activation, scale_dual
-        self.shift, self.margin = (1.0, 0.0) if form == "square" else (0.0, margin)
-
-    def given(self, problem: Problem, p: float) -> Problem:
-        """Return the problem for this fraction of positives."""
-        strength = p * (1 - p)
-        # With p = 0 or 1, F is linear in alpha and there is no scale to correct.
-        scale = math.sqrt(strength) if self.scale_dual and strength > 0 else 1.0
-
-        def outer(x: torch.Tensor, y: torch.Tensor, batch: Arrays) -> torch.Tensor:
-            w, a, b = x.split((self.flat.size, 1, 1))  # type: ignore[no-untyped-call]
-            s, positive, weights = self.scored(w, batch)
-            alpha = y / scale
-            share = p + (1 - 2 * p) * positive
-            centred = s - (b + (a - b) * positive)
-            pull = 2 * (self.shift + alpha) * (1 - 2 * positive) * s
-            value = weighted_mean(share * (centred * centred + pull), weights)
-            return value + (strength * alpha * (2 * self.margin - alpha)).sum()
-
-        def best_y(x: torch.Tensor, batch: Arrays) -> torch.Tensor:
-            s, positive, weights = self.scored(x[: self.flat.size], batch)
-            gap = weighted_mean((p + (1 - 2 * p) * positive) * (1 - 2 * positive) * s, weights)
-            return scale * (self.margin + gap / (strength or 1.0)).reshape(1)
-
-        return replace(problem, outer=outer, best_y=best_y, query=None)
-
-    def scored(self, w: torch.Tensor, batch: Arrays) -> tuple[torch.Tensor, torch.Tensor, list[torch.Tensor]]:
+    def scored(w: torch.Tensor, batch: Arrays) -> tuple[torch.Tensor, torch.Tensor, list[torch.Tensor]]:
         """Return scores, labels as 0.0 and 1.0, and the samples' weights, if any."""
         inputs, targets, *weights = batch
-        s = self.activation(scores(self.flat(w, inputs)))
+        s = activation(scores(flat(w, inputs)))
         return s, targets.to(s.dtype), weights
 
+    def outer(x: torch.Tensor, y: torch.Tensor, batch: Arrays) -> torch.Tensor:
+        w, a, b = x.split((flat.size, 1, 1))  # type: ignore[no-untyped-call]
+        s, positive, weights = scored(w, batch)
+        alpha = y / scale
+        share = p + (1 - 2 * p) * positive
+        centred = s - (b + (a - b) * positive)
+        pull = 2 * (shift + alpha) * (1 - 2 * positive) * s
+        value = weighted_mean(share * (centred * centred + pull), weights)
+        return value + (strength * alpha * (2 * margin - alpha)).sum()
 
-def _unprepared(x: torch.Tensor, y: torch.Tensor, batch: Arrays) -> torch.Tensor:
-    raise InputError(
-        "The auc problem does not know the fraction of positives yet: fs.train asks the clients for it, or pass p."
-    )
+    def best_y(x: torch.Tensor, batch: Arrays) -> torch.Tensor:
+        s, positive, weights = scored(x[: flat.size], batch)
+        gap = weighted_mean((p + (1 - 2 * p) * positive) * (1 - 2 * positive) * s, weights)
+        return scale * (margin + gap / (strength or 1.0)).reshape(1)
+
+    return replace(problem, outer=outer, best_y=best_y, query=None)
 
 
 def either_cross_entropy(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -168,9 +154,8 @@ def _check(flat: Flat, data: FederatedData) -> None:
             f"The auc problem needs two classes, 0 and 1. Got {data.classes} ({data.name}): label the data 0 and 1, or "
             "turn the first half of the classes into class 1 with imbalance (data.imbalance in a file)."
         )
-    check_model(flat, data, "")
-    outputs = flat.pure(two_samples(flat, data)[0])
+    outputs, _ = try_model(flat, data)
     if outputs.numel() not in (2, 4):
         name = type(flat.module).__name__
         raise invalid(f"output of the model {name}", tuple(outputs.shape), "one logit per sample, or two, for auc")
-    check_model(flat, data, "binary_cross_entropy" if outputs.numel() == 2 else "cross_entropy")
+    check_targets(flat, outputs, data, "binary_cross_entropy" if outputs.numel() == 2 else "cross_entropy")

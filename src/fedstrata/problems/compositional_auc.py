@@ -7,16 +7,16 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from fedstrata.core.options import options, param
+from fedstrata.core.options import param
 from fedstrata.core.schedules import Rate
 from fedstrata.models.flat import BatchNormRule, Flat
 from fedstrata.problems.auc import FORM, MARGIN, SCALE_DUAL, SCORE, Form, P, auc, either_cross_entropy
 from fedstrata.problems.erm import BATCHNORM, weighted_mean
 from fedstrata.problems.maml import FIRST_ORDER, with_gradient_steps
-from fedstrata.problems.problem import Arrays, Outer, Problem
+from fedstrata.problems.problem import Arrays, Outer, Problem, builder
 
 
-@options("the compositional_auc problem")
+@builder
 def compositional_auc(
     model: nn.Module,
     levels: int = param(3, "inner gradient steps, each a level", least=1),
@@ -44,8 +44,7 @@ def compositional_auc(
     """
     base = auc(model, form, margin, score, scale_dual, p, batchnorm)
     assert base.flat is not None
-    own = {"levels": levels, "inner_lr": inner_lr, "first_order": first_order}
-    problem = replace(base, inner_mean="global", name="compositional_auc", options={**base.options, **own})
+    problem = replace(base, inner_mean="global")
     return with_gradient_steps(problem, _cross_entropy(base.flat), levels, inner_lr, first_order)
 
 

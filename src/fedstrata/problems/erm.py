@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import torch
@@ -9,11 +10,11 @@ from torch import nn
 from torch.nn import functional as F
 
 from fedstrata.core.errors import InputError, invalid
-from fedstrata.core.options import options, param
+from fedstrata.core.options import param
 from fedstrata.data.federated import FederatedData
 from fedstrata.data.intake import are_labels
 from fedstrata.models.flat import BatchNormRule, Flat
-from fedstrata.problems.problem import Arrays, Problem
+from fedstrata.problems.problem import Arrays, Problem, builder
 
 Losses = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
@@ -60,7 +61,7 @@ LOSS = param(
 BATCHNORM = param("refuse", "BatchNorm layers: refuse them, replace them by GroupNorm, or use batch statistics only")
 
 
-@options("the erm problem")
+@builder
 def erm(model: nn.Module, loss: str | Losses = LOSS, batchnorm: BatchNormRule = BATCHNORM) -> Problem:
     """Build standard federated learning: min_x M_k[ mean loss of the model with weights x on client k's data ].
 
@@ -75,70 +76,57 @@ def erm(model: nn.Module, loss: str | Losses = LOSS, batchnorm: BatchNormRule = 
         return weighted_mean(losses(flat(x, inputs), targets), weights)
 
     def check(data: FederatedData) -> None:
-        check_model(flat, data, loss if isinstance(loss, str) else "")
-        _check_losses(flat, data, losses)
+        outputs, targets = try_model(flat, data)
+        check_targets(flat, outputs, data, loss if isinstance(loss, str) else "")
+        values = losses(outputs, targets)
+        if values.shape != (2,):
+            shape = "a single number" if values.dim() == 0 else f"shape {tuple(values.shape)}"
+            raise invalid("loss", shape, "one number per sample: pass reduction='none' to torch losses")
 
-    return Problem(
-        outer,
-        flat.initial,
-        name="erm",
-        takes_weights=True,
-        flat=flat,
-        predict=flat,
-        losses=losses,
-        options={"loss": loss, "batchnorm": batchnorm},
-        check=check,
-    )
+    return Problem(outer, flat.initial, takes_weights=True, flat=flat, predict=flat, losses=losses, check=check)
 
 
-def check_model(flat: Flat, data: FederatedData, loss: str) -> None:
-    """Raise if the model cannot take the inputs, or if the targets do not fit its outputs and the loss."""
-    inputs, targets = two_samples(flat, data)
-    model = type(flat.module).__name__
+def try_model(flat: Flat, data: FederatedData) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the model's outputs for two samples, and their targets; raise if it cannot take the inputs.
+
+    The two samples are the first one twice, in the model's dtype: batch statistics need more than one.
+    """
+    twice = [torch.cat([a[:1], a[:1]]).to(flat.initial.device) for a in data.train.arrays]
+    inputs, targets = (a.to(flat.initial.dtype) if a.is_floating_point() else a.long() for a in twice)
     try:
-        outputs = flat.pure(inputs)
+        return flat.pure(inputs), targets
     except InputError:
         raise
     except (RuntimeError, ValueError, IndexError) as error:
-        shape = tuple(inputs.shape[1:])
+        model, shape = type(flat.module).__name__, tuple(inputs.shape[1:])
         reason = f"The model {model} cannot take inputs of shape {shape} ({data.name}): {error}."
         remedy = "" if inputs.is_floating_point() else " Integer inputs, e.g. characters, need a model such as lstm."
         raise InputError(reason + remedy) from None
+
+
+def check_targets(flat: Flat, outputs: torch.Tensor, data: FederatedData, loss: str) -> None:
+    """Raise if the targets do not fit the loss and the model's ``outputs`` for two samples."""
+    model, shape = f"the model {type(flat.module).__name__}", tuple(outputs.shape)
     every = [data.train.arrays[1]]
     every += [data.client_test.arrays[1]] if data.client_test is not None else []
     every += [data.test[1]] if data.test is not None else []
     if loss == "cross_entropy":
         if outputs.dim() != 2:
-            raise invalid(f"output of the model {model}", tuple(outputs.shape), "[samples, classes] for cross-entropy")
+            raise invalid(f"output of {model}", shape, "[samples, classes] for cross-entropy")
         for labels in every:
             if not are_labels(labels):
                 got = f"{labels.dtype} of shape {tuple(labels.shape[1:])} per sample ({data.name})"
                 wants = "one class number per sample: integers, or floats with classes= given for the data"
                 raise invalid("targets of cross_entropy", got, wants)
-        _check_labels(every, outputs.shape[1], f"the model {model} has {outputs.shape[1]} outputs")
+        _check_labels(every, shape[1], f"{model} has {shape[1]} outputs")
     elif loss == "binary_cross_entropy":
         if outputs.numel() != 2:
-            raise invalid(f"output of the model {model}", tuple(outputs.shape), "one number per sample")
+            raise invalid(f"output of {model}", shape, "one number per sample")
         _check_labels(every, 2, "the loss is binary_cross_entropy")
-    elif loss == "squared" and outputs.numel() != targets.numel():
-        raise invalid(
-            f"output of the model {model}", tuple(outputs.shape), f"of the shape of the targets, {tuple(targets.shape)}"
-        )
-
-
-def two_samples(flat: Flat, data: FederatedData) -> list[torch.Tensor]:
-    """Return the first sample twice, since batch statistics need more than one, in the model's dtype."""
-    twice = [torch.cat([a[:1], a[:1]]).to(flat.initial.device) for a in data.train.arrays]
-    return [a.to(flat.initial.dtype) if a.is_floating_point() else a.long() for a in twice]
-
-
-def _check_losses(flat: Flat, data: FederatedData, losses: Losses) -> None:
-    inputs, targets = two_samples(flat, data)
-    with torch.no_grad():
-        values = losses(flat(flat.initial, inputs), targets)
-    if values.shape != (2,):
-        shape = "a single number" if values.dim() == 0 else f"shape {tuple(values.shape)}"
-        raise invalid("loss", shape, "one number per sample: pass reduction='none' to torch losses")
+    elif loss == "squared":
+        wanted = (2, *every[0].shape[1:])
+        if outputs.numel() != math.prod(wanted):
+            raise invalid(f"output of {model}", shape, f"of the shape of the targets, {wanted}")
 
 
 def _check_labels(every: list[torch.Tensor], classes: int, why: str) -> None:

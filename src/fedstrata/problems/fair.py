@@ -8,24 +8,26 @@ from typing import Literal
 import torch
 from torch import nn
 
-from fedstrata.core.errors import InputError, invalid
-from fedstrata.core.options import options, param
+from fedstrata.core.errors import invalid
+from fedstrata.core.options import param
 from fedstrata.data.federated import FederatedData
 from fedstrata.models.flat import BatchNormRule
 from fedstrata.problems.agnostic import agnostic
 from fedstrata.problems.erm import BATCHNORM, LOSS, Losses, erm, weighted_mean
-from fedstrata.problems.problem import Arrays, Problem
+from fedstrata.problems.problem import Arrays, Problem, builder
 from fedstrata.problems.projections import simplex
-from fedstrata.problems.queries import Query, class_shares
+from fedstrata.problems.queries import Query, class_shares, unanswered
 
 
-@options("the fair problem")
+@builder
 def fair(
     model: nn.Module,
-    over: Literal["classes", "clients"] = param("classes", "groups to be fair to"),
+    over: Literal["classes", "clients"] = param("classes", "groups whose largest loss is minimised"),
     classes: int | None = param(None, "number of classes", least=1, in_file=False),
     clients: int | None = param(None, "number of clients", least=1, in_file=False),
-    regularise: float = param(0.0, "weight of the penalty on y; above 0 the maximum is strongly concave", least=0),
+    regularise: float = param(
+        0.0, "weight of the penalty on y; above 0, the objective is strongly concave in y", least=0
+    ),
     loss: str | Losses = LOSS,
     batchnorm: BatchNormRule = BATCHNORM,
 ) -> Problem:
@@ -41,8 +43,7 @@ def fair(
     if number is None:
         raise invalid(f"{over} of the fair problem", number, "a whole number of at least 1")
     build = _over_classes if over == "classes" else _over_clients
-    problem = build(model, number, regularise, loss, batchnorm)
-    return replace(problem, name="fair", options={**problem.options, "over": over, "regularise": regularise})
+    return build(model, number, regularise, loss, batchnorm)
 
 
 def _over_clients(
@@ -80,13 +81,9 @@ def _over_classes(
     def check(data: FederatedData) -> None:
         if data.classes != classes:
             raise invalid("classes of the fair problem", classes, f"{data.classes}, the number of classes of the data")
-        if base.check is not None:
-            base.check(data)
+        base.check(data)
 
     y0 = base.x0.new_full((classes,), 1.0 / classes)
-    built = replace(base, outer=_unprepared, y0=y0, project_y=simplex, check=check)
-    return replace(built, query=Query("class_counts", class_shares, given))
-
-
-def _unprepared(x: torch.Tensor, y: torch.Tensor, batch: Arrays) -> torch.Tensor:
-    raise InputError("The fair problem does not know the class frequencies yet: fs.train asks the clients for them.")
+    outer = unanswered("The fair problem does not know the class frequencies yet: fs.train asks the clients for them.")
+    query = Query("class_counts", class_shares, given)
+    return replace(base, outer=outer, y0=y0, project_y=simplex, check=check, query=query)

@@ -8,18 +8,19 @@ from dataclasses import dataclass, replace
 import torch
 from torch import nn
 
-from fedstrata.core.options import options, param
-from fedstrata.core.schedules import Clock, Rate, Schedule, rate_at
+from fedstrata.core.clock import Clock
+from fedstrata.core.options import param
+from fedstrata.core.schedules import Rate, Schedule, rate_at
 from fedstrata.models.flat import BatchNormRule
 from fedstrata.problems.erm import BATCHNORM, LOSS, Losses, erm
-from fedstrata.problems.problem import INNER_MEAN, Arrays, InnerMean, Outer, Problem
+from fedstrata.problems.problem import INNER_MEAN, Arrays, InnerMean, Outer, Problem, builder
 from fedstrata.problems.robust import GAMMA, SHIFT, as_level, linked
 
 INNER_LR = param(0.01, "learning rate of the inner gradient steps", above=0)
 FIRST_ORDER = param(False, "skip the second derivatives")
 
 
-@options("the maml problem")
+@builder
 def maml(
     model: nn.Module,
     inner_lr: Rate = INNER_LR,
@@ -33,16 +34,14 @@ def maml(
 
     Each step u -> u - inner_lr * grad loss_k(u) is a level, and the outer function is the loss on an independent batch.
     The derivative needs one Hessian-vector product per step; ``first_order`` skips these (first-order MAML). If the
-    split has support data (``support``), the steps draw from it and the outer function from the rest. ``inner_lr`` may
-    be a schedule over rounds.
+    data have a support set (``support`` of a split), the steps draw from it and the outer function from the rest.
+    ``inner_lr`` may be a schedule over rounds.
     """
     base = erm(model, loss, batchnorm)
-    own = {"inner_lr": inner_lr, "steps": steps, "first_order": first_order, "inner_mean": inner_mean}
-    problem = replace(base, inner_mean=inner_mean, name="maml", options={**base.options, **own})
-    return with_gradient_steps(problem, base.outer, steps, inner_lr, first_order)
+    return with_gradient_steps(replace(base, inner_mean=inner_mean), base.outer, steps, inner_lr, first_order)
 
 
-@options("the damaml problem")
+@builder
 def damaml(
     model: nn.Module,
     inner_lr: float = INNER_LR,
@@ -58,12 +57,8 @@ def damaml(
     and the loss after it; ``gamma`` and ``shift`` are as in :func:`robust`.
     """
     base = erm(model, loss, batchnorm)
-
     levels = (GradientStep(base.outer, inner_lr, first_order, many_convolutions(base)), as_level(base.outer))
-    own = {"inner_lr": inner_lr, "gamma": gamma, "first_order": first_order, "shift": shift}
-    options = {**base.options, **own}
-    problem = replace(base, levels=levels, adapt=(1, inner_lr), name="damaml", options=options)
-    return linked(problem, gamma, "exp", shift)
+    return linked(replace(base, levels=levels, adapt=(1, inner_lr)), gamma, "exp", shift)
 
 
 def with_gradient_steps(problem: Problem, loss: Outer, steps: int, lr: Rate, first_order: bool) -> Problem:
@@ -105,7 +100,7 @@ class GradientStep:
             return cotangent
         gradient = torch.func.grad(self.loss)
         if self.forward:
-            with warnings.catch_warnings():  # the first use of forward mode makes torch script one of its functions
+            with warnings.catch_warnings():  # on its first use of forward mode, torch scripts one of its functions
                 warnings.simplefilter("ignore", DeprecationWarning)
                 product: torch.Tensor = torch.func.jvp(lambda z: gradient(z, batch), (u,), (cotangent,))[1]
         else:

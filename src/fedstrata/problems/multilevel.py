@@ -12,7 +12,9 @@ from fedstrata.core.errors import invalid
 from fedstrata.core.options import options, param
 from fedstrata.models.flat import BatchNormRule
 from fedstrata.problems.erm import BATCHNORM, LOSS, Losses, erm, weighted_mean
-from fedstrata.problems.problem import Arrays, InnerMean, Level, Outer, Problem
+from fedstrata.problems.problem import INNER_MEAN, Arrays, InnerMean, Level, Outer, Problem, builder
+
+GLOBAL_MEAN = replace(INNER_MEAN, default="global")
 
 
 @options("the multilevel problem")
@@ -22,9 +24,7 @@ def multilevel(
     x0: torch.Tensor,
     y0: torch.Tensor | None = None,
     project_y: Callable[[torch.Tensor], torch.Tensor] | None = None,
-    inner_mean: InnerMean = param(
-        "global", "what f_k is evaluated at: the client's own levels, or their mean over all clients"
-    ),
+    inner_mean: InnerMean = GLOBAL_MEAN,
     outer_draws: bool = param(True, "whether the outer function uses data"),
     name: str = param("multilevel", "name of the problem in messages and tables"),
 ) -> Problem:
@@ -65,12 +65,12 @@ def multilevel(
     )
 
 
-@options("the risk_averse problem")
+@builder
 def risk_averse(
     model: nn.Module,
     weight: float = param(0.5, "weight of the upper semideviation", above=0),
     power: int = param(2, "power of the semideviation", choices=(1, 2)),
-    smoothing: float = param(0.01, "added under the square root of power 2, squared", above=0),
+    smoothing: float = param(0.01, "for power 2: its square is added under the root", above=0),
     loss: str | Losses = LOSS,
     batchnorm: BatchNormRule = BATCHNORM,
 ) -> Problem:
@@ -97,12 +97,4 @@ def risk_averse(
     def outer(u: torch.Tensor, batch: Arrays) -> torch.Tensor:
         return u[0] + weight * (u[1] if power == 1 else (u[1].relu() + smoothing**2).sqrt())
 
-    return replace(
-        base,
-        outer=outer,
-        levels=(mean_loss, semideviation),
-        inner_mean="global",
-        outer_draws=False,
-        name="risk_averse",
-        options={**base.options, "weight": weight, "power": power, "smoothing": smoothing},
-    )
+    return replace(base, outer=outer, levels=(mean_loss, semideviation), inner_mean="global", outer_draws=False)

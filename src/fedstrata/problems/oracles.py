@@ -11,18 +11,21 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple
 
 import torch
 
 from fedstrata.core.errors import FedstrataError
 from fedstrata.data.batch import Batch
 from fedstrata.problems.problem import Arrays, Level, Problem
+from fedstrata.problems.randomness import Randomised, with_random_layers
 from fedstrata.problems.trace import trace
 
 Tensors = tuple[torch.Tensor, ...]
 Function = Callable[..., torch.Tensor]
 Form = Callable[..., Tensors]
+Name = tuple[str, tuple[bool, ...]]
+"""A function, and which of its batches have words for random layers."""
 
 
 class Chain(NamedTuple):
@@ -36,15 +39,6 @@ class Chain(NamedTuple):
     gradient: torch.Tensor
     values: Tensors
     outer_grads: Tensors
-
-
-@runtime_checkable
-class HasPullback(Protocol):
-    """A level with its own, faster product of the transposed Jacobian and a vector."""
-
-    def pullback(self, u: torch.Tensor, cotangent: torch.Tensor, batch: Arrays) -> torch.Tensor:
-        """Return J^T cotangent."""
-        ...
 
 
 def _value(fn: Function) -> tuple[Form, Form]:
@@ -66,13 +60,15 @@ def _gradient(fn: Function, derivatives: int) -> tuple[Form, Form]:
 
 
 def _pullback(fn: Level) -> tuple[Form, Form]:
+    faster: Function | None = getattr(fn, "pullback", None)  # a level may have its own J^T cotangent
+
     def one(u: torch.Tensor, cotangent: torch.Tensor, batch: Arrays) -> Tensors:
         _, pull = _linearised(fn, u, batch)
         return (pull(cotangent),)
 
     def many(u: torch.Tensor, cotangent: torch.Tensor, batch: Arrays) -> Tensors:
-        if isinstance(fn, HasPullback):
-            return (fn.pullback(u, cotangent, batch),)
+        if faster is not None:
+            return (faster(u, cotangent, batch),)
         _, pull = _linearised_many(fn, u, batch)
         return (pull(cotangent),)
 
@@ -145,13 +141,14 @@ def _backward(
     return torch.autograd.grad(value, leaves, cotangent, retain_graph=retain_graph, materialize_grads=True)
 
 
-def _flat(function: Form, vectors: int, lengths: tuple[int, ...]) -> Form:
-    """Return the function with its batches flattened into arguments, as a traced graph wants them."""
+def _flat(function: Form, vectors: int, lengths: tuple[int, ...], random: tuple[bool, ...]) -> Form:
+    """Return the function with the arrays of its batches as separate arguments, as tracing needs them."""
 
     def flat(*args: Any) -> Tensors:
         batches, start = [], vectors
-        for length in lengths:
-            batches.append(args[start : start + length])
+        for length, has_words in zip(lengths, random, strict=True):
+            arrays = args[start : start + length]
+            batches.append(Randomised.of(arrays) if has_words else arrays)
             start += length
         return function(*args[:vectors], *batches)
 
@@ -165,7 +162,7 @@ class Oracles:
         self.problem = problem
         self._graphs: dict[tuple[object, ...], Form | None] = {}
         self._flattened: dict[tuple[object, ...], tuple[Form, Form, Form]] = {}
-        self._alone: set[str] = set()
+        self._alone: set[Name] = set()
         # Neither tracing nor vmap supports the kernels of recurrent layers.
         self._recurrent = problem.flat is not None and problem.flat.layers() == "recurrent"
         # Identical levels share one traced graph.
@@ -173,7 +170,7 @@ class Oracles:
 
     @cached_property
     def _functions(self) -> dict[str, tuple[Form, Form]]:
-        problem = self.problem
+        problem = with_random_layers(self.problem)
         functions = {
             "outer": _value(problem.outer),
             "outer_grads": _gradient(problem.outer, 2 if problem.dual else 1),
@@ -240,7 +237,8 @@ class Oracles:
             raise FedstrataError(f"The problem {self.problem.name!r} {has}.")
         return (y,) if self.problem.dual and y is not None else ()
 
-    def _run(self, name: str, vectors: Tensors, batches: Sequence[Batch]) -> Tensors:
+    def _run(self, function: str, vectors: Tensors, batches: Sequence[Batch]) -> Tensors:
+        name = (function, tuple(b.random for b in batches))
         if all(b.where is None for b in batches):
             return self._on(name, vectors, tuple(b.parts[0] for b in batches), all(b.traced for b in batches))
         out: list[torch.Tensor] = []
@@ -252,7 +250,7 @@ class Oracles:
                 whole[where] = p
         return tuple(out)
 
-    def _on(self, name: str, vectors: Tensors, batches: tuple[Arrays, ...], traced: bool) -> Tensors:
+    def _on(self, name: Name, vectors: Tensors, batches: tuple[Arrays, ...], traced: bool) -> Tensors:
         single = len(vectors[0]) == 1
         traced = traced and not self._recurrent
         if not single and (self._recurrent or name in self._alone):
@@ -277,26 +275,28 @@ class Oracles:
             return self._without_vmap(name, vectors, batches, traced, error)
         return tuple(o.unsqueeze(0) for o in out) if single else tuple(out)
 
-    def _forms(self, name: str, vectors: int, lengths: tuple[int, ...]) -> tuple[Form, Form, Form]:
+    def _forms(self, name: Name, vectors: int, lengths: tuple[int, ...]) -> tuple[Form, Form, Form]:
         """Return the function for one client by autograd, for many by vmap, and for one in traceable form."""
         key = (name, lengths)
         if key not in self._flattened:
-            one, many = self._functions[name]
-            plain, traceable = _flat(one, vectors, lengths), _flat(many, vectors, lengths)
+            function, random = name
+            plain, traceable = (_flat(form, vectors, lengths, random) for form in self._functions[function])
             self._flattened[key] = (plain, torch.func.vmap(traceable), traceable)
         return self._flattened[key]
 
     def _without_vmap(
-        self, name: str, vectors: Tensors, batches: tuple[Arrays, ...], traced: bool, error: RuntimeError
+        self, name: Name, vectors: Tensors, batches: tuple[Arrays, ...], traced: bool, error: RuntimeError
     ) -> Tensors:
-        """Run one client at a time from here on; an error in the function itself is raised again there."""
+        """Run one client at a time from now on; an error in the function itself occurs again and is raised."""
         out = self._one_by_one(name, vectors, batches, traced)
         self._alone.add(name)
         reason = str(error).split("\n")[0]
-        warnings.warn(f"{self.problem.name} runs one client at a time, use chunk=1: {reason}", stacklevel=2)
+        warnings.warn(
+            f"The problem {self.problem.name} runs one client at a time, so use chunk=1: {reason}", stacklevel=2
+        )
         return out
 
-    def _one_by_one(self, name: str, vectors: Tensors, batches: tuple[Arrays, ...], traced: bool) -> Tensors:
+    def _one_by_one(self, name: Name, vectors: Tensors, batches: tuple[Arrays, ...], traced: bool) -> Tensors:
         rows = [slice(c, c + 1) for c in range(len(vectors[0]))]
         parts = [
             self._on(
@@ -308,7 +308,7 @@ class Oracles:
 
 
 def _groups(batches: Sequence[Batch], clients: int) -> Iterator[tuple[torch.Tensor, tuple[Arrays, ...]]]:
-    """Yield clients that share a part of every batch, with their rows of it."""
+    """Yield the clients that are in the same part of every batch, with their rows of each."""
     part = torch.zeros(len(batches), clients, dtype=torch.long)
     row = torch.arange(clients).repeat(len(batches), 1)
     for b, batch in enumerate(batches):

@@ -7,29 +7,32 @@ M_k is the mean over clients. ``levels`` holds g^(1)..g^(K), ``outer`` is f.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import torch
 
 from fedstrata.core.errors import InputError, invalid
-from fedstrata.core.options import param
+from fedstrata.core.options import options, options_of, param
+from fedstrata.data.batch import Arrays as Arrays
 from fedstrata.problems.queries import Query
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from fedstrata.core.schedules import Clock
+    from fedstrata.core.clock import Clock
     from fedstrata.data.federated import FederatedData
     from fedstrata.models.flat import Flat
 
-Arrays = tuple[torch.Tensor, ...]
+F = TypeVar("F", bound=Callable[..., Any])
+
 Level = Callable[[torch.Tensor, Arrays], torch.Tensor]
 Outer = Callable[..., torch.Tensor]
 InnerMean = Literal["local", "global"]
 
-INNER_MEAN = param("local", "what f_k is evaluated at: the client's own levels, or their mean over all clients")
+INNER_MEAN = param("local", "whether f_k takes the value of the client's own levels or its mean over all clients")
 
 
 @dataclass(frozen=True)
@@ -47,28 +50,28 @@ class Problem:
     inner_mean: "local" if f_k takes the client's own G_k, "global" if it takes the mean of G over clients.
     name:       its name in messages and tables.
     outer_draws: whether the outer function uses data; if not, its batch is empty and costs no samples.
-    weighs:     whether the outer function is an increasing function of a single number, a loss: its derivative is the
-                client's weight.
+    weighs:     whether the outer function is an increasing function of a single number, a loss, so that its derivative
+                is the client's weight.
     numbered:   whether the outer function's batch ends with the client's number.
     mixture:    whether the dual weights the clients: y is on the simplex, one entry per client. The outer function is
                 then numbered, and at uniform y it is the client's own loss.
-    takes_weights: whether every function accepts batches that end, before the client's number, with a weight per
-                sample, as a sampling that favours rare classes makes them.
-    best_y:     ``best_y(x, batch) -> y``: the unprojected maximiser of f(x, .), if f is quadratic in y with one Hessian
-                for all batches, so that the mean of these over batches maximises the mean of f.
+    takes_weights: whether every function accepts batches with sample weights, as balanced sampling draws them; the
+                weights are the last array, or the last before the client's number.
+    best_y:     ``best_y(x, batch) -> y``: the unprojected maximiser of f(x, .), if f is quadratic in y with the same
+                Hessian on all batches, so that the mean of the maximisers over batches maximises the mean of f.
     ranks:      whether the model only ranks, so that no threshold on its outputs is meaningful: metrics then omit
                 accuracy.
-    known:      the solution (x, y) if it is known, y None without a dual: for metrics.
+    known:      the solution (x, y) if it is known, with y None without a dual, for metrics.
     perturbs:   whether the dual is a perturbation added to every input: metrics then also measure under attack.
     flat:       the model whose weights are the first entries of the vector, if there is one.
     predict:    ``predict(x, inputs) -> outputs`` of the model, for metrics.
     losses:     ``losses(outputs, targets) -> one loss per sample``, for metrics.
     adapt:      (steps, lr) of the gradient steps that adapt the model to a client, for metrics; None if there are none.
-    options:    the options it was built with, recorded in the run directory; a run resumes only with the same ones.
+    options:    the options it was built with, recorded in the run directory; a run resumes only with the same options.
     check:      ``check(data)`` raises an error if the data do not fit the problem.
     query:      what the problem must learn from the clients before the first round, if anything.
-    at:         ``at(problem, clock) -> problem``, called before every round: the problem at that time, or the same
-                object if nothing changed. For rates inside the problem that follow a schedule.
+    at:         ``at(problem, clock) -> problem``, called before every round, for rates inside the problem that follow a
+                schedule: returns the problem at that time, the same object if nothing has changed.
     """
 
     outer: Outer
@@ -92,7 +95,7 @@ class Problem:
     losses: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None
     adapt: tuple[int, float] | None = None
     options: Mapping[str, object] = field(default_factory=dict)
-    check: Callable[[FederatedData], None] | None = None
+    check: Callable[[FederatedData], None] = lambda data: None
     query: Query | None = None
     at: Callable[[Problem, Clock], Problem] | None = None
 
@@ -140,8 +143,6 @@ class Problem:
 
     def to(self, device: torch.device) -> Problem:
         """Return a copy of the problem on ``device``; the original and its module are not moved."""
-        from dataclasses import replace
-
         moved: dict[str, Any] = {"x0": self.x0.to(device)}
         if self.y0 is not None:
             moved["y0"] = self.y0.to(device)
@@ -150,3 +151,16 @@ class Problem:
         if self.flat is not None:
             self.flat.place(device)
         return replace(self, **moved)
+
+
+def builder(function: F) -> F:
+    """Decorate a function that builds a problem: check its options, record them, and name the problem after it."""
+    name = function.__name__
+
+    @functools.wraps(function)
+    def named(**values: Any) -> Problem:
+        recorded = {key: values[key] for key, option in options_of(build).items() if option.in_file}
+        return replace(function(**values), name=name, options=recorded)  # type: ignore[no-any-return]
+
+    build: Any = options(f"the {name} problem")(named)
+    return build  # type: ignore[no-any-return]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -11,6 +12,8 @@ from fedstrata.core.errors import invalid
 from fedstrata.core.options import options, param
 from fedstrata.data.federated import FederatedData
 from fedstrata.problems.problem import INNER_MEAN, Arrays, InnerMean, Problem
+
+Random = Callable[..., torch.Tensor]
 
 DIMENSION = param(10, "number of entries of x", least=1)
 SEED = param(0, "random seed of the problem", least=0)
@@ -24,6 +27,13 @@ class Quadratic:
     data: FederatedData
     solution: torch.Tensor
     dual: torch.Tensor | None = None
+
+    @staticmethod
+    def of(problem: Problem, inputs: torch.Tensor, targets: torch.Tensor) -> Quadratic:
+        """Return a problem whose solution is ``known``, with inputs and targets [clients, samples, ...] as its data."""
+        assert problem.known is not None
+        data = FederatedData.from_arrays(list(zip(inputs, targets, strict=True)), name=problem.name)
+        return Quadratic(problem, data, *problem.known)
 
 
 @options("the quadratic problem")
@@ -41,21 +51,17 @@ def quadratic(
 
     The curvatures h lie between 1 and ``condition``. The solution minimises the uniform mean over clients.
     """
-    generator = torch.Generator().manual_seed(seed)
-    shape = (clients, samples, dimension)
-    h = 1 + (condition - 1) * torch.rand(shape, generator=generator, dtype=dtype)
-    centre = heterogeneity * torch.randn(clients, 1, dimension, generator=generator, dtype=dtype)
-    b = centre + noise * torch.randn(shape, generator=generator, dtype=dtype)
-    start = torch.randn(dimension, generator=generator, dtype=dtype)
+    uniform, normal = generators(seed, dtype)
+    h = 1 + (condition - 1) * uniform(clients, samples, dimension)
+    b = heterogeneity * normal(clients, 1, dimension) + noise * normal(clients, samples, dimension)
+    start = normal(dimension)
 
     def outer(x: torch.Tensor, batch: Arrays) -> torch.Tensor:
         curvature, target = batch
         return 0.5 * (curvature * (x - target) ** 2).sum(1).mean()
 
-    pairs = [(h[k], b[k]) for k in range(clients)]
-    data = FederatedData.from_arrays(pairs, name="quadratic")
     solution = (h * b).mean((0, 1)) / h.mean((0, 1))
-    return Quadratic(Problem(outer, start, name="quadratic", known=(solution, None)), data, solution)
+    return Quadratic.of(Problem(outer, start, name="quadratic", known=(solution, None)), h, b)
 
 
 @options("the composition problem")
@@ -72,14 +78,14 @@ def composition(
 ) -> Quadratic:
     """Build a composition with a known minimiser: g_k(x) = A_k x and f_k(u) = 1/2 ||u - b_k||^2.
 
-    A_k and b_k are means over the client's samples. A method that computes the value and the Jacobian of g on the same
-    small batch is biased here, since their noise is correlated.
+    A_k and b_k are means over the client's samples. An algorithm that computes the value and the Jacobian of g on the
+    same small batch is biased here, since their noise is correlated.
     """
     if inner < dimension:
         raise invalid(
             "inner of the composition problem", inner, f"at least the dimension, {dimension}, for a unique minimiser"
         )
-    normal = partial(torch.randn, generator=torch.Generator().manual_seed(seed), dtype=dtype)
+    _, normal = generators(seed, dtype)
     scale = dimension**-0.5
     common = torch.eye(inner, dimension, dtype=dtype)
     own = common + 0.3 * heterogeneity * scale * normal(clients, 1, inner, dimension)
@@ -93,7 +99,6 @@ def composition(
     def outer(u: torch.Tensor, batch: Arrays) -> torch.Tensor:
         return 0.5 * ((u - batch[1]) ** 2).sum(1).mean()
 
-    data = FederatedData.from_arrays([(a[k], b[k]) for k in range(clients)], name="composition")
     means, targets = a.mean(1), b.mean(1)
     if inner_mean == "global":
         means = means.mean(0, keepdim=True).expand_as(means)
@@ -108,7 +113,7 @@ def composition(
         known=(solution, None),
         options={"inner_mean": inner_mean},
     )
-    return Quadratic(problem, data, solution)
+    return Quadratic.of(problem, a, b)
 
 
 @options("the quadratic_saddle problem")
@@ -130,9 +135,8 @@ def quadratic_saddle(
     every batch is exact. (Section 6.1 of the FGDA paper: curvature 10, coupling 0.1, spread 1 and 10.)
     """
     check_noise("quadratic_saddle", noise, samples)
-    generator = torch.Generator().manual_seed(seed)
-    normal = partial(torch.randn, generator=generator, dtype=dtype)
-    t = coupling * torch.rand(clients, generator=generator, dtype=dtype)
+    uniform, normal = generators(seed, dtype)
+    t = coupling * uniform(clients, 1, 1)
     b = spread * normal(clients, dimension)
     b = b - b.mean(0)
     x0, y0 = normal(dimension), normal(dimension)
@@ -146,15 +150,20 @@ def quadratic_saddle(
     def best_y(x: torch.Tensor, batch: Arrays) -> torch.Tensor:
         return batch[1].mean(0) - batch[0].mean() * x
 
-    data = FederatedData.from_arrays([(t[k].expand(samples, 1), b[k]) for k in range(clients)], name="quadratic_saddle")
     zero = torch.zeros(dimension, dtype=dtype)
     problem = Problem(
         outer, x0, y0=y0, name="quadratic_saddle", best_y=best_y, known=(zero, zero), options={"curvature": curvature}
     )
-    return Quadratic(problem, data, zero, zero)
+    return Quadratic.of(problem, t.expand(-1, samples, 1), b)
+
+
+def generators(seed: int, dtype: torch.dtype) -> tuple[Random, Random]:
+    """Return functions that draw tensors of a shape, uniform in [0, 1) and standard normal, from one generator."""
+    generator = torch.Generator().manual_seed(seed)
+    return partial(torch.rand, generator=generator, dtype=dtype), partial(torch.randn, generator=generator, dtype=dtype)
 
 
 def check_noise(name: str, noise: float, samples: int) -> None:
-    """Raise if there is noise but only one sample, whose noise would be centred to 0."""
+    """Raise if there is noise but only one sample: centring would remove its noise."""
     if noise and samples == 1:
         raise invalid(f"samples of the {name} problem", samples, "at least 2 if there is noise")

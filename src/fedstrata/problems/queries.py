@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 
+from fedstrata.core.errors import InputError
+
 if TYPE_CHECKING:
     from fedstrata.problems.problem import Problem
 
@@ -26,6 +28,15 @@ class Query:
     ask: Literal["class_counts", "first_loss"]
     learn: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
     inform: Callable[[Problem, torch.Tensor], Problem]
+
+
+def unanswered(message: str) -> Callable[..., torch.Tensor]:
+    """Return the outer function of a problem whose query has not been answered: it raises this message."""
+
+    def outer(*args: object) -> torch.Tensor:
+        raise InputError(message)
+
+    return outer
 
 
 def class_shares(counts: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:

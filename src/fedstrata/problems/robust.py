@@ -10,10 +10,10 @@ from functools import partial
 import torch
 from torch import nn
 
-from fedstrata.core.options import options, param
+from fedstrata.core.options import param
 from fedstrata.models.flat import BatchNormRule
 from fedstrata.problems.erm import BATCHNORM, LOSS, Losses, erm
-from fedstrata.problems.problem import INNER_MEAN, Arrays, InnerMean, Level, Outer, Problem
+from fedstrata.problems.problem import INNER_MEAN, Arrays, InnerMean, Level, Outer, Problem, builder
 from fedstrata.problems.queries import Query
 
 Link = Callable[[torch.Tensor], torch.Tensor]
@@ -33,15 +33,17 @@ def square(u: torch.Tensor) -> torch.Tensor:
 
 LINKS: dict[str, Link] = {"exp": exponential, "square": square}
 
-GAMMA = param(0.5, "the smaller it is, the higher the weight of clients with a high loss", above=0)
+GAMMA = param(0.5, "a smaller gamma gives clients with a high loss more weight", above=0)
 SHIFT = param(None, "subtracted from the losses before exp; by default computed from the clients' initial losses")
 
 
-@options("the robust problem")
+@builder
 def robust(
     model: nn.Module,
     gamma: float = GAMMA,
-    link: str | Link = param("exp", "outer function; in Python also any increasing tensor function", choices=LINKS),
+    link: str | Link = param(
+        "exp", "outer function; in Python also any increasing function of a tensor", choices=LINKS
+    ),
     loss: str | Losses = LOSS,
     shift: float | None = SHIFT,
     inner_mean: InnerMean = INNER_MEAN,
@@ -51,19 +53,17 @@ def robust(
 
     The inner function is the client's mean loss, a single number. The outer function ``link`` is increasing, so clients
     with a high loss get a higher weight, more so for a smaller ``gamma``. ``link`` is "exp" (KL-regularised
-    robustness), "square", or your own increasing tensor function. The factor gamma gives a client whose loss equals the
-    shift the weight 1 for any gamma (with "exp"); gamma -> infinity is standard learning.
+    robustness), "square", or your own increasing function of a tensor. With "exp", a client whose loss equals the shift
+    has weight 1 for any gamma; gamma -> infinity is standard learning.
 
     ``shift`` is a constant shared by all clients. With "exp" it rescales the objective and does not change the
     solution. By default it is gamma log M_k[ exp(loss_k(x0) / gamma) ], computed from the clients' losses before the
     first round (M_k is the uniform mean here, whatever the weighting of the run), so that the weights average to 1 at
-    the start; above a weight equal to the number of clients, exp is continued by its tangent. With a shift of your own
-    the tangent starts at exp(30), so choose it near the losses. Other links default to a shift of 0.
+    the start; above a weight equal to the number of clients, exp is continued by its tangent. If you pass a shift, the
+    tangent starts at exp(30), so choose it close to the losses. For other links the default is 0.
     """
     base = erm(model, loss, batchnorm)
-
-    options = {**base.options, "gamma": gamma, "link": link, "shift": shift, "inner_mean": inner_mean}
-    problem = replace(base, levels=(as_level(base.outer),), inner_mean=inner_mean, name="robust", options=options)
+    problem = replace(base, levels=(as_level(base.outer),), inner_mean=inner_mean)
     return linked(problem, gamma, link, shift)
 
 
@@ -94,7 +94,5 @@ def linked(problem: Problem, gamma: float, link: str | Link, shift: float | None
         constant, cap = learned.tolist()
         return with_outer(problem, partial(exponential, cap=cap), constant)
 
-    asks = shift is None and link == "exp"
-    built = with_outer(problem, function, shift or 0.0)
-    built = replace(built, outer_draws=False, weighs=True)
-    return replace(built, query=Query("first_loss", learn, inform)) if asks else built
+    query = Query("first_loss", learn, inform) if shift is None and link == "exp" else None
+    return replace(with_outer(problem, function, shift or 0.0), outer_draws=False, weighs=True, query=query)

@@ -1,15 +1,12 @@
-"""A tower of levels with a known solution, for tests and for studying how a method scales with K."""
+"""A tower of levels with a known solution, for tests and for studying how algorithms scale with K."""
 
 from __future__ import annotations
-
-from functools import partial
 
 import torch
 
 from fedstrata.core.options import options, param
-from fedstrata.data.federated import FederatedData
 from fedstrata.problems.problem import Arrays, Level, Problem
-from fedstrata.problems.quadratic import DIMENSION, SEED, Quadratic, check_noise
+from fedstrata.problems.quadratic import DIMENSION, SEED, Quadratic, check_noise, generators
 
 
 @options("the tower problem")
@@ -19,7 +16,7 @@ def tower(
     levels: int = param(3, "number of levels, K", least=1),
     samples: int = param(200, "samples of each client", least=1),
     bend: float = param(0.3, "how far a level is from a rotation", least=0, below=1),
-    noise: float = param(0.5, "standard deviation of the samples' noise", least=0),
+    noise: float = param(0.5, "standard deviation of the noise of a sample", least=0),
     dual: bool = param(True, "whether the problem has a dual"),
     distance: float = param(1.0, "distance of the starting point from the solution", least=0),
     seed: int = SEED,
@@ -34,7 +31,7 @@ def tower(
     rotations; below 1 the minimiser is unique.
     """
     check_noise("tower", noise, samples)
-    normal = partial(torch.randn, generator=torch.Generator().manual_seed(seed), dtype=dtype)
+    _, normal = generators(seed, dtype)
 
     def centred(*shape: int) -> torch.Tensor:
         e = noise * normal(clients, samples, *shape)
@@ -64,7 +61,6 @@ def tower(
         return y @ (u - batch[1].mean(0)) - 0.5 * (y @ y)
 
     rows = torch.cat([slopes[..., None], shifts], -1)
-    data = FederatedData.from_arrays([(rows[k], goal + targets[k]) for k in range(clients)], name="tower")
     zero = torch.zeros(dimension, dtype=dtype)
     problem = Problem(
         outer_dual if dual else outer,
@@ -76,4 +72,4 @@ def tower(
         known=(solution, zero if dual else None),
         options={"levels": levels, "bend": bend, "dual": dual},
     )
-    return Quadratic(problem, data, solution, zero if dual else None)
+    return Quadratic.of(problem, rows, goal + targets)

@@ -12,19 +12,16 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from fedstrata.clients.faults import Fault, in_words
+from fedstrata.core.clock import Clock
 from fedstrata.core.errors import InputError
 from fedstrata.core.files import Row
-from fedstrata.core.schedules import Clock
+from fedstrata.training.metrics.catalogue import IN_PROGRESS, measure
 
 if TYPE_CHECKING:
     from fedstrata.training.run import Run
 
 Reports = Mapping[str, Callable[[], torch.Tensor]]
 """What a local step reports, by name: functions that return tensors [C, ...]."""
-
-
-_SHOWN = ("loss", "accuracy", "accuracy_worst", "auc", "auc_worst", "attacked_accuracy", "distance", "epsilon")
-"""The measures on a line of progress."""
 
 
 class Callback:
@@ -67,35 +64,17 @@ class Titled(Callback):
 
     def __init__(self, listener: Callback, title: str) -> None:
         self.listener, self.title = listener, title
+        for event in ("on_round", "on_local_step", "on_faults", "on_evaluation", "on_end"):
+            setattr(self, event, getattr(listener, event))
 
     def on_start(self, title: str, done: int, rounds: int, note: str) -> None:
         """Forward the event under the title."""
         self.listener.on_start(self.title, done, rounds, note)
 
-    def on_round(self, round: int, state: Any) -> None:
-        """Forward the event."""
-        self.listener.on_round(round, state)
-
-    def on_local_step(self, clock: Clock, ids: np.ndarray, reports: Reports) -> None:
-        """Forward the event."""
-        self.listener.on_local_step(clock, ids, reports)
-
     @property
     def wants_local_steps(self) -> bool:
         """Whether the listener wants them."""
         return self.listener.wants_local_steps
-
-    def on_faults(self, faults: Sequence[Fault], names: Sequence[str]) -> None:
-        """Forward the event."""
-        self.listener.on_faults(faults, names)
-
-    def on_evaluation(self, row: Row) -> None:
-        """Forward the event."""
-        self.listener.on_evaluation(row)
-
-    def on_end(self, run: Run | None) -> None:
-        """Forward the event."""
-        self.listener.on_end(run)
 
     def for_pretraining(self) -> Callback | None:
         """Append to the title that this is the pre-training, if the listener wants to hear of it."""
@@ -135,7 +114,8 @@ class ShowProgress(Callback):
 
     def on_evaluation(self, row: Row) -> None:
         """Show the measures."""
-        shown = "  ".join(f"{k} {row[k]:.4g}" if k == "distance" else f"{k} {row[k]:.4f}" for k in _SHOWN if k in row)
+        names = [name for name in IN_PROGRESS if name in row]
+        shown = "  ".join(f"{name} {row[name]:{'.4g' if measure(name).tiny else '.4f'}}" for name in names)
         if self._bar is not None:
             self._bar.update(self._task, last=shown, completed=row["round"])
         elif not self.brief or row["round"] == self.rounds:

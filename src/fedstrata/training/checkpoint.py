@@ -6,17 +6,16 @@ Occasionally all rows are rewritten, in pieces. ``round-r.json`` is written last
 SHA-256 of all files it needs. A checkpoint exists once its JSON does; a kill at any moment leaves the previous one.
 
 Syncing to disk after every round would often cost more than the round, so a checkpoint is synced only if thirty
-seconds have passed since the last one that was, which is also kept. A kill loses at most the current round, a power
-failure at most half a minute.
+seconds have passed since the last one that was, which is also kept; the logs of the run are synced with it. A kill
+loses at most the current round, a power failure at most half a minute.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 
 from fedstrata.core.errors import FedstrataError
-from fedstrata.core.files import write_atomically
+from fedstrata.core.files import sync, write_atomically
 from fedstrata.core.version import FORMAT
 
 
@@ -36,23 +35,27 @@ class Damaged(FedstrataError):
 
 @dataclass
 class Checkpoint:
-    """What a run needs to resume: the last finished round, the server's vectors, counts, clients' rows."""
+    """What a run needs to resume: the last finished round, the server's vectors, counts, clients' rows.
+
+    evaluations: how many rows metrics.jsonl has up to this round; None if that is not known.
+    """
 
     round: int
     state: dict[str, torch.Tensor]
     counts: dict[str, Any]
     seconds: float
     rows: Iterable[dict[str, torch.Tensor]] = ()
+    evaluations: int | None = None
 
 
 DURABLE_SECONDS = 30.0
 
 
 class Checkpoints:
-    """The checkpoints in one folder."""
+    """The checkpoints in one folder; ``logs`` are the files of the run that are synced with a durable one."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, logs: Sequence[Path] = ()) -> None:
+        self.folder, self.logs = folder, logs
         self._segments: list[dict[str, Any]] = []
         self._saved_rows = 0
         self._synced = -DURABLE_SECONDS
@@ -82,22 +85,22 @@ class Checkpoints:
             "round": checkpoint.round,
             "counts": checkpoint.counts,
             "seconds": checkpoint.seconds,
+            "evaluations": checkpoint.evaluations,
             "durable": durable,
             "server": self._write(f"round-{checkpoint.round:08d}", checkpoint.state, durable),
             "clients": self._segments,
         }
         path = self.folder / f"round-{checkpoint.round:08d}.json"
         if durable:
-            self._sync_segments()
+            self._sync_others()
             self._synced = now
         write_atomically(path, _with_hash(manifest), durable)
         self._clean()
 
-    def _sync_segments(self) -> None:
-        """Sync the rows of the checkpoints since the last durable one to disk."""
-        for segment in self._segments:
-            with (self.folder / segment["file"]).open("rb") as file:
-                os.fsync(file.fileno())
+    def _sync_others(self) -> None:
+        """Sync what was written since the last durable checkpoint: the clients' rows, and the logs of the run."""
+        for path in (*(self.folder / segment["file"] for segment in self._segments), *self.logs):
+            sync(path)
 
     def _write(self, name: str, tensors: dict[str, torch.Tensor], durable: bool) -> dict[str, Any]:
         content = save({k: v.detach().cpu().contiguous() for k, v in tensors.items()})
@@ -151,7 +154,8 @@ class Checkpoints:
         self._segments = manifest["clients"]
         self._saved_rows = sum(segment["rows"] for segment in self._segments)
         rows = (self._read(segment) for segment in manifest["clients"])
-        return Checkpoint(manifest["round"], state, manifest["counts"], manifest["seconds"], rows)
+        evaluations = manifest.get("evaluations")
+        return Checkpoint(manifest["round"], state, manifest["counts"], manifest["seconds"], rows, evaluations)
 
     def _read(self, entry: dict[str, Any]) -> dict[str, torch.Tensor]:
         path = self.folder / entry["file"]
@@ -175,6 +179,10 @@ def _with_hash(manifest: dict[str, Any]) -> bytes:
     return json.dumps({"manifest": manifest, "sha256": hashlib.sha256(body.encode()).hexdigest()}, indent=1).encode()
 
 
+_NEEDED = ("round", "counts", "seconds", "durable", "server", "clients")
+"""What a manifest of this format has."""
+
+
 def _read_manifest(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_bytes())
@@ -182,8 +190,11 @@ def _read_manifest(path: Path) -> dict[str, Any]:
         body = json.dumps(manifest, sort_keys=True)
         if hashlib.sha256(body.encode()).hexdigest() != content["sha256"]:
             raise Damaged(f"{path.name} does not match its checksum")
+        missing = [key for key in _NEEDED if key not in manifest]
+        if missing and manifest.get("format") == FORMAT:
+            raise Damaged(f"{path.name} lacks {', '.join(missing)}")
         return manifest
-    except (FileNotFoundError, ValueError, KeyError, TypeError) as error:
+    except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise Damaged(f"{path.name}: {error}") from None
     except OSError as error:
         raise FedstrataError(f"The checkpoint file {path} cannot be read: {error}") from None

@@ -6,7 +6,6 @@ callback listens. ``rate`` is the learning rate of each coordinate; other names 
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,11 +14,11 @@ from typing import Annotated, Any
 import numpy as np
 import torch
 
+from fedstrata.core.clock import Clock
 from fedstrata.core.errors import InputError, invalid
-from fedstrata.core.files import Row, read_rows, write_atomically
+from fedstrata.core.files import Row, append_rows, read_rows, write_rows
 from fedstrata.core.kinds import Limits
 from fedstrata.core.options import options, param
-from fedstrata.core.schedules import Clock
 from fedstrata.training.callbacks import Callback, Reports
 
 
@@ -67,8 +66,8 @@ class Diagnostics(Callback):
         self.rows, self.title = [], title
         if self.path is not None:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            self.rows = [r for r in read_rows(self.path) if r["round"] <= done]
-            write_atomically(self.path, _lines(self.rows).encode())
+            self.rows = [r for r in read_rows(self.path, "round") if r["round"] <= done]
+            write_rows(self.path, self.rows, allow_nan=True)
         self._begin()
 
     def on_local_step(self, clock: Clock, ids: np.ndarray, reports: Reports) -> None:
@@ -107,8 +106,7 @@ class Diagnostics(Callback):
         new = [row, *(step for client in kept for step in self._norms[client])]
         self.rows += new
         if self.path is not None:
-            with self.path.open("a") as file:
-                file.write(_lines(new))
+            append_rows(self.path, new, allow_nan=True)
         self._begin()
 
     def on_end(self, run: Any) -> None:
@@ -117,10 +115,6 @@ class Diagnostics(Callback):
             from fedstrata.training.plots import plot_diagnostics
 
             plot_diagnostics(self.rows, self.path.with_suffix(".png"))
-
-
-def _lines(rows: Sequence[Row]) -> str:
-    return "".join(json.dumps(row) + "\n" for row in rows)
 
 
 def _rows(name: str, reports: Reports, ids: np.ndarray) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""What is written down of a run while it goes: rows, faults, checkpoints; and how a run is resumed from them."""
+"""The record of a run: rows, faults and checkpoints, and how a run is resumed from them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Resumed:
 
 
 class Journal:
-    """Passes on what happens in a run to its callbacks and to its run directory, which the first rank writes.
+    """Records a run: tells its callbacks, and writes its run directory on the first rank.
 
     history:  one row per evaluation.
     left_out: how often each client was left out of an exchange.
@@ -46,7 +46,7 @@ class Journal:
 
     @property
     def last_checkpoint(self) -> str:
-        """A sentence that says where the last good checkpoint is, if there is one."""
+        """A sentence that names the directory of the last checkpoint; empty without one."""
         if self.directory is None or not any(self.directory.checkpoints.folder.glob("round-*.json")):
             return ""
         return f" The last good checkpoint is kept in {self.directory.path}."
@@ -60,22 +60,22 @@ class Journal:
         saved = None
         if self.directory is not None:
             saved = self._open(self.directory, config, resume, rounds, algorithm, clients.problem)
-        known: Any = saved and {"round": saved.round, "counts": saved.counts, "seconds": saved.seconds}
-        known = self.ranks.told(known and {**known, "rows": self.history})
-        if known is None:
+        record: Any = saved and {"round": saved.round, "counts": saved.counts, "seconds": saved.seconds}
+        record = self.ranks.from_first(record and {**record, "rows": self.history})
+        if record is None:
             return None
-        self.history = known["rows"]
+        self.history = record["rows"]
         tensors = self.ranks.tensors(saved.state if saved else None)
         engine = clients.engine
         for rows in self.ranks.stream(saved.rows if saved else ()):
-            engine.setting.state.load(rows, engine.mine)
-        engine.restore(known["counts"].pop("engine"))
-        clients.progress.iteration = known["counts"].pop("iteration")
-        clients.usage = Usage(**known["counts"])
-        engine.saved(known["round"])
+            engine.side.state.load(rows, engine.mine)
+        engine.restore(record["counts"].pop("engine"))
+        clients.progress.iteration = record["counts"].pop("iteration")
+        clients.usage = Usage(**record["counts"])
+        engine.saved(record["round"])
         device = clients.problem.x0.device
         state = state_of(algorithm, {name: tensor.to(device) for name, tensor in tensors.items()})
-        return Resumed(state, known["round"], known["seconds"])
+        return Resumed(state, record["round"], record["seconds"])
 
     def _open(
         self,
@@ -86,32 +86,37 @@ class Journal:
         algorithm: Algorithm,
         problem: Problem,
     ) -> Checkpoint | None:
-        """Open the directory; return its last checkpoint, if there is one, with the history cut back to it."""
+        """Open the directory; return its last checkpoint, if any, and drop the history after it."""
         directory.open(config, resume)
         saved, damaged = directory.checkpoints.latest() if resume else (None, [])
         for warning in damaged:
             warnings.warn(warning, stacklevel=5)
+        rows = directory.rows()
         if saved is None:
-            if any(row["round"] for row in directory.rows()):
+            if any(row["round"] for row in rows):
                 warnings.warn(f"No checkpoint in {directory.path} to resume from: starting at round 0.", stacklevel=5)
         elif saved.round > rounds:
             raise invalid(
                 "rounds", rounds, f"at least {saved.round}, which the run in {directory.path} has done already"
             )
-        elif not _fits(saved, problem):
+        elif not _fits(saved, algorithm, problem):
             folder = directory.checkpoints.folder
             raise InputError(f"The checkpoint in {folder} is not one of {algorithm.name} on this problem.")
         done = -1 if saved is None else saved.round
-        self.history = [row for row in directory.rows() if row["round"] <= done]
+        self.history = [row for row in rows if row["round"] <= done]
+        lost = (saved.evaluations or 0) - len(self.history) if saved is not None else 0
+        if lost > 0:
+            what = f"{directory.metrics} lacks {lost} of the {lost + len(self.history)} rows up to round {done}"
+            warnings.warn(f"{what}: resuming without them.", stacklevel=5)
         directory.write_config(config)
         directory.truncate(self.history)
         self._count_left_out(directory.truncate_faults(done))
         return saved
 
-    # --- while the run goes -------------------------------------------------------------------------------------
+    # --- during the run -----------------------------------------------------------------------------------------
 
     def row(self, row: Row) -> None:
-        """Write down an evaluation."""
+        """Record an evaluation."""
         self.history.append(row)
         if self.directory is not None:
             self.directory.append(row)
@@ -119,12 +124,12 @@ class Journal:
             callback.on_evaluation(row)
 
     def faults(self, clients: Clients) -> None:
-        """Write down which clients were left out, and forget it."""
+        """Record which clients were left out, and clear the list."""
         faults = clients.faults[:]
         if not faults:
             return
         clients.faults.clear()
-        names = clients.engine.setting.data.client_names
+        names = clients.engine.side.data.client_names
         rows = [fault.row() | ({"name": names[fault.client]} if names else {}) for fault in faults]
         self._count_left_out(rows)
         if self.directory is not None:
@@ -137,22 +142,25 @@ class Journal:
             self.left_out[client] = self.left_out.get(client, 0) + 1
 
     def checkpoint(self, done: int, seconds: float, tensors: dict[str, torch.Tensor], clients: Clients) -> None:
-        """Write a checkpoint; after the round's row, which a resumed run cuts back to the checkpoint."""
+        """Write a checkpoint, after the round's row: a resumed run drops rows after its checkpoint."""
         if not self.kept:
             return
         engine = clients.engine
-        mine = engine.setting.state
+        mine = engine.side.state
         total = sum(self.ranks.all(mine.count()))
-        anew = self.ranks.told(self.directory and self.directory.checkpoints.wants_all(total))
-        rows = self.ranks.collected(mine.take_all() if anew else [mine.take_changes()])
+        complete = self.ranks.from_first(self.directory and self.directory.checkpoints.wants_all(total))
+        rows = self.ranks.collected(mine.take_all() if complete else [mine.take_changes()])
         if self.directory is None:
-            for _ in rows:  # all ranks must go through to the end
+            for _ in rows:  # all ranks must iterate to the end
                 pass
         else:
             counts: dict[str, Any] = dataclasses.asdict(clients.usage)
             counts |= {"iteration": clients.progress.iteration, "engine": engine.extra()}
-            copies = {name: tensor.clone() for name, tensor in tensors.items()}  # a file shares no memory
-            self.directory.checkpoints.save(Checkpoint(done, copies, counts, seconds, rows), anew)
+            copies = {
+                name: tensor.clone() for name, tensor in tensors.items()
+            }  # tensors in a file must not share memory
+            saved = Checkpoint(done, copies, counts, seconds, rows, len(self.history))
+            self.directory.checkpoints.save(saved, complete)
         engine.saved(done)
 
     def finish(self, run: Run, algorithm: Algorithm, state: Any) -> None:
@@ -162,15 +170,16 @@ class Journal:
         if self.directory is None:
             return
         flat = run.problem.flat
-        named = tensors_of(algorithm, state).items()
-        tensors = flat.state_dict(run.x[: flat.size]) if flat else {name: tensor.clone() for name, tensor in named}
-        self.directory.write_model(tensors)
+        self.directory.write_model(flat.state_dict(run.x[: flat.size]) if flat else tensors_of(algorithm, state))
         self.directory.write_summary(run.summary)
         plot({run.summary["algorithm"]: [run.history]}, self.directory.path / "plot.png")
 
 
-def _fits(saved: Checkpoint, problem: Problem) -> bool:
-    """Whether a checkpoint's x and y have the sizes of the problem's."""
-    x, y = saved.state.get("x", saved.state.get("h.0")), saved.state.get("y")
+def _fits(saved: Checkpoint, algorithm: Algorithm, problem: Problem) -> bool:
+    """Whether a checkpoint is a state of the algorithm whose solution has the sizes of the problem's x and y."""
+    try:
+        x, y = algorithm.solution(state_of(algorithm, saved.state))
+    except (TypeError, AttributeError):  # the tensors of another state
+        return False
     dual = 0 if problem.y0 is None else len(problem.y0)
-    return x is not None and x.shape == problem.x0.shape and (y is None or len(y) == dual)
+    return x.shape == problem.x0.shape and (y is None or len(y) == dual)

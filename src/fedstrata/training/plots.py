@@ -11,6 +11,8 @@ import numpy as np
 
 from fedstrata.core.errors import InputError, unknown
 from fedstrata.core.files import Row
+from fedstrata.training.metrics import catalogue
+from fedstrata.training.metrics.catalogue import IN_PLOTS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -27,23 +29,6 @@ AXES = {
     "bytes_down": "bytes sent to clients",
     "seconds": "seconds",
 }
-LABELS = {
-    "loss": "loss",
-    "accuracy": "accuracy",
-    "accuracy_worst": "accuracy of the worst client",
-    "accuracy_mean": "accuracy, mean over clients",
-    "auc": "AUC, pooled",
-    "auc_mean": "AUC, mean over clients",
-    "distance": "distance to the solution",
-    "distance_dual": "distance of y to the solution",
-    "attacked_accuracy": "accuracy under attack",
-}
-
-_PREFERRED = (
-    *("auc", "auc_worst", "personal_accuracy_mean", "accuracy", "attacked_accuracy", "accuracy_worst"),
-    *("personal_loss_mean", "distance", "gradient_norm", "loss"),
-)
-"""The order in which measures are chosen for a plot that names none."""
 
 _STYLES = ("-", "--", "-.", ":")
 
@@ -105,7 +90,7 @@ def _chosen(runs: Runs, measures: Sequence[str] | None, axis: str, log: Sequence
         return list(measures)
     last = [run[-1] for group in runs.values() for run in group if run]
     shared = [k for k in (last[0] if last else {}) if k not in AXES and all(k in row for row in last)]
-    chosen = [m for m in _PREFERRED if m in shared] or shared
+    chosen = [m for m in IN_PLOTS if m in shared] or shared
     if not chosen:
         raise InputError("The runs have no measure in common, so there is nothing to plot.")
     return chosen[:3]
@@ -115,7 +100,7 @@ def _draw_curves(panel: Axes, runs: Runs, measure: str, axis: str, log: bool) ->
     values = [row[measure] for group in runs.values() for run in group for row in run if measure in row]
     log = log or (measure == "loss" and 0 < 20 * min(values) < max(values))
     for number, (label, group) in enumerate(runs.items()):
-        curves = [[(row[axis], row[measure]) for row in run if measure in row] for run in group]
+        curves = [[(row[axis], row[measure]) for row in run if {axis, measure} <= set(row)] for run in group]
         curves = [curve for curve in curves if curve]
         if not curves:
             continue
@@ -124,7 +109,8 @@ def _draw_curves(panel: Axes, runs: Runs, measure: str, axis: str, log: bool) ->
         if len(curves) > 1:
             panel.fill_between(grid, low, high, color=f"C{number}", alpha=0.18, linewidth=0)
     panel.set_xlabel(AXES[axis])
-    panel.set_ylabel(LABELS.get(measure, measure.replace("_", " ")))
+    about = catalogue.measure(measure)
+    panel.set_ylabel(about.label or about.heading)
     panel.grid(alpha=0.25)
     if log:
         panel.set_yscale("log")

@@ -1,4 +1,4 @@
-"""What is refused before a run starts: settings, data and functions that do not fit together."""
+"""Checks before a run starts: settings, data and functions that do not fit together are refused."""
 
 from __future__ import annotations
 
@@ -19,10 +19,9 @@ from fedstrata.training.settings import Settings
 def check_run(
     problem: Problem, data: FederatedData, algorithm: Algorithm, settings: Settings, evaluate: Evaluate | None
 ) -> None:
-    """Refuse a run that cannot work; nothing is written."""
+    """Raise if a run cannot work; nothing has been written yet."""
     _check_kinds(problem, data, algorithm)
-    if problem.check is not None:
-        problem.check(data)
+    problem.check(data)
     _check_sampling(problem, data, settings)
     _check_dual(problem, data, algorithm, settings)
     algorithm.check(problem, settings.participation, data.clients)
@@ -38,13 +37,13 @@ def check_run(
 
 
 def check_pretraining(channel: Channel, pretrains: bool) -> None:
-    """Refuse noise for a run that starts from another one, which it does not cover."""
+    """Raise if a run with noise starts from another one, which the noise does not cover."""
     if channel.noise and pretrains:
         raise InputError("The noise of a channel does not cover a pre-training: leave out one of the two.")
 
 
 def check_passage(settings: Settings, clients: int) -> None:
-    """Refuse noise without an accountant, and injected faults of clients that do not exist."""
+    """Raise if there is noise without an accountant, or an injected fault of a client that does not exist."""
     check_privacy(settings.channel)
     inject = None if settings.faults is None else settings.faults.inject
     for client in () if inject is None else inject.clients:
@@ -88,13 +87,13 @@ def _check_auxiliary(algorithm: Algorithm, data: FederatedData) -> None:
     if data.auxiliary is None:
         raise InputError(
             f"{algorithm.name} needs samples on the server, some of every class (data {data.name!r} have none there): "
-            "split with auxiliary=8 (data.auxiliary in a file), which takes so many rows of each class from the "
-            "clients, or give it others with with_auxiliary(inputs, targets)."
+            "split with auxiliary=8 (data.auxiliary in a file), which moves 8 rows of each class from the "
+            "clients to the server, or give it others with with_auxiliary(inputs, targets)."
         )
 
 
 def _try_out(problem: Problem, data: FederatedData) -> None:
-    """Refuse a user's functions that fail on a few samples, or give no number, before a hundred clients do."""
+    """Raise if a user's functions fail on a few samples, or return the wrong shapes, before a hundred clients do."""
     two, three = (_sizes_on(problem, data, samples) for samples in (2, 3))
     for k, (size, other) in enumerate(zip(two, three, strict=True), 1):
         if size != other:
@@ -105,7 +104,7 @@ def _try_out(problem: Problem, data: FederatedData) -> None:
 
 @torch.no_grad()
 def _sizes_on(problem: Problem, data: FederatedData, samples: int) -> list[int]:
-    """Return how many numbers each level gives for so many samples, and refuse what no function may give."""
+    """Return how many numbers each level returns for ``samples`` samples; raise if a function returns a wrong shape."""
 
     def batch(level: int) -> tuple[torch.Tensor, ...]:
         if level == 0 and not problem.outer_draws:

@@ -9,6 +9,7 @@ from torch import nn
 
 from fedstrata.core.files import Row
 from fedstrata.problems.problem import Problem
+from fedstrata.training.metrics.catalogue import PER_CLIENT
 
 
 @dataclass(frozen=True, repr=False)
@@ -27,7 +28,7 @@ class Run:
     problem: Problem
 
     def __repr__(self) -> str:
-        measures = [f"{k} {v:.4g}" for k, v in self.history[-1].items() if k in ("loss", "accuracy", "auc")]
+        measures = [f"{k} {v:.4g}" for k, v in self.history[-1].items() if k in PER_CLIENT]
         return f"<Run of {self.summary['algorithm']} on {self.summary['data']}: {', '.join(measures)}>"
 
     def model(self) -> nn.Module:

@@ -15,7 +15,7 @@ import tomli_w
 import torch
 from safetensors.torch import save
 
-from fedstrata.core.errors import InputError
+from fedstrata.core.errors import InputError, invalid
 from fedstrata.core.files import Row, append_rows, read_rows, read_toml, remove_leftovers, write_atomically, write_rows
 from fedstrata.core.version import FORMAT, __version__
 from fedstrata.training.checkpoint import Checkpoints
@@ -39,8 +39,8 @@ class RunDirectory:
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
-        self.checkpoints = Checkpoints(self.path / "checkpoint")
         self.metrics = self.path / "metrics.jsonl"
+        self.checkpoints = Checkpoints(self.path / "checkpoint", (self.metrics, self.path / "faults.jsonl"))
         self._handle: int | None = None
 
     def open(self, config: dict[str, Any], resume: bool) -> None:
@@ -49,7 +49,7 @@ class RunDirectory:
         if self.path.is_dir():
             self._lock()
         if self.path.exists() and not self.path.is_dir():
-            raise InputError(f"The run directory {self.path} is a file. Nothing was overwritten.")
+            raise InputError(f"The run directory {self.path} is a file. Nothing was overwritten: choose another.")
         if settings.exists() and resume:
             remove_leftovers(self.path)
             old = read_toml(settings)
@@ -107,12 +107,12 @@ class RunDirectory:
         write_atomically(self.path / "config.toml", tomli_w.dumps(config).encode())
 
     def rows(self) -> list[Row]:
-        """Return the rows of metrics.jsonl, without a line that a kill cut off."""
-        return read_rows(self.metrics)
+        """Return the rows of metrics.jsonl, without a line that a kill cut off; other damaged lines are warned of."""
+        return read_rows(self.metrics, "round")
 
     def faults(self) -> list[Row]:
         """Return the lines of faults.jsonl: who was left out, when and why."""
-        return read_rows(self.path / "faults.jsonl")
+        return read_rows(self.path / "faults.jsonl", "round", "exchange", "client", "left_out")
 
     def truncate(self, rows: list[Row]) -> None:
         """Replace the rows of metrics.jsonl."""
@@ -139,14 +139,17 @@ class RunDirectory:
         write_atomically(self.path / "summary.json", json.dumps(summary, indent=2).encode())
 
     def write_model(self, tensors: dict[str, torch.Tensor]) -> None:
-        """Write model.safetensors."""
-        content = save({k: v.detach().cpu().contiguous() for k, v in tensors.items()})
+        """Write model.safetensors; tensors that share memory, such as tied weights, are written once for each name."""
+        content = save({k: v.detach().cpu().clone(memory_format=torch.contiguous_format) for k, v in tensors.items()})
         write_atomically(self.path / "model.safetensors", content)
 
 
 def _check_format(config: dict[str, Any], path: Path) -> None:
     """Raise if another version wrote the run in another format."""
     writer = config.get("written_by", {"version": "0.1.0", "format": 1})
+    if not isinstance(writer, dict) or not {"version", "format"} <= set(writer):
+        wants = "a table with the version and the format that wrote the run"
+        raise invalid("key written_by", writer, wants, f"{path / 'config.toml'}")
     if writer["format"] != FORMAT:
         raise InputError(
             f"The run in {path} was written by fedstrata {writer['version']}, in format {writer['format']}. This is "

@@ -19,7 +19,7 @@ import math
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from fedstrata.clients.channel.parcels import PARCELS, Parcel
 from fedstrata.core.errors import InputError, invalid
@@ -33,9 +33,10 @@ class Channel(Options, owner="the channel"):
     """Clipping, compression, robust reduction and noise between the clients' updates and the server's mean."""
 
     words: ClassVar[str] = "a Channel, e.g. fs.Channel(clip=1.0)"
-    compress: Literal["none", "top_k", "quantise"] = param(
+    compress: str = param(
         "none",
         "send all of an update, its largest entries, or 8 bits per entry; the error is added to the next update",
+        choices=PARCELS,
     )
     top: float = param(0.01, "fraction of the entries that top_k sends", above=0, most=1)
     clip: float | None = param(None, "largest norm of a client's update, over all its tensors", above=0)
@@ -79,7 +80,7 @@ class Channel(Options, owner="the channel"):
 
     def receive(self, answer: Any) -> Any:
         """Scale the answers [C, ...] down to the bound, on the server."""
-        if self.bound is None:
+        if self.bound is None or not tree_leaves(answer):
             return answer
         flat = FlatAnswer(answer)
         return flat.restore(flat.updates * shortening(flat.updates, self.bound))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
@@ -19,7 +19,12 @@ Layout = dict[str, tuple[tuple[int, ...], torch.dtype]]
 
 
 class Parcel(ABC):
-    """Packed updates: ``tensors`` by name, with one row per client; ``n`` is the length of an update."""
+    """Packed updates: ``tensors`` by name, with one row per client; ``n`` is the length of an update.
+
+    proportional: the name of the tensor that is proportional to the updates.
+    """
+
+    proportional: ClassVar[str] = "values"
 
     def __init__(self, tensors: dict[str, torch.Tensor], n: int) -> None:
         self.tensors, self.n = tensors, n
@@ -33,9 +38,9 @@ class Parcel(ABC):
     def unpack(self) -> torch.Tensor:
         """Return the updates [C, n] as received."""
 
-    @abstractmethod
     def scaled(self, factors: torch.Tensor | float) -> Parcel:
         """Return the parcel of these updates times ``factors``, a number or [C, 1]."""
+        return type(self)({**self.tensors, self.proportional: self.tensors[self.proportional] * factors}, self.n)
 
     @staticmethod
     @abstractmethod
@@ -60,10 +65,6 @@ class Whole(Parcel):
         """Return the updates [C, n] as received."""
         return self.tensors["values"]
 
-    def scaled(self, factors: torch.Tensor | float) -> Whole:
-        """Return the parcel of these updates times ``factors``."""
-        return Whole({"values": self.tensors["values"] * factors}, self.n)
-
     @staticmethod
     def layout(n: int, dtype: torch.dtype, channel: Channel) -> Layout:
         """Return the layout of a parcel."""
@@ -85,10 +86,6 @@ class TopK(Parcel):
         values = self.tensors["values"]
         return values.new_zeros(len(values), self.n).scatter_(1, self.tensors["places"].long(), values)
 
-    def scaled(self, factors: torch.Tensor | float) -> TopK:
-        """Return the parcel of these updates times ``factors``."""
-        return TopK({**self.tensors, "values": self.tensors["values"] * factors}, self.n)
-
     @staticmethod
     def layout(n: int, dtype: torch.dtype, channel: Channel) -> Layout:
         """Return the layout of a parcel."""
@@ -103,6 +100,8 @@ class TopK(Parcel):
 class Quantised(Parcel):
     """Eight bits per entry, in units of the largest one."""
 
+    proportional = "scale"
+
     @staticmethod
     def pack(updates: torch.Tensor, channel: Channel) -> Quantised:
         """Pack updates [C, n]."""
@@ -115,10 +114,6 @@ class Quantised(Parcel):
     def unpack(self) -> torch.Tensor:
         """Return the updates [C, n] as received."""
         return self.tensors["levels"].to(self.tensors["scale"].dtype) * self.tensors["scale"]
-
-    def scaled(self, factors: torch.Tensor | float) -> Quantised:
-        """Return the parcel of these updates times ``factors``."""
-        return Quantised({**self.tensors, "scale": self.tensors["scale"] * factors}, self.n)
 
     @staticmethod
     def layout(n: int, dtype: torch.dtype, channel: Channel) -> Layout:

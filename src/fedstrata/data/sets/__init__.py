@@ -10,30 +10,17 @@ positive class.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from inspect import signature
 from typing import Any
 
 from fedstrata.core.options import check
-from fedstrata.core.registry import Registry
 from fedstrata.data.dataset import Dataset
 from fedstrata.data.download import Directory, Progress
-from fedstrata.data.sets.images import cifar10, cifar100, digits, fashion_mnist, mnist, omniglot
-from fedstrata.data.sets.medical import breastmnist, ham10000, pneumoniamnist
-from fedstrata.data.sets.synthetic import sinusoid
-from fedstrata.data.sets.tabular import a9a, adult, bank, breast_cancer, mammography, w8a
-from fedstrata.data.sets.text import shakespeare
-
-_LOADERS: tuple[Callable[..., Dataset], ...] = (
-    *(digits, breast_cancer, mnist, fashion_mnist, cifar10, cifar100, shakespeare, omniglot, pneumoniamnist),
-    *(breastmnist, ham10000, a9a, w8a, adult, bank, mammography, sinusoid),
-)
-
-SETS: Registry[Callable[..., Dataset]] = Registry("data set", {load.__name__: load for load in _LOADERS})
-"""Every data set by its name in a configuration file."""
+from fedstrata.data.sets import images, medical, synthetic, tabular, text  # noqa: F401 (each registers its sets)
+from fedstrata.data.sets.common import SETS as SETS
 
 
-def load(name: str, data_dir: Directory = None, progress: Progress | None = None, **options: Any) -> Dataset:
+def load(name: str, data_dir: Directory = None, progress: Progress = None, **options: Any) -> Dataset:
     """Load a data set by name, e.g. ``load("shakespeare", length=40)``.
 
     name:     one of :data:`SETS`.
@@ -41,7 +28,7 @@ def load(name: str, data_dir: Directory = None, progress: Progress | None = None
               missing file is downloaded to it once, if the file has an official address and ``FEDSTRATA_OFFLINE`` is
               not set. Sets that need no files ignore it.
     progress: called with a line of text from time to time during a download.
-    options:  the options of the set's own function.
+    options:  the options of the set, see ``fedstrata show NAME``.
     """
     build = SETS.find(name)
     values = check(build, options)

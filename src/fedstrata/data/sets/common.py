@@ -1,14 +1,18 @@
-"""Steps that the data sets share: building the ``Dataset``, splitting, scaling, checking options."""
+"""Steps that the data sets share: building the ``Dataset``, splitting and scaling."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
 
+from fedstrata.core.registry import Registry
 from fedstrata.data import tables
 from fedstrata.data.dataset import Dataset
+
+SETS: Registry[Callable[..., Dataset]] = Registry("data set")
+"""Every data set by its name in a configuration file."""
 
 TEST_SHARE = 0.2
 SPLIT_SEED = 0
@@ -44,7 +48,7 @@ def split(targets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def split_and_standardise(name: str, inputs: np.ndarray, targets: np.ndarray) -> Dataset:
-    """Build a binary data set from one table of numbers: stratified 80/20 split, standardised by the training rows."""
+    """Build a binary data set from one table of numbers: fixed stratified 80/20 split, standardised columns."""
     train, test = split(targets)
     scaled, test_scaled = tables.standardise(inputs[train], inputs[test])
     return build(name, scaled, targets[train], test_scaled, targets[test], 2)

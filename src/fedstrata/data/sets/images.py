@@ -9,14 +9,14 @@ from pathlib import Path
 import numpy as np
 
 from fedstrata.core.errors import MissingData
-from fedstrata.core.options import options, param
+from fedstrata.core.options import param, registered
 from fedstrata.data import formats
 from fedstrata.data.dataset import Dataset
 from fedstrata.data.download import Directory, Progress, locate
-from fedstrata.data.sets.common import build, scale, split
+from fedstrata.data.sets.common import SETS, build, scale, split
 
 
-@options("the digits data set")
+@registered(SETS)
 def digits() -> Dataset:
     """Load handwritten digits, 8 x 8 grey pixels in [0, 1]: 1,438 training and 359 test rows, 10 classes.
 
@@ -32,8 +32,8 @@ def digits() -> Dataset:
     return build("digits", images[train], bunch.target[train], images[test], bunch.target[test], 10)
 
 
-@options("the mnist data set")
-def mnist(data_dir: Directory = None, progress: Progress | None = None) -> Dataset:
+@registered(SETS)
+def mnist(data_dir: Directory = None, progress: Progress = None) -> Dataset:
     """Load MNIST, handwritten digits, 28 x 28 grey pixels: 60,000 training and 10,000 test rows, 10 classes.
 
     Pixels are normalised: (v / 255 - 0.1307) / 0.3081.
@@ -46,8 +46,8 @@ def mnist(data_dir: Directory = None, progress: Progress | None = None) -> Datas
     return _idx_set("mnist", "mnist", 0.1307, 0.3081, data_dir, progress)
 
 
-@options("the fashion_mnist data set")
-def fashion_mnist(data_dir: Directory = None, progress: Progress | None = None) -> Dataset:
+@registered(SETS)
+def fashion_mnist(data_dir: Directory = None, progress: Progress = None) -> Dataset:
     """Load Fashion-MNIST, clothes, 28 x 28 grey pixels: 60,000 training and 10,000 test rows, 10 classes.
 
     Pixels are normalised: (v / 255 - 0.2860) / 0.3530.
@@ -59,14 +59,14 @@ def fashion_mnist(data_dir: Directory = None, progress: Progress | None = None) 
     return _idx_set("fashion_mnist", "fashion-mnist", 0.2860, 0.3530, data_dir, progress)
 
 
-@options("the cifar10 data set")
-def cifar10(data_dir: Directory = None, progress: Progress | None = None) -> Dataset:
+@registered(SETS)
+def cifar10(data_dir: Directory = None, progress: Progress = None) -> Dataset:
     """Load CIFAR-10, photographs of objects, 3 x 32 x 32 pixels: 50,000 training and 10,000 test rows, 10 classes.
 
     Pixels are normalised per channel. The files are those of the binary version, five training batches and a test
-    batch. A folder with only some of the training batches is read with a warning that names the missing files: a part
-    of the set is enough to try something out, but its numbers are not those of CIFAR-10. A folder without any training
-    batch, or without the test batch, is an error.
+    batch. A folder with only some of the training batches is read with a warning that names the missing files: enough
+    for a trial, but the results are not those of CIFAR-10. A folder without any training batch, or without the test
+    batch, is an error.
 
     ``data_dir`` and ``progress`` are those of :func:`fedstrata.data.load`.
 
@@ -78,8 +78,8 @@ def cifar10(data_dir: Directory = None, progress: Progress | None = None) -> Dat
     return _cifar_set("cifar10", folder, train, "test_batch.bin", 1, 10, mean, std)
 
 
-@options("the cifar100 data set")
-def cifar100(data_dir: Directory = None, progress: Progress | None = None) -> Dataset:
+@registered(SETS)
+def cifar100(data_dir: Directory = None, progress: Progress = None) -> Dataset:
     """Load CIFAR-100, photographs of objects, 3 x 32 x 32 pixels: 50,000 training and 10,000 test rows, 100 classes.
 
     Pixels are normalised per channel; the target is the fine label. Files with fewer images are read with a warning.
@@ -93,10 +93,10 @@ def cifar100(data_dir: Directory = None, progress: Progress | None = None) -> Da
     return _cifar_set("cifar100", folder, ["train.bin"], "test.bin", 2, 100, mean, std)
 
 
-@options("the omniglot data set")
+@registered(SETS)
 def omniglot(
     data_dir: Directory = None,
-    progress: Progress | None = None,
+    progress: Progress = None,
     size: int = param(28, "side of an image in pixels", least=1, most=105),
 ) -> Dataset:
     """Load Omniglot, handwritten characters of 30 alphabets: 15,424 training and 3,856 test rows, 964 classes.
@@ -104,8 +104,6 @@ def omniglot(
     The drawings of the background set, 105 x 105 pixels with 1 for ink and 0 for paper, are reduced to [1, size, size]
     by averaging. The target is the character; ``keys`` are alphabet numbers, for the partition ``by_key``. Of the 20
     people who drew each character, 16 are in the training rows and 4 in the test rows.
-
-    size: height and width of the reduced images, 1 to 105.
 
     ``data_dir`` and ``progress`` are those of :func:`fedstrata.data.load`.
 
@@ -127,9 +125,7 @@ def omniglot(
     return build("omniglot", images[~test], targets[~test], images[test], targets[test], len(names), keys)
 
 
-def _idx_set(
-    name: str, folder: str, mean: float, std: float, data_dir: Directory, progress: Progress | None
-) -> Dataset:
+def _idx_set(name: str, folder: str, mean: float, std: float, data_dir: Directory, progress: Progress) -> Dataset:
     kinds = ("images-idx3-ubyte.gz", "labels-idx1-ubyte.gz")
     paths = [[locate(f"{folder}/{part}-{kind}", data_dir, progress) for kind in kinds] for part in ("train", "t10k")]
     (images, targets), (test_images, test_targets) = (formats.idx_pair(*pair) for pair in paths)

@@ -6,19 +6,17 @@ from pathlib import Path
 
 import numpy as np
 
-from fedstrata.core.options import options, param
+from fedstrata.core.options import param, registered
 from fedstrata.data import formats
 from fedstrata.data.dataset import Dataset
 from fedstrata.data.download import Directory, Progress, locate
-from fedstrata.data.sets.common import build, scale
+from fedstrata.data.sets.common import SETS, build, scale
 
 VALIDATION = param(False, "add the validation rows to the training rows")
 
 
-@options("the pneumoniamnist data set")
-def pneumoniamnist(
-    data_dir: Directory = None, progress: Progress | None = None, validation: bool = VALIDATION
-) -> Dataset:
+@registered(SETS)
+def pneumoniamnist(data_dir: Directory = None, progress: Progress = None, validation: bool = VALIDATION) -> Dataset:
     """Load PneumoniaMNIST, chest X-rays, 28 x 28 grey pixels in [-1, 1]: 4,708 training and 624 test rows.
 
     Class 1 is pneumonia, the more frequent class (74 % of the training rows).
@@ -32,8 +30,8 @@ def pneumoniamnist(
     return _medmnist_set("pneumoniamnist", locate("pneumoniamnist.npz", data_dir, progress), 1, validation)
 
 
-@options("the breastmnist data set")
-def breastmnist(data_dir: Directory = None, progress: Progress | None = None, validation: bool = VALIDATION) -> Dataset:
+@registered(SETS)
+def breastmnist(data_dir: Directory = None, progress: Progress = None, validation: bool = VALIDATION) -> Dataset:
     """Load BreastMNIST, breast ultrasound, 28 x 28 grey pixels in [-1, 1]: 546 training and 156 test rows.
 
     Class 1 is malignant (27 %); the file itself numbers the classes the other way round.
@@ -47,8 +45,8 @@ def breastmnist(data_dir: Directory = None, progress: Progress | None = None, va
     return _medmnist_set("breastmnist", locate("breastmnist.npz", data_dir, progress), 0, validation)
 
 
-@options("the ham10000 data set")
-def ham10000(data_dir: Directory = None, progress: Progress | None = None) -> Dataset:
+@registered(SETS)
+def ham10000(data_dir: Directory = None, progress: Progress = None) -> Dataset:
     """Load HAM10000, photographs of skin lesions, 3 x 28 x 28 pixels in [-1, 1]: 4,786 training and 1,198 test rows.
 
     The task is to recognise melanoma: class 1 (8.2 %) is melanoma, class 0 any other lesion. There is one photograph

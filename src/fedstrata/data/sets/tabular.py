@@ -6,14 +6,14 @@ from pathlib import Path
 
 import numpy as np
 
-from fedstrata.core.options import options
+from fedstrata.core.options import registered
 from fedstrata.data import formats, tables
 from fedstrata.data.dataset import Dataset
 from fedstrata.data.download import SOURCES, Directory, Progress, data_directory, find, locate
-from fedstrata.data.sets.common import build, split, split_and_standardise
+from fedstrata.data.sets.common import SETS, build, split, split_and_standardise
 
 
-@options("the breast_cancer data set")
+@registered(SETS)
 def breast_cancer() -> Dataset:
     """Load Breast Cancer Wisconsin, 30 standardised measures of cell nuclei: 456 training and 113 test rows.
 
@@ -28,8 +28,8 @@ def breast_cancer() -> Dataset:
     return split_and_standardise("breast_cancer", bunch.data, 1 - bunch.target)
 
 
-@options("the a9a data set")
-def a9a(data_dir: Directory = None, progress: Progress | None = None) -> Dataset:
+@registered(SETS)
+def a9a(data_dir: Directory = None, progress: Progress = None) -> Dataset:
     """Load a9a, UCI Adult as 123 binary features: 32,561 training and 16,281 test rows.
 
     Class 1 is an income above 50,000 (24 %).
@@ -43,12 +43,12 @@ def a9a(data_dir: Directory = None, progress: Progress | None = None) -> Dataset
     return build("a9a", *train, *test, 2)
 
 
-@options("the w8a data set")
-def w8a(data_dir: Directory = None, progress: Progress | None = None) -> Dataset:
-    """Load w8a, web pages as 300 binary key words: 49,749 training and 14,951 test rows.
+@registered(SETS)
+def w8a(data_dir: Directory = None, progress: Progress = None) -> Dataset:
+    """Load w8a, web pages as 300 binary keywords: 49,749 training and 14,951 test rows.
 
-    Class 1 is 3.0 % of the rows. If the data directory has ``w8a`` but not its test file ``w8a.t``, the rows of ``w8a``
-    are split: fixed stratified 80/20 split.
+    Class 1 is 3.0 % of the rows. If the data directory has ``w8a`` but not its test file ``w8a.t``, a fixed stratified
+    80/20 split of ``w8a`` is used.
 
     ``data_dir`` and ``progress`` are those of :func:`fedstrata.data.load`.
 
@@ -67,12 +67,12 @@ def w8a(data_dir: Directory = None, progress: Progress | None = None) -> Dataset
     return build("w8a", inputs[train], targets[train], inputs[test], targets[test], 2)
 
 
-@options("the adult data set")
-def adult(data_dir: Directory = None, progress: Progress | None = None) -> Dataset:
+@registered(SETS)
+def adult(data_dir: Directory = None, progress: Progress = None) -> Dataset:
     """Load UCI Adult, people's incomes from 108 features: 32,561 training and 16,281 test rows.
 
-    Class 1 is an income above 50,000 (24 %). Six numbers are standardised and eight categories become 0/1 columns, both
-    by the training rows; "?" is a category of its own.
+    Class 1 is an income above 50,000 (24 %). Six numbers are standardised with the mean and variance of the training
+    rows, and eight categories become 0/1 columns; "?" is a category of its own.
 
     ``data_dir`` and ``progress`` are those of :func:`fedstrata.data.load`.
 
@@ -82,13 +82,13 @@ def adult(data_dir: Directory = None, progress: Progress | None = None) -> Datas
     return _encoded("adult", train, test)
 
 
-@options("the bank data set")
-def bank(data_dir: Directory = None, progress: Progress | None = None) -> Dataset:
+@registered(SETS)
+def bank(data_dir: Directory = None, progress: Progress = None) -> Dataset:
     """Load UCI Bank Marketing (``bank-additional-full``), 63 features: 32,950 training and 8,238 test rows.
 
-    Class 1 is a customer who took the deposit (11.3 %). Ten numbers are standardised and ten categories become 0/1
-    columns, both by the training rows; fixed stratified 80/20 split. One feature is the duration of the call, which is
-    known only after the answer: use the set to compare methods, not to predict answers.
+    Class 1 is a customer who took the deposit (11.3 %). Ten numbers are standardised with the mean and variance of the
+    training rows, and ten categories become 0/1 columns; fixed stratified 80/20 split. One feature is the duration of
+    the call, which is known only after the answer: use the set to compare methods, not to predict answers.
 
     ``data_dir`` and ``progress`` are those of :func:`fedstrata.data.load`.
 
@@ -100,8 +100,8 @@ def bank(data_dir: Directory = None, progress: Progress | None = None) -> Datase
     return _encoded("bank", train, test)
 
 
-@options("the mammography data set")
-def mammography(data_dir: Directory = None, progress: Progress | None = None) -> Dataset:
+@registered(SETS)
+def mammography(data_dir: Directory = None, progress: Progress = None) -> Dataset:
     """Load Mammography, microcalcifications from 6 standardised features: 8,946 training and 2,237 test rows.
 
     Class 1 is a calcification (2.3 %); fixed stratified 80/20 split.
@@ -111,8 +111,8 @@ def mammography(data_dir: Directory = None, progress: Progress | None = None) ->
     Woods et al., "Comparative Evaluation of Pattern Recognition Techniques for Detection of Microcalcifications in
     Mammography", 1993; no licence stated.
     """
-    inputs, labels = tables.mammography(locate("tabular/mammography.csv", data_dir, progress))
-    return split_and_standardise("mammography", inputs, labels > 0)
+    table = tables.mammography(locate("tabular/mammography.csv", data_dir, progress))
+    return split_and_standardise("mammography", table.numbers, table.targets)
 
 
 def _encoded(name: str, train: tables.Table, test: tables.Table) -> Dataset:

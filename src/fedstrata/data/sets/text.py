@@ -5,27 +5,27 @@ from __future__ import annotations
 import numpy as np
 
 from fedstrata.core.errors import InputError, invalid
-from fedstrata.core.options import options, param
+from fedstrata.core.options import param, registered
 from fedstrata.data import formats
 from fedstrata.data.dataset import Dataset
 from fedstrata.data.download import Directory, Progress, locate
-from fedstrata.data.sets.common import TEST_SHARE, build
+from fedstrata.data.sets.common import SETS, TEST_SHARE, build
 
 CHARACTERS = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
-"""LEAF's vocabulary of 80 characters: the token, and class, of a character is its position."""
+"""LEAF's vocabulary of 80 characters: the token (and class) of a character is its position."""
 
 Windows = tuple[np.ndarray, np.ndarray, int]
 """Training rows, test rows and number of a role."""
 
 
-@options("the shakespeare data set")
+@registered(SETS)
 def shakespeare(
     data_dir: Directory = None,
-    progress: Progress | None = None,
-    length: int = param(80, "characters of a row", least=1),
-    stride: int = param(10, "characters between the starts of two rows", least=1),
-    min_characters: int = param(1000, "characters that a role must have", least=1),
-    roles: int | None = param(None, "how many of the roles are kept, a fixed random choice; by default all", least=1),
+    progress: Progress = None,
+    length: int = param(80, "characters per row", least=1),
+    stride: int = param(10, "characters between the starts of consecutive rows", least=1),
+    min_characters: int = param(1000, "minimum number of characters of a role", least=1),
+    roles: int | None = param(None, "number of roles to keep, a fixed random choice; by default all", least=1),
 ) -> Dataset:
     """Load Shakespeare's 37 plays for next-character prediction, keyed by speaking role (641 of 1,344 by default).
 

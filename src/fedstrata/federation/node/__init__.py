@@ -1,4 +1,4 @@
-"""A node of a federation: one client with its own data, which does one thing at a time for the server.
+"""A node of a federation: one client with its own data, which answers one message at a time.
 
-Every message starts a process of its own, so nothing is remembered but what is on the node's disk.
+Every message starts a new process, so only what is on the node's disk lasts from one message to the next.
 """

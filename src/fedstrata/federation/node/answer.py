@@ -1,4 +1,4 @@
-"""The reply of a node to a message of the server: checked, answered, and signed."""
+"""How a node answers a message of the server: check it, do the work, sign the reply."""
 
 from __future__ import annotations
 
@@ -7,55 +7,48 @@ import math
 import tomllib
 import traceback
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from fedstrata.clients.state import LostState
 from fedstrata.clients.work import WorkError
 from fedstrata.core.errors import FedstrataError, InputError, invalid
 from fedstrata.core.machine import prepared
 from fedstrata.data.federated import FederatedData
 from fedstrata.experiments.build import Experiment
-from fedstrata.experiments.config import Config, import_file, parse
+from fedstrata.experiments.config import Config, parse
 from fedstrata.federation import keys, wire
-from fedstrata.federation.experiment import plain_evaluation
-from fedstrata.federation.messages import Call, Reply
-from fedstrata.federation.node.data import describe, place, read_data
+from fedstrata.federation.experiment import import_modules, plain_evaluation
+from fedstrata.federation.node.data import describe, path_of, place, read_data
 from fedstrata.federation.node.faults import NoAnswer
 from fedstrata.federation.node.work import Header, work
+from fedstrata.federation.wire import Call, Reply
 
 
 def reply_to(text: str, arrays: list[np.ndarray], experiment: str, node: Mapping[str, Any]) -> Reply:
-    """Do what a message asks; return the signed reply, which names the error if it failed.
+    """Do what a message asks for; return the signed reply, which names the error if it failed.
 
-    experiment: the app's, as TOML.
+    experiment: the experiment of the app, as TOML.
     node:       the node's configuration: data, key, state, import.
     """
     message: dict[str, Any] = json.loads(text)
-    out: list[np.ndarray] = []
+    answer: list[np.ndarray] = []
     try:
-        header, out = _answer(message, arrays, experiment, node)
+        header, answer = _answer(message, arrays, experiment, node)
     except NoAnswer:
         header = {"silent": True}
     except Exception as error:
-        traceback.print_exc()  # all of it goes to the node's log
-        header = {"error": _for_server(error)}
-    header |= {"nonce": message.get("nonce"), **wire.stamp()}
-    return sign(json.dumps(header), out, node)
-
-
-def sign(text: str, arrays: list[np.ndarray], node: Mapping[str, Any]) -> Reply:
-    """Return a reply with the node's signature."""
-    if "key" not in node:
-        raise InputError("The node configuration must name the node's private key: key = '/path/to/key'.")
-    signature = keys.sign(Path(str(node["key"])), wire.digest(text, arrays))
-    return Reply(text, signature, tuple(arrays))
+        traceback.print_exc()  # to the node's log
+        header = {"lost" if isinstance(error, LostState) else "error": _for_server(error)}
+    header |= {"nonce": message.get("nonce"), **wire.sender()}
+    signed = json.dumps(header)
+    return Reply(signed, keys.sign(path_of(node, "key"), wire.digest(signed, answer)), tuple(answer))
 
 
 def _for_server(error: Exception) -> str:
-    """Return what the server may know of an error: our own words. Those of others may quote the data."""
+    """Return the part of an error that the server may see: our own words. Those of other packages may quote data."""
     if isinstance(error, WorkError):
         return str(error).partition(": ")[0]
     return str(error) if isinstance(error, FedstrataError) else type(error).__name__
@@ -64,11 +57,10 @@ def _for_server(error: Exception) -> str:
 def _answer(
     message: dict[str, Any], arrays: list[np.ndarray], experiment: str, node: Mapping[str, Any]
 ) -> tuple[Header, list[np.ndarray]]:
-    other = wire.mismatch(message, "The server", "this node")
-    if other:
-        raise InputError(other)
-    for module in filter(None, str(node.get("import", "")).split(":")):
-        import_file(Path(module))
+    mismatch = wire.mismatch(message, "The server", "this node")
+    if mismatch:
+        raise InputError(mismatch)
+    import_modules(node.get("import", ""))
     call = Call.read(message)
     config = parse(tomllib.loads(experiment), "the experiment of the federation")
     own = read_data(node, config)
@@ -83,7 +75,7 @@ def _answer(
 
 
 def _measure(config: Config, data: FederatedData, point: Any) -> Header:
-    """Return the measures of a model on the node's test data, and how many samples these are."""
+    """Return the measures of a model on the node's test data, and the number of its samples."""
     if data.test is None or len(data.test[0]) == 0:
         return {"rows": 0, "measures": {}}
     problem = Experiment(config, data).problem

@@ -1,4 +1,4 @@
-"""The data of a node: what it has on its disk, and its place among the data of all clients."""
+"""The data of a node: read from its disk, described for the server, and put in its place among all clients."""
 
 from __future__ import annotations
 
@@ -13,12 +13,19 @@ from fedstrata.core.errors import InputError
 from fedstrata.data import formats, intake
 from fedstrata.data.federated import FederatedData, Part
 from fedstrata.experiments.config import Config
-from fedstrata.federation.messages import Call
+from fedstrata.federation.wire import Call
+
+
+def path_of(node: Mapping[str, Any], name: str) -> Path:
+    """Return a path of the node's configuration: of its data, key or state."""
+    if name not in node:
+        raise InputError(f"The node configuration must name the node's {name}: {name} = '/path'.")
+    return Path(str(node[name])).expanduser()
 
 
 @dataclass(frozen=True)
 class NodeData:
-    """What is on this node: (inputs, targets) to train on, for the inner levels, and to test on."""
+    """The data on this node: (inputs, targets) to train on, for the inner levels, and to test on."""
 
     train: intake.Pair
     support: intake.Pair | None
@@ -27,9 +34,7 @@ class NodeData:
 
 def read_data(node: Mapping[str, Any], config: Config) -> NodeData:
     """Read the data that the node's configuration names: a file, or a folder with train.npz, support.npz, test.npz."""
-    if "data" not in node:
-        raise InputError("The node configuration must name the node's data: data = '/path/to/file.npz'.")
-    path = Path(str(node["data"])).expanduser()
+    path = path_of(node, "data")
     if not path.exists():
         raise InputError(f"There is no {path}, which the node configuration names as its data.")
     parts = _parts_of_folder(path) if path.is_dir() else _parts_of_file(path)
@@ -40,9 +45,9 @@ def read_data(node: Mapping[str, Any], config: Config) -> NodeData:
         raise InputError(f"There are no samples in {path}.")
     if config.data.holdout and "test" in parts:
         raise InputError(
-            "The node has test data, and the experiment also holds out a share of "
-            f"{config.data.holdout:g} of its training data for tests. Remove one of the two: data.holdout from the "
-            "experiment, or the test data from the node."
+            "The node has test data, and the experiment holds out a share of its training data as well "
+            f"(data.holdout = {config.data.holdout:g}). Remove data.holdout from the experiment, or the test data from "
+            "the node."
         )
     return NodeData(train, parts.get("support"), parts.get("test"))
 
@@ -66,7 +71,7 @@ def _parts_of_file(file: Path) -> dict[str, intake.Pair]:
 
 
 def describe(own: NodeData, config: Config) -> dict[str, Any]:
-    """Return what the server must know of a node's data to build the model: shapes, dtypes, the number of classes.
+    """Return what the server must know about a node's data to build the model: shapes, dtypes, number of classes.
 
     The number of samples is included only if the run weights clients by it.
     """
@@ -82,42 +87,28 @@ def describe(own: NodeData, config: Config) -> dict[str, Any]:
 
 
 def place(own: NodeData, call: Call, config: Config) -> FederatedData:
-    """Return the data of all clients as the node sees them: its own, and nothing of the others."""
+    """Return the data of all clients as this node sees them: its own rows, and none of the other clients."""
 
-    def part(pair: intake.Pair | None) -> Part | None:
-        if pair is None:
-            return None
-        nothing = np.empty(0, dtype=np.int64)
-        owned = [np.arange(len(pair[0])) if k == call.client else nothing for k in range(call.clients)]
-        return Part.of(pair, owned, may_be_empty=True)
+    def part(pair: intake.Pair) -> Part:
+        return Part.of(pair, [np.arange(len(pair[0]))])
 
-    train = part(own.train)
-    assert train is not None
-    names = tuple(call.name if k == call.client else str(k) for k in range(call.clients))
-    data = FederatedData(train, part(own.support), own.test, part(own.test), call.classes, "federation", names)
-    seed = config.train.seed if config.data.seed is None else config.data.seed
+    support, test = (None if pair is None else part(pair) for pair in (own.support, own.test))
+    data = FederatedData(part(own.train), support, own.test, test, call.classes, "federation")
     if config.data.holdout:
-        data = _with_holdout(data, call, config.data.holdout, seed)
+        data = data.with_holdout(config.data.holdout, config.data_seed)
+        assert data.client_test is not None
+        data = replace(data, test=data.client_test.of_client(0))
     if config.data.support and own.support is None:
-        alone = _alone(data).with_support(config.data.support, seed)
-        assert alone.support is not None
-        data = replace(data, train=_among_all(alone.train, call), support=_among_all(alone.support, call))
-    return data
-
-
-def _with_holdout(data: FederatedData, call: Call, share: float, seed: int) -> FederatedData:
-    alone = _alone(data).with_holdout(share, seed)
-    assert alone.client_test is not None
-    train, client_test = _among_all(alone.train, call), _among_all(alone.client_test, call)
-    return replace(data, train=train, client_test=client_test, test=alone.client_test.of_client(0))
-
-
-def _alone(data: FederatedData) -> FederatedData:
-    """Return the data as those of the only client."""
-    part = data.train
-    return FederatedData(replace(part, offsets=np.array([0, len(part.rows)])), classes=data.classes, name=data.name)
+        data = data.with_support(config.data.support, config.data_seed)
+    return replace(
+        data,
+        train=_among_all(data.train, call),
+        support=None if data.support is None else _among_all(data.support, call),
+        client_test=None if data.client_test is None else _among_all(data.client_test, call),
+        client_names=tuple(call.name if k == call.client else str(k) for k in range(call.clients)),
+    )
 
 
 def _among_all(part: Part, call: Call) -> Part:
-    """Return a part of the only client as that of one client among all."""
+    """Return the rows of a single client as those of one client among all."""
     return replace(part, offsets=np.where(np.arange(call.clients + 1) > call.client, len(part.rows), 0))

@@ -1,4 +1,4 @@
-"""Faults made on purpose, on a node: the same ones that a simulation makes."""
+"""Injected faults on a node: the same ones as in a simulation."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from torch.utils._pytree import tree_leaves, tree_map
 from fedstrata.clients.channel.parcels import Parcel
 from fedstrata.clients.faults import Inject
 from fedstrata.clients.simulated import scaled
-from fedstrata.federation.messages import Call
+from fedstrata.federation.wire import Call
 
 
 class NoAnswer(Exception):
-    """A fault made on purpose: the client does not answer."""
+    """An injected fault: the client does not answer."""
 
 
 @dataclass(frozen=True)
 class InjectedFault:
-    """What goes wrong with a client in an attempt: a kind of fault, None for nothing."""
+    """The fault of a client in one attempt; its ``kind`` is None if there is none."""
 
     inject: Inject
     kind: str | None
@@ -37,33 +37,33 @@ class InjectedFault:
         return InjectedFault(inject, kind)
 
     def before_work(self) -> None:
-        """Give up if there is to be no answer."""
+        """Stop here if the fault is that there is no answer."""
         if self.kind == "drop":
             raise NoAnswer
 
     def after_work(self) -> None:
-        """Answer late, or let the process die."""
+        """Delay the answer, or kill the process."""
         if self.kind == "delay":
             time.sleep(self.inject.seconds)
         if self.kind == "crash":
             os._exit(1)
 
     def spoil(self, value: Any) -> Any:
-        """Return an answer as the fault leaves it."""
+        """Return an answer with the fault applied."""
         if self.kind is None:
             return value
-        whole = not any(leaf.is_floating_point() for leaf in tree_leaves(value))
-        if self.kind == "garbage" or (self.kind == "nan" and whole):  # whole numbers have no NaN
+        integers = not any(leaf.is_floating_point() for leaf in tree_leaves(value))
+        if self.kind == "garbage" or (self.kind == "nan" and integers):  # integers have no NaN
             return _garbage(value)
         factors = torch.tensor([self.inject.factor_of(self.kind)])
         return tree_map(lambda leaf: scaled(leaf, factors), value)
 
     def spoil_parcel(self, parcel: Parcel) -> tuple[torch.Tensor, ...]:
-        """Return the tensors of a parcel as the fault leaves them: it spoils the update that arrives."""
+        """Return the tensors of a packed answer with the fault applied to the update in it."""
         tensors = tuple(parcel.scaled(self.inject.factor_of(self.kind)).tensors.values())
         return tuple(_garbage(tensors)) if self.kind == "garbage" else tensors
 
 
 def _garbage(value: Any) -> Any:
-    """Return something of the wrong shape."""
+    """Return tensors of the wrong shape."""
     return tree_map(lambda leaf: torch.zeros(1, 3, dtype=leaf.dtype), value)

@@ -1,8 +1,8 @@
-"""What a client keeps between exchanges, on the disk of its node.
+"""The state of a client, on the disk of its node.
 
-Every exchange in which it keeps something leaves a *version* of its state: a file, named after the exchange and written
-atomically. The server says which version is the current one. So a node that was killed or is asked again, or whose
-server went back to a checkpoint, starts from the state that belongs to the server's.
+Every exchange in which the client keeps something writes a *version* of its state: a file, named after the exchange and
+written atomically. The server says which version is current. So a node that was killed or is asked again, or whose
+server went back to a checkpoint, starts from the state that belongs to that of the server.
 """
 
 from __future__ import annotations
@@ -16,20 +16,16 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 
-from fedstrata.clients.state import ClientState
-from fedstrata.core.errors import FedstrataError, InputError, invalid
+from fedstrata.clients.state import ClientState, LostState
+from fedstrata.core.errors import InputError, invalid
 from fedstrata.core.files import remove_leftovers, write_atomically
-from fedstrata.federation.messages import Version
+from fedstrata.federation.wire import Version
 
 RUNS_KEPT, OLD = 3, 30 * 24 * 3600.0
-"""A new run removes the state of other runs that is older than this many seconds, but leaves this many runs."""
+"""A new run removes the state of runs that are older than ``OLD`` seconds, but leaves ``RUNS_KEPT`` of them."""
 
 _RUN = re.compile(r"[0-9a-f]{32}")
 _VERSION = re.compile(r"state-(\d{8})-(\d{4})\.safetensors")
-
-
-class LostState(FedstrataError):
-    """The state of the client is not on the disk of its node."""
 
 
 class StateFolder:
@@ -37,15 +33,20 @@ class StateFolder:
 
     def __init__(self, base: Path, run: str) -> None:
         if not _RUN.fullmatch(run):
-            raise invalid("name of the run", run, "32 hexadecimal digits")
+            raise invalid("id of the run", run, "32 hexadecimal digits")
         self.path = base / run
 
-    def load(self, version: Version | None, client: int, clients: int) -> ClientState:
-        """Return a version of the state, empty for None, and remove later ones, which the server does not know of."""
-        state = ClientState(clients, 4 << 30)
+    def load(
+        self, version: Version | None, client: int, clients: int, memory_limit: int, rejoins: bool = False
+    ) -> ClientState:
+        """Return a version of the state, empty for None; remove later ones, which the server has not taken.
+
+        If the version is missing, a client that rejoins starts from an empty state.
+        """
+        state = ClientState(clients, memory_limit)
         remove_leftovers(self.path)
         versions = self._versions()
-        if version is not None and version not in versions:
+        if version is not None and version not in versions and not rejoins:
             raise LostState(
                 f"The node has lost the state of its client: {self.path / _name(version)} is missing. Restore the "
                 "folder, or start a new run."
@@ -53,14 +54,14 @@ class StateFolder:
         for later in versions:
             if version is None or later > version:
                 versions[later].unlink(missing_ok=True)
-        if version is not None:
+        if version is not None and version in versions:
             rows = _read(versions[version])
             owner = torch.tensor([client])
             state.load({**rows, **{f"{name}.clients": owner for name in rows}})
         return state
 
     def save(self, version: Version, state: ClientState) -> bool:
-        """Write a version of the state if it has changed since it was loaded; return whether it has."""
+        """Write a version of the state if it has changed since it was loaded; return whether it did."""
         if not state.take_changes():
             return False
         if not self.path.exists():

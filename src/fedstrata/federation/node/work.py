@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,24 +13,25 @@ from fedstrata.algorithms import Algorithm
 from fedstrata.clients.channel import Channel
 from fedstrata.clients.channel.channel import FlatAnswer
 from fedstrata.clients.client import Client
+from fedstrata.clients.client_side import ClientSide
 from fedstrata.clients.engine import Request, for_each
-from fedstrata.clients.queries import QUERIES, is_query
-from fedstrata.clients.setting import Setting
+from fedstrata.clients.queries import QUERIES
 from fedstrata.clients.state import ClientState
 from fedstrata.clients.work import is_remote, perform
-from fedstrata.core.errors import InputError, unknown
+from fedstrata.core.clock import Clock
+from fedstrata.core.errors import unknown
 from fedstrata.core.machine import prepared
-from fedstrata.core.schedules import Clock
 from fedstrata.data.federated import FederatedData
 from fedstrata.data.sampling import SAMPLINGS
 from fedstrata.experiments.build import Experiment
 from fedstrata.experiments.config import Config
 from fedstrata.federation import wire
-from fedstrata.federation.messages import QUERY, Call
+from fedstrata.federation.node.data import path_of
 from fedstrata.federation.node.faults import InjectedFault
 from fedstrata.federation.node.state import StateFolder
+from fedstrata.federation.wire import QUERY, Call
 from fedstrata.problems.oracles import Oracles
-from fedstrata.problems.problem import Problem
+from fedstrata.training.rounds import problem_of_round
 
 Header = dict[str, Any]
 
@@ -45,11 +45,16 @@ def work(
     fault = InjectedFault.of(None if policy is None else policy.inject, call)
     fault.before_work()
     experiment = Experiment(config, data)
-    problem = _current(experiment.problem.to(torch.device(settings.device)), call, settings.rounds)
+    learned = None if call.learned is None else torch.tensor(call.learned, dtype=torch.float64)
+    problem = experiment.problem.to(torch.device(settings.device))
+    problem = problem_of_round(problem, learned, call.round, settings.rounds)
     request = _request(experiment.algorithm, call, message, settings.rounds, problem.x0.device)
-    query, folder = is_query(request.work), _state_folder(node, call.run)
-    state = ClientState(call.clients, 0) if query else folder.load(call.kept, call.client, call.clients)
-    setting = Setting(
+    folder, limit = StateFolder(path_of(node, "state"), call.run), settings.state_memory
+    if request.query:
+        state = ClientState(call.clients, limit)
+    else:
+        state = folder.load(call.kept, call.client, call.clients, limit, call.rejoins)
+    side = ClientSide(
         oracles=Oracles(problem),
         data=data.to(problem.x0.device, problem.x0.dtype),
         sampling=SAMPLINGS.find(settings.sampling),
@@ -57,40 +62,32 @@ def work(
         seed=settings.seed,
         state=state,
     )
-    client = Client(setting, request.cohort, request.clock, request.exchange)
+    client = Client(side, request.cohort, request.clock, request.exchange)
     with torch.no_grad(), prepared(settings.threads):
         value = perform(request, client, for_each(request.message, 1))
-        if channel.on_clients and not query:
+        if request.packs(channel):
             header, value = _packed(channel, client, request.name, value, fault)
         else:
             header, value = {}, fault.spoil(value)
     fault.after_work()
-    kept = not query and folder.save((call.round + 1, call.exchange), state)
+    kept = not request.query and folder.save((call.round + 1, call.exchange), state)
     folder.remove_before(call.oldest)
     form, arrays = wire.pack(value)
     return {**header, "form": form, "samples": client.samples, "steps": client.steps, "kept": kept}, arrays
 
 
 def _packed(channel: Channel, client: Client, name: str, value: Any, fault: InjectedFault) -> tuple[Header, Any]:
-    """Pack an answer for the channel; return what the server must know to unpack it, and the parcel's tensors."""
+    """Pack an answer for the channel; return the header that the server needs to unpack it, and the packed tensors."""
     parcel = channel.send(client, name, FlatAnswer(value).updates)
     return {"like": wire.pack(value)[0], "names": list(parcel.tensors)}, fault.spoil_parcel(parcel)
 
 
-def _current(problem: Problem, call: Call, rounds: int) -> Problem:
-    """Return the problem as it is in this round, with the answer to its query."""
-    if call.learned is not None and problem.query is not None:
-        problem = problem.query.inform(problem, torch.tensor(call.learned, dtype=torch.float64))
-    number = max(0, call.round)
-    return problem if problem.at is None else problem.at(problem, Clock(number, rounds, 0, number))
-
-
 def _request(algorithm: Algorithm, call: Call, message: Any, rounds: int, device: torch.device) -> Request:
-    """Return what the call asks as a request to this one client."""
+    """Return the call as a request to this one client."""
     return Request(
         work=_method(algorithm, call.work),
         message=tree_map(lambda t: t.to(device) if isinstance(t, torch.Tensor) else t, message),
-        clock=Clock(call.round, rounds, 0, call.iteration),
+        clock=Clock(call.round, rounds, iteration=call.iteration),
         exchange=call.exchange,
         cohort=np.array([call.client]),
         places=np.zeros(1, dtype=np.int64),
@@ -100,17 +97,11 @@ def _request(algorithm: Algorithm, call: Call, message: Any, rounds: int, device
 
 
 def _method(algorithm: Algorithm, name: str) -> Callable[..., Any]:
-    """Return a query, or a method of the algorithm that is marked as remote; refuse anything else."""
+    """Return a query, or a method of the algorithm that is marked ``@remote``; refuse anything else."""
     kind = type(algorithm)
     methods = [method for method in dir(kind) if is_remote(getattr(kind, method, None))]
-    known: dict[str, Callable[..., Any]] = {method: getattr(algorithm, method) for method in methods}
-    known |= {f"{QUERY}{query}": answer for query, answer in QUERIES.items()}
-    if name not in known:
-        raise unknown("work", name, known, f"of {algorithm.name}")
-    return known[name]
-
-
-def _state_folder(node: Mapping[str, Any], run: str) -> StateFolder:
-    if "state" not in node:
-        raise InputError("The node configuration must name a folder for the client's state: state = '/path'.")
-    return StateFolder(Path(str(node["state"])).expanduser(), run)
+    allowed: dict[str, Callable[..., Any]] = {method: getattr(algorithm, method) for method in methods}
+    allowed |= {f"{QUERY}{query}": answer for query, answer in QUERIES.items()}
+    if name not in allowed:
+        raise unknown("work", name, allowed, f"of {algorithm.name}")
+    return allowed[name]

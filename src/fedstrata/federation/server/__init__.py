@@ -1,1 +1,1 @@
-"""The server of a federation: the same training loop as everywhere, with clients on nodes."""
+"""The server of a federation: the usual training loop, with clients on nodes."""

@@ -1,4 +1,4 @@
-"""The engine of a federation: has work done by nodes, one client on each."""
+"""The engine of a federation: work is done by nodes, one client on each."""
 
 from __future__ import annotations
 
@@ -12,107 +12,110 @@ import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
 from fedstrata.clients.channel import Channel
+from fedstrata.clients.client_side import ClientSide
 from fedstrata.clients.engine import Answer, Engine, Request
 from fedstrata.clients.faults import Fault, Faults
-from fedstrata.clients.queries import is_query
-from fedstrata.clients.setting import Setting
 from fedstrata.federation import wire
-from fedstrata.federation.messages import QUERY, Call, Version
-from fedstrata.federation.server.desk import Desk
-from fedstrata.federation.server.inbox import Delivery, read_answer, usual_layout
-from fedstrata.federation.server.notes import NotedLedger, Notes
-from fedstrata.federation.wire import Refused
+from fedstrata.federation.server.inbox import CheckedAnswer, Layout, read_answer, usual_layout
+from fedstrata.federation.server.nodes import Nodes
+from fedstrata.federation.server.state import SavedLedger, ServerState
+from fedstrata.federation.server.steps import check_steps
+from fedstrata.federation.wire import QUERY, Call, Refused, Version
 from fedstrata.training.checkpoint import DURABLE_SECONDS
 
 
 class Federated(Engine):
-    """Asks nodes to do the work. A reply that cannot be used is dropped, and its node is named.
+    """Sends requests to nodes. A reply that cannot be used is dropped, and its node is named.
 
-    The state of a client is on its node, in a version for every exchange in which it kept something. The server
-    remembers which version is the client's: that of the last exchange in which it took the client's answer.
+    A client's state is on its node, with a version for every exchange in which it kept something. The server knows
+    which version is current: that of the last exchange in which it took the client's answer.
     """
 
     secret_noise = True
 
-    def __init__(self, setting: Setting, channel: Channel, policy: Faults, desk: Desk, notes: Notes) -> None:
-        super().__init__(setting, channel, policy)
-        self.ledger = NotedLedger(notes)
-        self._desk = desk
+    def __init__(self, side: ClientSide, channel: Channel, policy: Faults, nodes: Nodes, state: ServerState) -> None:
+        super().__init__(side, channel, policy)
+        self.ledger = SavedLedger(state)
+        self._nodes = nodes
         self._kept: dict[int, Version] = {}
         self._checkpoints: list[tuple[float, dict[int, Version]]] = []
         self._oldest: dict[int, Version] = {}
-        self._layouts: dict[str, str] = {}
+        self._layouts: dict[str, Layout] = {}
 
     def answers(self, request: Request) -> Iterator[Answer | Fault]:
-        """Yield the answers of the nodes in the order of the clients, whatever the order in which they arrived."""
-        deliveries, refused = self._deliveries(request)
-        usual = self._usual_layout(request, deliveries)
-        for client in [client for client, delivery in deliveries.items() if delivery.layout != usual]:
-            del deliveries[client]
+        """Yield the answers in the order of the clients, in whatever order they arrived."""
+        checked, refused = self._ask(request)
+        usual = self._usual_layout(request, checked)
+        for client in [client for client, answer in checked.items() if answer.layout != usual]:
+            del checked[client]
             refused[client] = Refused("shape", "sent an answer of another shape than most nodes")
+        wrong = check_steps(request, checked, self.side.data.sizes, self.side.batch_size)
+        refused |= wrong
+        checked = {client: answer for client, answer in checked.items() if client not in wrong}
         for client, error in refused.items():
             yield request.fault(client, error.kind, error.detail)
-        for client in sorted(deliveries):
-            yield self._answer(request, client, deliveries[client])
-        for client, delivery in deliveries.items():
-            if delivery.kept and request.answered[request.cohort == client].any():
+        for client in sorted(checked):
+            yield self._answer(request, client, checked[client])
+        for client, answer in checked.items():
+            if answer.kept and request.answered[request.cohort == client].any():
                 self._kept[client] = request.clock.round + 1, request.exchange
 
-    def _deliveries(self, request: Request) -> tuple[dict[int, Delivery], dict[int, Refused]]:
-        """Ask the nodes; return the answers that can be used, and why the others cannot."""
+    def _ask(self, request: Request) -> tuple[dict[int, CheckedAnswer], dict[int, Refused]]:
+        """Ask the nodes; return the answers that can be used, and for every other client why there is none."""
         form, arrays = wire.pack(request.message)
-        largest = 16 * (sum(a.nbytes for a in arrays) + self.setting.oracles.problem.x0.nbytes) + (1 << 20)
-        limit = self._desk.policy.max_bytes or largest
-        messages, refused = self._desk.ask(self._calls(request), form, arrays, limit)
-        channel = self.channel if self.packs(request) else None
-        deliveries: dict[int, Delivery] = {}
-        for client, message in messages.items():
+        largest = 16 * (sum(a.nbytes for a in arrays) + self.side.oracles.problem.x0.nbytes) + (1 << 20)
+        limit = self._nodes.policy.max_bytes or largest
+        replies, refused = self._nodes.ask(self._calls(request), form, arrays, limit)
+        channel = self.channel if request.packs(self.channel) else None
+        checked: dict[int, CheckedAnswer] = {}
+        for client, reply in replies.items():
             try:
-                deliveries[client] = read_answer(message, channel, largest)
+                checked[client] = read_answer(reply, channel, largest)
             except Refused as error:
                 refused[client] = error
-        return deliveries, refused
+        return checked, refused
 
     def _calls(self, request: Request) -> dict[int, Call]:
         """Return the call to each requested client; one that was drawn twice is asked once."""
-        call = self._desk.call(
+        call = self._nodes.call(
             "work",
-            classes=self.setting.data.classes,
+            classes=self.side.data.classes,
             round=request.clock.round,
             exchange=request.exchange,
             attempt=request.attempt,
             iteration=request.clock.iteration,
-            work=f"{QUERY if is_query(request.work) else ''}{request.name}",
+            rejoins=request.rejoins,
+            work=f"{QUERY if request.query else ''}{request.name}",
             learned=None if self.learned is None else self.learned.tolist(),
         )
         clients = np.unique(request.cohort[request.places]).tolist()
         return {k: replace(call, client=k, kept=self._kept.get(k), oldest=self._oldest.get(k)) for k in clients}
 
-    def _usual_layout(self, request: Request, deliveries: dict[int, Delivery]) -> str:
-        """Return the layout that answers must have: the one that all agreed on before, or else that of most."""
+    def _usual_layout(self, request: Request, checked: dict[int, CheckedAnswer]) -> Layout | None:
+        """Return the layout that answers must have: the one that all had before, or else the most frequent one."""
         if request.name in self._layouts:
             return self._layouts[request.name]
-        layouts = [delivery.layout for delivery in deliveries.values()]
-        shapes = [list(t.shape) for t in tree_leaves(request.message) if isinstance(t, torch.Tensor)]
+        layouts = [answer.layout for answer in checked.values()]
+        shapes = [tuple(t.shape) for t in tree_leaves(request.message) if isinstance(t, torch.Tensor)]
         usual = usual_layout(layouts, shapes)
-        if set(layouts) == {usual} and 2 * len(layouts) > len(np.unique(request.cohort)):
+        if usual is not None and set(layouts) == {usual} and 2 * len(layouts) > len(np.unique(request.cohort)):
             self._layouts[request.name] = usual
         return usual
 
-    def _answer(self, request: Request, client: int, delivery: Delivery) -> Answer:
+    def _answer(self, request: Request, client: int, checked: CheckedAnswer) -> Answer:
         places = np.flatnonzero(request.cohort == client)
-        times, device = len(places), self.setting.oracles.problem.x0.device
-        value = tree_map(lambda t: t.to(device).expand(times, *t.shape[1:]), delivery.value)
-        return Answer(places, value, delivery.samples * times, delivery.steps, delivery.sent * times)
+        times, device = len(places), self.side.oracles.problem.x0.device
+        value = tree_map(lambda t: t.to(device).expand(times, *t.shape[1:]), checked.value)
+        return Answer(places, value, checked.samples * times, checked.steps, checked.sent * times)
 
     def describe(self, chunk: int | str, sampled: int) -> str:
         """Say how the clients of a cohort advance."""
         return "each on its node"
 
     def saved(self, round: int) -> None:
-        """Note which versions the nodes must keep: those of the last checkpoint that is surely on the disk.
+        """Update which versions nodes must keep: those of the last checkpoint that is certainly on disk.
 
-        See ``training.checkpoint``: that is one of ``DURABLE_SECONDS`` ago, or the one before this one.
+        That is one written at least ``DURABLE_SECONDS`` ago (see ``training.checkpoint``).
         """
         now = time.monotonic()
         durable = [i for i, (when, _) in enumerate(self._checkpoints) if now - when >= DURABLE_SECONDS]

@@ -1,4 +1,4 @@
-"""Checks of what arrives. A node may be faulty or hostile, so nothing is used before it was checked here."""
+"""Checks of replies. A node may be faulty or hostile, so nothing it sends is used before it is checked here."""
 
 from __future__ import annotations
 
@@ -10,57 +10,63 @@ from typing import Any, TypeGuard
 
 import numpy as np
 import torch
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_flatten, tree_leaves
 
 from fedstrata.clients.channel import Channel
 from fedstrata.clients.channel.channel import FlatAnswer
 from fedstrata.clients.channel.parcels import PARCELS
+from fedstrata.clients.faults import Kind
 from fedstrata.core.errors import InputError, is_number
 from fedstrata.federation import keys, wire
-from fedstrata.federation.messages import Reply
-from fedstrata.federation.wire import Refused
-from fedstrata.training.metrics.evaluation import POOLED
+from fedstrata.federation.wire import Refused, Reply
+from fedstrata.training.metrics.catalogue import POOLED
 
 ANSWER_DTYPES = ("float32", "float64", "int64")
-"""The dtypes that an answer may have before it is packed for a channel."""
+"""The dtypes that an answer may have before it is packed for the channel."""
 
-MOST_CLASSES, MOST_ROWS = 1 << 16, 10**8
-"""Larger numbers of classes and samples are not believed."""
+MOST_CLASSES, MOST_ROWS, MOST_NUMBERS = 1 << 16, 10**8, 1 << 28
+"""The largest numbers of classes, of samples, and of numbers in a sample that a node may report."""
 
 LARGEST_MEASURE = 1e30
-"""Measures beyond this are dropped."""
+"""Measures with a larger absolute value are dropped."""
 
 
 @dataclass(frozen=True)
-class Message:
-    """A reply that is the node's own, and to the right call. What it says is still unchecked."""
+class Verified:
+    """A reply that was signed by the right node, for the right call. Its content is still unchecked."""
 
     header: dict[str, Any]
     arrays: tuple[np.ndarray, ...]
 
 
-@dataclass(frozen=True)
-class Delivery:
-    """A client's answer, checked.
+Layout = tuple[str, tuple[tuple[tuple[int, ...], str], ...]]
+"""The nesting of an answer, and the shape and dtype of one client's row of each tensor: the same for all clients."""
 
-    value:  tensors [1, ...].
-    layout: what must be the same for all clients, as text.
-    sent:   the bytes that were sent.
-    kept:   whether the client kept something.
+
+@dataclass(frozen=True)
+class CheckedAnswer:
+    """A client's answer after all checks.
+
+    value: tensors [1, ...].
+    sent:  the number of bytes sent.
+    kept:  whether the client kept something.
     """
 
     value: Any
-    layout: str
+    layout: Layout
     samples: int
     steps: int
     sent: int
     kept: bool
 
 
-def verify(reply: Reply, public: str, nonce: str, limit: int) -> Message:
-    """Return a reply of the owner of this public key, to the call with this nonce; refuse any other."""
+def verify(reply: Reply, public: str, nonce: str, limit: int) -> Verified:
+    """Accept a reply signed by the owner of this public key, for the call with this nonce; refuse any other.
+
+    limit: the largest reply in bytes.
+    """
     if reply.error:
-        raise Refused("forged" if reply.error.startswith("forged") else "error", reply.error)
+        raise Refused(reply.kind, reply.error)
     size = sum(a.nbytes for a in reply.arrays) + len(reply.text)
     if size > limit:
         raise Refused("size", f"answered with {size:,} bytes, more than {limit:,}")
@@ -74,46 +80,48 @@ def verify(reply: Reply, public: str, nonce: str, limit: int) -> Message:
         raise Refused("type", "answered with a header that is not a table")
     if header.get("nonce") != nonce:
         raise Refused("stale", "answered an earlier call")
-    other = wire.mismatch(header, "the node", "the server")
-    if other:
-        raise Refused("error", other)
-    if header.get("silent") is True:  # a fault made on purpose
+    mismatch = wire.mismatch(header, "the node", "the server")
+    if mismatch:
+        raise Refused("error", mismatch)
+    if header.get("silent") is True:  # an injected fault
         raise Refused("silent", "did not answer")
-    if "error" in header:
-        raise Refused("error", f"failed: {header['error']} (details are in the node's log)")
-    return Message(header, reply.arrays)
+    failures: tuple[Kind, ...] = ("error", "lost")
+    for kind in failures:
+        if kind in header:
+            raise Refused(kind, f"failed: {header[kind]} (details are in the node's log)")
+    return Verified(header, reply.arrays)
 
 
 # --- answers ----------------------------------------------------------------------------------------------------------
 
 
-def read_answer(message: Message, channel: Channel | None, largest: int) -> Delivery:
+def read_answer(reply: Verified, channel: Channel | None, largest: int) -> CheckedAnswer:
     """Check a client's answer, and unpack it if it was packed for ``channel``.
 
-    largest: how many bytes the unpacked answer may have.
+    largest: the largest size of the unpacked answer in bytes.
     """
-    header, form = message.header, message.header.get("form")
-    value = wire.unpack(form, message.arrays)
-    if wire.array_numbers(form) != list(range(len(message.arrays))):
-        raise Refused("type", "sent arrays that belong nowhere, or in two places")
+    header, form = reply.header, reply.header.get("form")
+    value = wire.unpack(form, reply.arrays)
+    if wire.array_numbers(form) != list(range(len(reply.arrays))):
+        raise Refused("type", "sent an array that its form does not use exactly once")
     if channel is not None:
-        form = header.get("like")
-        value = _unpacked(channel, header.get("names"), value, _announced(form, largest))
-    leaves = tree_leaves(value)
+        value = _unpacked(channel, header.get("names"), value, _announced(header.get("like"), largest))
+    leaves, nesting = tree_flatten(value)
     if not leaves:
         raise Refused("shape", "sent an empty answer")
     for leaf in leaves:
         if not isinstance(leaf, torch.Tensor) or leaf.dim() == 0 or len(leaf) != 1:
-            raise Refused("shape", "sent an answer that is not that of one client")
+            raise Refused("shape", "sent an answer without exactly one row per tensor")
     samples, steps, kept = header.get("samples"), header.get("steps"), header.get("kept")
     if not _is_count(samples) or not _is_count(steps) or not isinstance(kept, bool):
-        raise Refused("type", "did not say how many samples and steps it took, and whether it kept something")
-    sent = sum(a.nbytes for a in message.arrays)
-    return Delivery(value, json.dumps(wire.layout(form), sort_keys=True), samples, steps, sent, kept)
+        raise Refused("type", "did not report its numbers of samples and steps, and whether it kept something")
+    sent = sum(a.nbytes for a in reply.arrays)
+    layout = str(nesting), tuple((tuple(leaf.shape[1:]), str(leaf.dtype)) for leaf in leaves)
+    return CheckedAnswer(value, layout, samples, steps, sent, kept)
 
 
 def _announced(form: Any, largest: int) -> FlatAnswer:
-    """Return an answer of the form that a client announced, of zeros."""
+    """Return zeros in the form that a client announced for its answer."""
     like = _zeros(form, largest)
     leaves = tree_leaves(like)
     if not leaves:
@@ -124,74 +132,76 @@ def _announced(form: Any, largest: int) -> FlatAnswer:
 
 
 def _zeros(form: Any, largest: int, depth: int = 0) -> Any:
-    """Return zeros of a form, each tensor with at most ``largest`` entries; they take no memory."""
+    """Return zeros in a form, each tensor with at most ``largest`` entries; they take no memory."""
     if isinstance(form, list) and depth <= wire.DEEPEST and len(form) <= wire.WIDEST:
         return tuple(_zeros(child, largest, depth + 1) for child in form)
     good = isinstance(form, dict) and set(form) == {"array", "shape", "dtype"} and form["dtype"] in ANSWER_DTYPES
     shape = form["shape"] if good else None
     if not isinstance(shape, list) or not all(map(_is_count, shape)) or shape[:1] != [1]:
-        raise Refused("type", "announced an answer that is malformed")
+        raise Refused("type", "announced a malformed answer")
     if math.prod(shape) > largest:
         raise Refused("size", "announced an answer that is too large")
     return torch.zeros((), dtype=wire.DTYPES[form["dtype"]]).expand(shape)
 
 
 def _unpacked(channel: Channel, names: Any, value: Any, like: FlatAnswer) -> Any:
-    """Return the answer in a parcel, after a check of every part of it."""
+    """Check every tensor of a packed answer, and unpack it."""
     kind, n, dtype = PARCELS[channel.compress], like.updates.shape[1], like.updates.dtype
     layout = kind.layout(n, dtype, channel)
     if names != list(layout) or not isinstance(value, tuple) or len(value) != len(layout):
-        raise Refused("type", "answered through another channel than the run's")
+        raise Refused("type", "did not pack its answer for the channel of the run")
     tensors = dict(zip(layout, value, strict=True))
     for name, (shape, wanted) in layout.items():
         tensor = tensors[name]
         if not isinstance(tensor, torch.Tensor) or tensor.dtype != wanted:
-            raise Refused("type", f"sent {name} that are not of {wanted}")
+            raise Refused("type", f"sent {name} that are not {wanted}")
         if tensor.shape != (1, *shape):
             raise Refused("shape", f"sent {name} of shape {tuple(tensor.shape)} instead of {(1, *shape)}")
     try:
         return like.restore(kind(tensors, n).unpack())
-    except (RuntimeError, IndexError):  # entries at places that do not exist
-        raise Refused("shape", "sent a parcel that cannot be unpacked") from None
+    except (RuntimeError, IndexError):  # entries at positions that do not exist
+        raise Refused("shape", "sent a packed answer that cannot be unpacked") from None
 
 
-def usual_layout(layouts: Sequence[str], shapes: Sequence[list[int]]) -> str:
-    """Return the layout of most answers; of two that are equally frequent, one with only the message's ``shapes``."""
+def usual_layout(layouts: Sequence[Layout], shapes: Sequence[tuple[int, ...]]) -> Layout | None:
+    """Return the most frequent layout; a tie goes to one that has only shapes of the message, ``shapes``."""
 
-    def fits(layout: str) -> bool:
-        return all(leaf["shape"] in shapes for leaf in _leaves(json.loads(layout)))
+    def fits(layout: Layout) -> bool:
+        return all(shape in shapes for shape, _ in layout[1])
 
-    return max(sorted(set(layouts)), key=lambda layout: (layouts.count(layout), fits(layout)), default="")
-
-
-def _leaves(layout: Any) -> list[dict[str, Any]]:
-    if isinstance(layout, list):
-        return [leaf for child in layout for leaf in _leaves(child)]
-    return [layout] if isinstance(layout, dict) else []
+    return max(sorted(set(layouts)), key=lambda layout: (layouts.count(layout), fits(layout)), default=None)
 
 
-# --- what nodes say of their data -------------------------------------------------------------------------------------
+# --- descriptions and measures ----------------------------------------------------------------------------------------
 
 
-def read_description(message: Message, name: str) -> dict[str, Any]:
-    """Return what a node, called ``name``, says of its data."""
-    header = message.header
-    shapes: Any = header.get("shapes")
-    dtypes: Any = header.get("dtypes")
-    good = isinstance(shapes, list) and isinstance(dtypes, list) and len(shapes) == len(dtypes) == 2
-    good = good and all(isinstance(shape, list) and all(map(_is_count, shape)) for shape in shapes)
-    good = good and all(isinstance(dtype, str) and dtype in wire.DTYPES for dtype in dtypes)
-    for field, most in (("classes", MOST_CLASSES), ("rows", MOST_ROWS)):
-        count = header.get(field)
-        good = good and _is_count(count) and count <= most
-    if not good:
-        raise InputError(f"{name} did not say what its data look like. Got {str(header)[:300]!r}.")
+def read_description(reply: Verified, name: str) -> dict[str, Any]:
+    """Check the description of its data by the node called ``name``."""
+    header = reply.header
+    if not is_description(header):
+        raise InputError(f"{name} did not describe its data properly. Got {str(header)[:300]!r}.")
     return {field: header[field] for field in ("shapes", "dtypes", "classes", "rows")}
 
 
-def read_measures(message: Message) -> tuple[int, dict[str, float]]:
-    """Return on how many samples a node measured, and its measures; anything else it sent is dropped."""
-    rows, measures = message.header.get("rows"), message.header.get("measures")
+def is_description(table: Any) -> bool:
+    """Whether a value is a table that describes a node's data."""
+    if not isinstance(table, dict):
+        return False
+    shapes, dtypes = table.get("shapes"), table.get("dtypes")
+    if not isinstance(shapes, list) or not isinstance(dtypes, list) or not len(shapes) == len(dtypes) == 2:
+        return False
+    good = all(isinstance(shape, list) and all(map(_is_count, shape)) for shape in shapes)
+    good = good and all(math.prod(max(1, size) for size in shape) <= MOST_NUMBERS for shape in shapes)
+    good = good and all(isinstance(dtype, str) and dtype in wire.DTYPES for dtype in dtypes)
+    for field, most in (("classes", MOST_CLASSES), ("rows", MOST_ROWS)):
+        count = table.get(field)
+        good = good and _is_count(count) and count <= most
+    return good
+
+
+def read_measures(reply: Verified) -> tuple[int, dict[str, float]]:
+    """Return the number of samples that a node measured on, and its measures; drop anything else it sent."""
+    rows, measures = reply.header.get("rows"), reply.header.get("measures")
     if not _is_count(rows) or not rows or not isinstance(measures, dict):
         return 0, {}
     numbers = {name: value for name, value in measures.items() if name in POOLED and is_number(value)}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -18,6 +18,8 @@ from fedstrata.problems.problem import Arrays, Problem
 from fedstrata.problems.projections import ball
 from fedstrata.training.metrics.adaptation import adapt, adapted_point, pieces
 from fedstrata.training.metrics.attack import worst_perturbation
+from fedstrata.training.metrics.catalogue import MEASURES as MEASURES
+from fedstrata.training.metrics.catalogue import PER_CLIENT
 from fedstrata.training.metrics.measures import (
     Measures,
     auc,
@@ -31,26 +33,19 @@ from fedstrata.training.metrics.measures import (
 from fedstrata.training.metrics.objective import gradient_norm as gradient_norm
 from fedstrata.training.metrics.objective import objective as objective
 
-MEASURES = (
-    *("loss", "accuracy", "auc", "auc_mean", "auc_worst", "objective", "gradient_norm"),
-    *("accuracy_worst_class", "distance", "distance_dual", "attacked_loss", "attacked_accuracy", "attacked_auc"),
-    *("adapted_loss", "adapted_accuracy", "adapted_auc"),
-    *(
-        f"{name}_{over}"
-        for name in ("loss", "accuracy", "personal_loss", "personal_accuracy")
-        for over in ("mean", "worst", "spread")
-    ),
-)
-"""All measures; which of them a run has depends on its problem, data and evaluation."""
-
 Evaluate = Callable[[Problem, FederatedData, torch.Tensor, torch.Tensor | None], Measures]
 """What measures a model: ``(problem, data, x, y) -> {name: number}``."""
 
-POOLED = ("loss", "accuracy", "auc", "accuracy_worst_class", "attacked_loss", "attacked_accuracy", "attacked_auc")
-"""Measures of the unadapted model on one set of samples."""
 
-PER_CLIENT = ("loss", "accuracy", "auc")
-"""Measures of the unadapted model on each client."""
+@runtime_checkable
+class Evaluator(Protocol):
+    """What measures a model, and says in the summary of a run what it measured on; a plain function only measures."""
+
+    def __call__(self, problem: Problem, data: FederatedData, x: torch.Tensor, y: torch.Tensor | None) -> Measures:
+        """Return the measures at ``x`` (and ``y``)."""
+
+    def about(self, problem: Problem, data: FederatedData, x: torch.Tensor, y: torch.Tensor | None) -> dict[str, Any]:
+        """Return ``measured_on``, the data of the measures, and ``per_client``, those of each client at x (and y)."""
 
 
 class Evaluation(Options, owner="the evaluation"):
@@ -115,6 +110,12 @@ class Evaluation(Options, owner="the evaluation"):
             measures["objective"] = objective(problem, data, x, y, training=True)
             measures["gradient_norm"] = gradient_norm(problem, data, x, y)
         return measures
+
+    def about(self, problem: Problem, data: FederatedData, x: torch.Tensor, y: torch.Tensor | None) -> dict[str, Any]:
+        """Return which data the measures use, and the measures of each client at ``x``."""
+        measures = self.per_client(problem, data, x).items()
+        each = {name: [None if v != v else float(v) for v in values] for name, values in measures}
+        return {"measured_on": measured_on(problem, data, self), "per_client": each}
 
     def _attacked(
         self, problem: Problem, classes: int, x: torch.Tensor, y: torch.Tensor | None, arrays: Arrays

@@ -7,8 +7,9 @@ import math
 import numpy as np
 import torch
 
-from fedstrata.problems.erm import scores
+from fedstrata.problems.erm import scores, squared
 from fedstrata.problems.problem import Arrays, Problem
+from fedstrata.training.metrics.catalogue import measure
 
 Measures = dict[str, float]
 
@@ -53,7 +54,7 @@ def over_clients(name: str, values: np.ndarray) -> Measures:
     """Return the mean, the worst and, except for AUC, the spread of a measure given for each client."""
     if not len(values):
         return {}
-    worst = values.max() if name.endswith("loss") else values.min()
+    worst = values.min() if measure(f"{name}_worst").higher_is_better else values.max()
     measures = {f"{name}_mean": float(values.mean()), f"{name}_worst": float(worst)}
     if name != "auc":
         with np.errstate(invalid="ignore", over="ignore"):  # a loss may be infinite
@@ -64,8 +65,12 @@ def over_clients(name: str, values: np.ndarray) -> Measures:
 def classifies(problem: Problem, outputs: torch.Tensor, classes: int) -> bool:
     """Whether the outputs predict a class: one column per class, or one logit for two; not with the squared loss."""
     columns = outputs.reshape(len(outputs), -1).shape[1]
-    squared = getattr(problem.losses, "__name__", "") == "squared"
-    return not squared and not problem.ranks and classes > 1 and (columns == classes or (columns == 1 and classes == 2))
+    return (
+        problem.losses is not squared
+        and not problem.ranks
+        and classes > 1
+        and (columns == classes or (columns == 1 and classes == 2))
+    )
 
 
 def correct(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:

@@ -21,7 +21,7 @@ def objective(
     inner mean, f_k takes M_j[ G_j(x) ].
     """
     held = data.client_test if data.client_test is not None and data.client_test.sizes.all() else None
-    layers = _Layers(problem, data, x, None if training else held)
+    layers = Layers(problem, data, x, None if training else held)
     shared = layers.shared()
     dual = None if y is None else y.unsqueeze(0)
     values = []
@@ -38,7 +38,7 @@ def gradient_norm(problem: Problem, data: FederatedData, x: torch.Tensor, y: tor
     With a global inner mean, f_k takes M_j[ G_j(x) ], and the gradient is M_j[ J_j^T M_k[ grad f_k ] ], with J_j the
     Jacobian of G_j. Runs one client at a time, with all of its rows at once, since levels need not be means over rows.
     """
-    layers = _Layers(problem, data, x, None)
+    layers = Layers(problem, data, x, None)
     shared = layers.shared()
     dual = None if y is None else y.unsqueeze(0)
 
@@ -57,7 +57,7 @@ def gradient_norm(problem: Problem, data: FederatedData, x: torch.Tensor, y: tor
     return float((total / data.clients).norm())
 
 
-class _Layers:
+class Layers:
     """The levels of a problem at ``x``, each on all of a client's data for it, or on its ``held``-out data."""
 
     def __init__(self, problem: Problem, data: FederatedData, x: torch.Tensor, held: Part | None) -> None:

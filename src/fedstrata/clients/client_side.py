@@ -1,4 +1,4 @@
-"""What the clients' side of a run knows."""
+"""What the client side of a run shares."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from fedstrata.clients.state import ClientState
-from fedstrata.core.schedules import Clock
+from fedstrata.core.clock import Clock
 from fedstrata.data.federated import FederatedData
 from fedstrata.data.sampling import Sampling
 from fedstrata.problems.oracles import Oracles
@@ -18,11 +18,11 @@ Listener = Callable[[Clock, np.ndarray, dict[str, Callable[[], torch.Tensor]]], 
 
 
 @dataclass(frozen=True)
-class Setting:
-    """What the clients' side of a run knows: the problem, the data that are here, and how batches are drawn.
+class ClientSide:
+    """What the client side of a run shares: the problem, the data in this process, and how batches are drawn.
 
-    ``listeners`` are called after every local step with the time, the clients, and what the step reported. With
-    ``deferred``, clients keep something only once the server has taken their answers.
+    listeners: called after every local step, with the clock, the clients, and what the step reported.
+    deferred:  whether what clients keep is stored only once the server has accepted their answers.
     """
 
     oracles: Oracles

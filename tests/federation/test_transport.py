@@ -1,4 +1,4 @@
-"""What Flower brings: replies, errors, and whatever a node puts into its records."""
+"""The Flower transport: replies, errors, and whatever a node puts into its records."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Metadata, RecordDi
 from flwr.app.message import make_message
 from flwr.supercore.date import now
 
-from fedstrata.federation.messages import Reply
-from fedstrata.federation.post import FlowerPost, to_records
+from fedstrata.federation.transport import FlowerTransport, to_records
+from fedstrata.federation.wire import Reply
 
 
-def brought(content: RecordDict | None = None, source: int = 7, to: str = "ticket", **error: Any) -> Reply:
-    """What becomes of a reply that Flower brings to a message to node 7."""
+def brought(content: RecordDict | None = None, source: int = 7, to: str = "message", **error: Any) -> Reply:
+    """The reply to a message to node 7, as the transport returns it."""
     about = Metadata(1, "reply", source, 1, to, "0", now().timestamp(), 100.0, "query")
     message = make_message(metadata=about, content=content, error=Error(**error) if error else None)
-    reply = FlowerPost(SimpleNamespace(pull_messages=lambda _: [message]), 60.0).fetch("ticket", 7)
+    reply = FlowerTransport(SimpleNamespace(pull_messages=lambda _: [message]), 60.0).fetch("message", 7)
     assert reply is not None
     return reply
 
@@ -27,7 +27,7 @@ def brought(content: RecordDict | None = None, source: int = 7, to: str = "ticke
 HEADER = ConfigRecord({"text": "{}", "signature": b""})
 
 
-def test_a_reply_of_the_node_that_was_asked_is_taken_as_it_is() -> None:
+def test_a_reply_of_the_right_node_is_accepted() -> None:
     numbers = np.arange(6, dtype=np.int8).reshape(2, 3)
     reply = brought(to_records(Reply("{}", b"s", (numbers, numbers[:1]))))
     assert (reply.text, reply.signature, reply.error) == ("{}", b"s", "")
@@ -35,9 +35,9 @@ def test_a_reply_of_the_node_that_was_asked_is_taken_as_it_is() -> None:
     assert reply.arrays[0].dtype == np.int8
 
 
-@pytest.mark.parametrize(("source", "to"), [(8, "ticket"), (7, "another"), (8, "another"), (0, "ticket")])
+@pytest.mark.parametrize(("source", "to"), [(8, "message"), (7, "another"), (8, "another"), (0, "message")])
 def test_a_reply_that_claims_to_be_something_else_is_forged(source: int, to: str) -> None:
-    assert brought(to_records(Reply("{}")), source, to).error.startswith("forged")
+    assert brought(to_records(Reply("{}")), source, to).kind == "forged"
 
 
 def test_an_error_of_flower_is_passed_on() -> None:
@@ -79,5 +79,5 @@ def npy(header: str, data: bytes = b"") -> bytes:
         raw(data=npy("__import__('os').system('true')")),
     ],
 )
-def test_whatever_else_a_node_sends_is_an_error_of_that_node(content: RecordDict) -> None:
+def test_anything_else_that_a_node_sends_is_an_error_of_that_node(content: RecordDict) -> None:
     assert brought(content).error.startswith("sent something that is not an answer")

@@ -1,4 +1,4 @@
-"""The gate before the SuperLink: nodes come through, and nothing else does."""
+"""The proxy in front of the SuperLink: it lets nodes through, and nothing else."""
 
 from __future__ import annotations
 
@@ -16,35 +16,37 @@ from fedstrata.federation import superlink
 from fedstrata.federation.local import run_locally
 from fedstrata.federation.processes import free_ports
 from fedstrata.federation.superlink import Federation
-from fedstrata.federation.templates import gate_file
+from fedstrata.federation.templates import proxy_file
 
 
 @pytest.mark.flower
-@pytest.mark.skipif(shutil.which("nginx") is None, reason="the gate is nginx")
-def test_nodes_come_through_the_gate_and_nobody_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    gate = free_ports(1)[0]
+@pytest.mark.skipif(shutil.which("nginx") is None, reason="the proxy is nginx")
+def test_nodes_reach_the_superlink_through_the_proxy_and_nobody_else_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    proxy = free_ports(1)[0]
     refused: list[int] = []
     start_server, node_command = Federation.start_server, superlink.node_command
 
     def started(self: Federation, *options: str) -> None:
         start_server(self, *options)
         server = self.folder / "server"
-        (server / "nginx.conf").write_text(gate_file(f"127.0.0.1:{gate}", self.ports[0]))
-        self.start("gate", ["nginx", "-p", str(server), "-c", "nginx.conf", "-e", "gate.log", "-g", "daemon off;"])
+        (server / "nginx.conf").write_text(proxy_file(f"127.0.0.1:{proxy}", self.ports[0]))
+        self.start("proxy", ["nginx", "-p", str(server), "-c", "nginx.conf", "-e", "proxy.log", "-g", "daemon off;"])
 
     def asked(federation: Federation) -> None:
         if refused:
             return
         context = ssl.create_default_context(cafile=str(federation.folder / "server" / "ca.crt"))
         for path in ("/v1/control/list-runs", "/v1/runtime/acquire-task", "/", "/v1/fleet/../control/list-runs"):
-            request = urllib.request.Request(f"https://127.0.0.1:{gate}{path}", data=b"")
+            request = urllib.request.Request(f"https://127.0.0.1:{proxy}{path}", data=b"")
             with pytest.raises(urllib.error.HTTPError) as error:
                 urllib.request.urlopen(request, context=context)
             refused.append(error.value.code)
             error.value.close()
 
     monkeypatch.setattr(Federation, "start_server", started)
-    through: Any = lambda address, *rest: node_command(f"127.0.0.1:{gate}", *rest)  # noqa: E731
+    through: Any = lambda address, *rest: node_command(f"127.0.0.1:{proxy}", *rest)  # noqa: E731
     monkeypatch.setattr(superlink, "node_command", through)
     config = made(DIGITS, {"algorithm": {"name": "fedavg", "steps": 2}, "train": {"rounds": 1}})
     folder = tmp_path / "federation"

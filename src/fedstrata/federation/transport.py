@@ -1,10 +1,10 @@
-"""Flower's messages as the server and the nodes use them."""
+"""How messages reach nodes: a transport, and the one that uses Flower."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
@@ -12,17 +12,30 @@ from flwr.serverapp import Grid
 
 from fedstrata.core.errors import FedstrataError
 from fedstrata.federation import keys
-from fedstrata.federation.messages import Reply
+from fedstrata.federation.wire import Reply
 
 FLOWER = 1
-"""The number under which Flower itself answers for a node that cannot."""
+"""The node number that Flower itself uses when it replies for a node that cannot."""
 
 
-class FlowerPost:
-    """Sends messages by Flower; one that is not fetched within ``patience`` seconds expires."""
+class Transport(Protocol):
+    """Sends messages to nodes and fetches their replies: over Flower, or within a test."""
 
-    def __init__(self, grid: Grid, patience: float) -> None:
-        self.grid, self.patience = grid, patience
+    def nodes(self) -> Mapping[str, int]:
+        """Return the number of each connected node by its public key."""
+
+    def send(self, node: int, text: str, arrays: Sequence[np.ndarray]) -> str:
+        """Send a message to a node; return the message's id, empty if it cannot be sent."""
+
+    def fetch(self, message_id: str, node: int) -> Reply | None:
+        """Return the reply to a message once it has arrived; accept none from another node."""
+
+
+class FlowerTransport:
+    """Sends messages over Flower; one that is not fetched within ``lifetime`` seconds expires."""
+
+    def __init__(self, grid: Grid, lifetime: float) -> None:
+        self.grid, self.lifetime = grid, lifetime
 
     def nodes(self) -> Mapping[str, int]:
         """Return the number of each connected node by its public key."""
@@ -35,23 +48,22 @@ class FlowerPost:
         return numbers
 
     def send(self, node: int, text: str, arrays: Sequence[np.ndarray]) -> str:
-        """Send a message to a node; return a ticket for its reply, empty if the message cannot be sent."""
-        message = Message(
-            to_records(Reply(text, b"", tuple(arrays))), dst_node_id=node, message_type="query", ttl=self.patience
-        )
+        """Send a message to a node; return the message's id, empty if it cannot be sent."""
+        content = to_records(Reply(text, b"", tuple(arrays)))
+        message = Message(content, dst_node_id=node, message_type="query", ttl=self.lifetime)
         return str(next(iter(self.grid.push_messages([message])), "") or "")
 
-    def fetch(self, ticket: str, node: int) -> Reply | None:
+    def fetch(self, message_id: str, node: int) -> Reply | None:
         """Return the reply to a message once it has arrived; accept none from another node.
 
-        Replies are pulled one at a time, because a node writes itself what its reply says about its origin.
+        Replies are pulled one at a time, because a reply's metadata, its origin included, are written by its sender.
         """
-        for message in self.grid.pull_messages([ticket]):
+        for message in self.grid.pull_messages([message_id]):
             if message.has_error():
                 return Reply(error=f"failed ({message.error.reason or message.error.code})")
             source, answered = message.metadata.src_node_id, message.metadata.reply_to_message_id
-            if (source, answered) != (node, ticket) and source != FLOWER:
-                return Reply(error="forged: the reply claims to be from another node, or to another message")
+            if (source, answered) != (node, message_id) and source != FLOWER:
+                return Reply(error="answered as another node, or another message", kind="forged")
             try:
                 return from_records(message.content)
             except Exception as error:  # a node may send anything

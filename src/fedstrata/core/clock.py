@@ -1,0 +1,70 @@
+"""The time of a run: schedules read a clock, never a usage counter. Rounds and steps count from 0."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Clock:
+    """A time in training: ``round`` of ``rounds``, local ``step`` in the round, ``iteration`` since the start."""
+
+    round: int
+    rounds: int
+    step: int = 0
+    iteration: int = 0
+
+    @staticmethod
+    def of_round(round: int, rounds: int) -> Clock:
+        """Return the time of a round for what changes only between rounds, and so counts them as its iterations."""
+        return Clock(round, rounds, iteration=round)
+
+    def after(self, steps: int) -> Clock:
+        """Return the time after so many local steps."""
+        return Clock(self.round, self.rounds, self.step + steps, self.iteration + steps)
+
+    def tick(self) -> Clock:
+        """Return the time after one local step."""
+        return self.after(1)
+
+    def after_loop(self, steps: int) -> Clock:
+        """Return the time after a loop of so many local steps: the next loop counts its steps from 0 again."""
+        return Clock(self.round, self.rounds, 0, self.iteration + steps)
+
+    def ago(self, iterations: int) -> Clock:
+        """Return this step with the iteration of an earlier one."""
+        return Clock(self.round, self.rounds, self.step, self.iteration - iterations)
+
+
+@dataclass
+class Progress:
+    """Where a run is: the round, the local iterations before it and so far, and the round's exchanges and choices.
+
+    Round -1 is the preparation before the first one.
+    """
+
+    rounds: int
+    round: int = 0
+    start: int = 0
+    iteration: int = 0
+    exchanges: int = 0
+    choices: int = 0
+
+    def begin(self, round: int) -> None:
+        """Start a round."""
+        self.round, self.start, self.exchanges, self.choices = round, self.iteration, 0, 0
+
+    @property
+    def round_start(self) -> Clock:
+        """The time at the start of this round."""
+        return Clock(self.round, self.rounds, iteration=self.start)
+
+    @property
+    def now(self) -> Clock:
+        """The time at the start of the next exchange."""
+        return Clock(self.round, self.rounds, iteration=self.iteration)
+
+    @property
+    def scheduled_round(self) -> int:
+        """The round whose rates and steps apply: the preparation has those of the first."""
+        return max(0, self.round)

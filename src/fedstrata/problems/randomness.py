@@ -1,0 +1,45 @@
+"""Functions of a problem whose model has random layers: they draw from the words that come with a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from fedstrata.models.flat import Flat
+from fedstrata.problems.problem import Problem
+
+
+class Randomised(tuple[torch.Tensor, ...]):
+    """The arrays of one client's batch, with the words that random layers draw from."""
+
+    words: torch.Tensor
+
+    @staticmethod
+    def of(arrays: Sequence[torch.Tensor]) -> Randomised:
+        """Return arrays of which the last one is the words."""
+        randomised = Randomised(arrays[:-1])
+        randomised.words = arrays[-1]
+        return randomised
+
+
+def with_random_layers(problem: Problem) -> Problem:
+    """Return the problem with functions whose random layers draw from their batch, or change nothing without words."""
+    flat = problem.flat
+    if flat is None or not flat.random:
+        return problem
+    levels = tuple(_drawing(level, flat) for level in problem.levels)
+    best_y = None if problem.best_y is None else _drawing(problem.best_y, flat)
+    return replace(problem, outer=_drawing(problem.outer, flat), levels=levels, best_y=best_y)
+
+
+def _drawing(function: Callable[..., torch.Tensor], flat: Flat) -> Callable[..., torch.Tensor]:
+    def draws(*args: Any) -> torch.Tensor:
+        with flat.drawing_from(getattr(args[-1], "words", None)):
+            return function(*args)
+
+    if hasattr(function, "pullback"):
+        draws.pullback = _drawing(function.pullback, flat)  # type: ignore[attr-defined]
+    return draws

@@ -1,0 +1,201 @@
+"""The loop that every run goes through: rounds, evaluations, checkpoints."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from typing import Any
+
+import torch
+
+from fedstrata.algorithms.algorithm import Algorithm
+from fedstrata.clients.clients import Clients
+from fedstrata.clients.faults import QuorumError
+from fedstrata.clients.privacy import epsilon
+from fedstrata.core.errors import Diverged, FedstrataError
+from fedstrata.core.files import Row
+from fedstrata.problems.problem import Problem
+from fedstrata.training.journal import Journal
+from fedstrata.training.metrics.evaluation import Evaluate, Evaluator
+from fedstrata.training.rounds import one_round, prepare, start
+from fedstrata.training.run import Run
+from fedstrata.training.settings import Settings
+from fedstrata.training.states import shapes_of, tensors_of
+
+
+class Loop:
+    """A run in progress: ``done`` rounds are finished, ``state`` is the server's."""
+
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        settings: Settings,
+        clients: Clients,
+        evaluation: Evaluate,
+        journal: Journal,
+        pretrain: Run | None,
+    ) -> None:
+        self.algorithm, self.settings, self.clients = algorithm, settings, clients
+        self.evaluation, self.journal, self.pretrain = evaluation, journal, pretrain
+        self.data = clients.engine.side.data
+        self.ranks = journal.ranks
+        self.state: Any = None
+        self.done = 0
+        self.started = time.perf_counter()
+
+    @property
+    def problem(self) -> Problem:
+        """The problem of the current round."""
+        return self.clients.problem
+
+    def open(self, config: dict[str, Any], resume: bool) -> None:
+        """Start a run directory, or resume the run in it from its last checkpoint."""
+        resumed = self.journal.open(config, resume, self.settings.rounds, self.algorithm, self.clients)
+        if resumed is not None:
+            self.state, self.done = resumed.state, resumed.done
+            self.started -= resumed.seconds
+
+    def run(self) -> Run:
+        """Run the remaining rounds."""
+        rounds = self.settings.rounds
+        result: Run | None = None
+        journal = self.journal
+        try:
+            self.prepare()
+            for callback in journal.callbacks:
+                callback.on_start(self.algorithm.name, self.done, rounds, self._note())
+            if not journal.history or (journal.history[-1]["round"] < self.done and self._due()):
+                self.measure()  # before the first round, or because the row was lost
+            while self.done < rounds:
+                self.round()
+                if self._due():
+                    self.measure()
+                if self.done % self.settings.checkpoint_every == 0 or self.done == rounds:
+                    tensors = tensors_of(self.algorithm, self.state)
+                    journal.checkpoint(self.done, self.seconds(), tensors, self.clients)
+            result = Run(*self.solution(), journal.history, self.summary(), self.problem)
+            journal.finish(result, self.algorithm, self.state)
+        except QuorumError as error:
+            journal.faults(self.clients)
+            raise QuorumError(f"{error}{journal.last_checkpoint}") from None
+        finally:
+            for callback in journal.callbacks:
+                callback.on_end(result)
+        return result
+
+    def _due(self) -> bool:
+        """Whether the run is evaluated after the rounds that are done."""
+        rounds = self.settings.rounds
+        every = self.settings.eval_every or max(1, rounds // 20)
+        return self.done % every == 0 or self.done == rounds
+
+    def prepare(self) -> None:
+        """Prepare the clients, and start the algorithm unless the run is resumed."""
+        prepare(self.clients, max(0, self.done - 1))
+        if not self.done:
+            self.state = start(self.algorithm, self.clients)
+            tensors_of(self.algorithm, self.state)
+            self._check_dtypes("start", {"x": self.algorithm.solution(self.state)[0]}, {"x": self.problem.x0})
+
+    def round(self) -> None:
+        """Run one round."""
+        self.state = one_round(self.algorithm, self.state, self.clients, self.done, self._accept)
+        self.journal.faults(self.clients)
+        for callback in self.journal.callbacks:
+            callback.on_round(self.done, self.state)
+
+    def _accept(self, state: Any) -> None:
+        """Count the round; raise if its state has other shapes or dtypes than before, or is not finite."""
+        self.journal.faults(self.clients)
+        tensors = tensors_of(self.algorithm, state)
+        before = tensors_of(self.algorithm, self.state)
+        got, wants = shapes_of(tensors), shapes_of(before)
+        if got != wants:
+            raise FedstrataError(f"round of {self.algorithm.name} must return a State of {wants}. Got {got}.")
+        self._check_dtypes("round", tensors, before)
+        self.done += 1
+        for name, value in tensors.items():
+            if not bool(torch.isfinite(value).all()):
+                bad = int((~torch.isfinite(value)).sum())
+                raise self._diverged(f"{bad} of {value.numel()} entries of {name} are NaN or infinite")
+
+    def _check_dtypes(self, method: str, got: dict[str, torch.Tensor], wants: dict[str, torch.Tensor]) -> None:
+        for name, tensor in wants.items():
+            if got[name].dtype != tensor.dtype:
+                hint = (
+                    " The mean of whole numbers or bools is torch.float64." if got[name].dtype == torch.float64 else ""
+                )
+                raise FedstrataError(
+                    f"{method} of {self.algorithm.name} must return a State whose {name} is {tensor.dtype}. Got "
+                    f"{got[name].dtype}.{hint}"
+                )
+
+    def measure(self) -> None:
+        """Evaluate, and record the row."""
+        row: Row = {"round": self.done, **self.used()}
+        if self.ranks.first:
+            measures = self.evaluation(self.problem, self.data, *self.solution())
+            row["finite"] = math.isfinite(measures.get("loss", 0.0))
+            row |= {k: float(v) for k, v in measures.items() if math.isfinite(v)}
+        row = self.ranks.from_first(row)
+        if not row.pop("finite"):
+            raise self._diverged("the loss is NaN or infinite")
+        self.journal.row(row)
+
+    def _diverged(self, what: str) -> Diverged:
+        return Diverged(
+            f"{self.algorithm.name} diverged in round {self.done}: {what}. A smaller learning rate is the usual remedy."
+            f"{self.journal.last_checkpoint}"
+        )
+
+    def solution(self) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Return the solution of the state: x, and y if there is a dual."""
+        x, y = self.algorithm.solution(self.state)
+        return x, y if self.problem.dual else None
+
+    def used(self) -> Row:
+        """Return what was used so far, including the pre-training.
+
+        The clients' own counts, which schedules and checkpoints use, are those of the run alone.
+        """
+        counts = dataclasses.asdict(self.clients.usage)
+        failed = counts.pop("failed")
+        used: Row = {**counts, "seconds": self.seconds()}
+        if self.pretrain is not None:
+            used = {k: v + self.pretrain.history[-1][k] for k, v in used.items()}
+        used["seconds"] = round(used["seconds"], 3)
+        if self.settings.faults is not None:
+            used["failed"] = failed
+        if self.settings.channel.noise:
+            releases = self.clients.engine.ledger.releases
+            used["epsilon"] = epsilon(self.settings.channel, releases, self.data.clients)
+        return used
+
+    def seconds(self) -> float:
+        """Return how long the run has taken, without interruptions."""
+        return time.perf_counter() - self.started
+
+    def summary(self) -> Row:
+        """Return the last row, and what a reader needs to understand it."""
+        summary: Row = {"status": "finished", "algorithm": self.algorithm.name, "problem": self.problem.name}
+        summary |= {"data": self.data.name, "clients": self.data.clients, "seed": self.settings.seed}
+        summary |= {"chunk": min(self.clients.engine.chunk, self.clients.sampled), **self.journal.history[-1]}
+        if self.pretrain is not None:
+            last = dict(self.pretrain.history[-1])
+            summary["pretrain"] = {"algorithm": self.pretrain.summary["algorithm"], "rounds": last.pop("round"), **last}
+        if self.data.client_names:
+            summary["client_names"] = list(self.data.client_names)
+        if self.settings.channel.noise:
+            summary["delta"] = self.settings.channel.delta
+        if self.settings.faults is not None:
+            names = self.data.client_names or [f"client {k}" for k in range(self.data.clients)]
+            summary["left_out"] = {names[k]: n for k, n in sorted(self.journal.left_out.items())}
+        if isinstance(self.evaluation, Evaluator):
+            about = self.evaluation.about(self.problem, self.data, *self.solution()) if self.ranks.first else {}
+            summary |= self.ranks.from_first(about)
+        return summary
+
+    def _note(self) -> str:
+        who = f"{self.clients.sampled} of {self.data.clients} clients a round"
+        return f"{who}, {self.clients.engine.describe(self.settings.chunk, self.clients.sampled)}"

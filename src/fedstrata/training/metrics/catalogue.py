@@ -1,0 +1,92 @@
+"""All measures, what is known about each, and which of them progress, tables and plots show."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A number that says how good a model is.
+
+    label:            its name in plots; by default the heading.
+    higher_is_better: whether a larger value is better.
+    tiny:             whether it may be far below 1, so that it is printed with significant digits.
+    """
+
+    name: str
+    label: str = ""
+    higher_is_better: bool = False
+    tiny: bool = False
+
+    @property
+    def heading(self) -> str:
+        """Its name in tables."""
+        return self.name.replace("_", " ")
+
+
+_ALL = (
+    Measure("loss"),
+    Measure("loss_mean"),
+    Measure("loss_worst"),
+    Measure("loss_spread"),
+    Measure("accuracy", higher_is_better=True),
+    Measure("accuracy_mean", "accuracy, mean over clients", higher_is_better=True),
+    Measure("accuracy_worst", "accuracy of the worst client", higher_is_better=True),
+    Measure("accuracy_spread"),
+    Measure("accuracy_worst_class", higher_is_better=True),
+    Measure("auc", "AUC, pooled", higher_is_better=True),
+    Measure("auc_mean", "AUC, mean over clients", higher_is_better=True),
+    Measure("auc_worst", higher_is_better=True),
+    Measure("attacked_loss"),
+    Measure("attacked_accuracy", "accuracy under attack", higher_is_better=True),
+    Measure("attacked_auc", higher_is_better=True),
+    Measure("adapted_loss"),
+    Measure("adapted_accuracy", higher_is_better=True),
+    Measure("adapted_auc", higher_is_better=True),
+    Measure("personal_loss_mean"),
+    Measure("personal_loss_worst"),
+    Measure("personal_loss_spread"),
+    Measure("personal_accuracy_mean", higher_is_better=True),
+    Measure("personal_accuracy_worst", higher_is_better=True),
+    Measure("personal_accuracy_spread"),
+    Measure("distance", "distance to the solution", tiny=True),
+    Measure("distance_dual", "distance of y to the solution", tiny=True),
+    Measure("objective"),
+    Measure("gradient_norm", tiny=True),
+)
+
+MEASURES: dict[str, Measure] = {measure.name: measure for measure in _ALL}
+"""All measures by name; which of them a run has depends on its problem, data and evaluation."""
+
+
+def measure(name: str) -> Measure:
+    """Return what is known about a measure; one of the user's own is called by its name."""
+    return MEASURES.get(name, Measure(name))
+
+
+PER_CLIENT = ("loss", "accuracy", "auc")
+"""Measures of the unadapted model on each client."""
+
+POOLED = (*PER_CLIENT, "accuracy_worst_class", "attacked_loss", "attacked_accuracy", "attacked_auc")
+"""Measures of the unadapted model on one set of samples."""
+
+RANKING = ("auc", "accuracy", "loss")
+"""The first of these that a run has ranks the trials of a search that names no measure."""
+
+IN_PROGRESS = ("loss", "accuracy", "accuracy_worst", "auc", "auc_worst", "attacked_accuracy", "distance", "epsilon")
+"""Measures on a line of progress, in order."""
+
+IN_TABLES = (
+    *("auc", "adapted_auc", "auc_mean", "auc_worst"),
+    *("accuracy", "adapted_accuracy", "accuracy_mean", "accuracy_worst", "attacked_accuracy"),
+    *("personal_accuracy_mean", "personal_accuracy_worst", "personal_loss_mean"),
+    *("loss", "distance", "distance_dual", "gradient_norm"),
+)
+"""Measures in a table that names none, in order."""
+
+IN_PLOTS = (
+    *("auc", "auc_worst", "personal_accuracy_mean", "accuracy", "attacked_accuracy", "accuracy_worst"),
+    *("personal_loss_mean", "distance", "gradient_norm", "loss"),
+)
+"""The order in which measures are chosen for a plot that names none."""

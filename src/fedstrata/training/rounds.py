@@ -1,0 +1,86 @@
+"""The rounds of an algorithm on its clients: what training, checks of algorithms and nodes have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedstrata.algorithms.algorithm import Algorithm
+from fedstrata.clients.clients import Clients
+from fedstrata.clients.queries import learn
+from fedstrata.core.clock import Clock
+from fedstrata.problems.problem import Problem
+
+
+def problem_of_round(problem: Problem, learned: torch.Tensor | None, number: int, rounds: int) -> Problem:
+    """Return the problem of a round, counted from 0: rates inside it may follow a schedule over rounds.
+
+    learned: the answer to the problem's query; None if it has none, or knows the answer already.
+    number:  the round; -1, the preparation before the first one, has the rates of the first.
+    """
+    if learned is not None and problem.query is not None:
+        problem = problem.query.inform(problem, learned)
+    if problem.at is None:
+        return problem
+    return problem.at(problem, Clock.of_round(max(0, number), rounds))
+
+
+def prepare(clients: Clients, number: int = 0) -> None:
+    """Before the first round that is run, ``number``: answer the problem's query, and switch to the informed problem.
+
+    The answer is in every checkpoint, so a resumed run does not ask again.
+    """
+    clients.begin(-1)
+    query, engine = clients.problem.query, clients.engine
+    if query is not None and engine.learned is None:
+        engine.learned = learn(query, clients)
+    _enter(clients, number, engine.learned)
+
+
+def start(algorithm: Algorithm, clients: Clients) -> Any:
+    """Return the algorithm's state before the first round, at the problem's starting point."""
+    x, y = clients.problem.x0.clone(), clients.problem.y0
+    return algorithm.start(x, x[:0] if y is None else y.clone(), clients)
+
+
+def one_round(
+    algorithm: Algorithm, state: Any, clients: Clients, number: int, accept: Callable[[Any], None] = lambda state: None
+) -> Any:
+    """Run a round, then let clients that have lost what they kept rejoin; return the new state.
+
+    If too many have lost it for the round to begin, they rejoin before it.
+
+    accept: called with the new state before clients rejoin; raises if it cannot be used.
+    """
+    clients.begin(number)
+    _enter(clients, number)
+    if type(algorithm).rejoin is not Algorithm.rejoin:
+        clients.rejoin = partial(_rejoin_before, algorithm, state, clients)
+    state = algorithm.round(state, clients)
+    clients.rejoin = None
+    lost = clients.lost()
+    accept(state)
+    if len(lost):
+        algorithm.rejoin(state, lost)
+    return state
+
+
+def _rejoin_before(algorithm: Algorithm, state: Any, clients: Clients, lost: np.ndarray) -> None:
+    """Let clients rejoin as if at the end of the round before this one."""
+    number, earlier = clients.progress.round, clients.before(lost)
+    _enter(clients, number - 1)
+    algorithm.rejoin(state, earlier)
+    _enter(clients, number)
+    clients.faults += [replace(fault, round=number) for fault in earlier.faults]
+
+
+def _enter(clients: Clients, number: int, learned: torch.Tensor | None = None) -> None:
+    """Switch to the problem of this round, if it is another one."""
+    problem = problem_of_round(clients.problem, learned, number, clients.progress.rounds)
+    if problem is not clients.problem:
+        clients.engine.adopt(problem)
