@@ -516,8 +516,8 @@ def test_the_weights_of_samples_count_in_the_steps_and_outside() -> None:
 
 @pytest.mark.parametrize(
     ("counts", "batch_size"),
-    [([(9, 3), (6, 6), (11, 1)], 1), ([(6, 0), (0, 4), (5, 5)], None), ([(6, 0), (4, 0)], 3), ([(0, 6), (0, 5)], 3)],
-    ids=["single-class batches", "single-class clients", "no positive", "no negative"],
+    [([(9, 3), (6, 6), (11, 1)], 1), ([(6, 0), (0, 4), (5, 5)], None)],
+    ids=["single-class batches", "single-class clients"],
 )
 def test_odd_classes_are_legal(counts: list[tuple[int, int]], batch_size: int | None) -> None:
     data = binary(counts, dtype=np.float32)
@@ -526,7 +526,7 @@ def test_odd_classes_are_legal(counts: list[tuple[int, int]], batch_size: int | 
         run = fs.train(problem, data, METHOD, rounds=3, batch_size=batch_size)
         assert run.y is not None and torch.isfinite(run.x).all() and torch.isfinite(run.y).all()
         assert all(math.isfinite(v) for row in run.history for v in row.values())
-        assert ("adapted_auc" in run.history[-1]) == (len(counts) == 3)
+        assert "adapted_auc" in run.history[-1]
 
 
 # --- models and options ----------------------------------------------------------------------------------------------

@@ -7,10 +7,11 @@ import os
 import tomllib
 import warnings
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
-from fedstrata.core.errors import InputError, listed
+from fedstrata.core.errors import FedstrataError, InputError, listed
 
 Row = dict[str, Any]
 
@@ -18,14 +19,25 @@ Row = dict[str, Any]
 def write_atomically(path: Path, content: bytes, durable: bool = True) -> None:
     """Write a file atomically; ``durable`` syncs it to disk."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with temporary.open("wb") as file:
-        file.write(content)
+    try:
+        with temporary.open("wb") as file:
+            file.write(content)
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
+        temporary.replace(path)
         if durable:
-            file.flush()
-            os.fsync(file.fileno())
-    temporary.replace(path)
-    if durable:
-        _sync(path.parent)
+            _sync(path.parent)
+    except OSError as error:
+        _cannot_write(path, error, temporary)
+
+
+def _cannot_write(path: Path, error: OSError, temporary: Path | None = None) -> NoReturn:
+    """Raise an error that names the file; an earlier version of it is unharmed."""
+    if temporary is not None:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+    raise FedstrataError(f"The file {path} cannot be written: {error.strerror or error}.") from error
 
 
 def sync(path: Path) -> None:
@@ -86,8 +98,12 @@ def write_rows(path: Path, rows: Iterable[Row], allow_nan: bool = False) -> None
 
 def append_rows(path: Path, rows: Iterable[Row], allow_nan: bool = False) -> None:
     """Append rows to a .jsonl file; NaN and infinity are errors unless allowed."""
-    with path.open("a") as file:
-        file.write(_lines(rows, allow_nan))
+    lines = _lines(rows, allow_nan)
+    try:
+        with path.open("a") as file:
+            file.write(lines)
+    except OSError as error:
+        _cannot_write(path, error)
 
 
 def _lines(rows: Iterable[Row], allow_nan: bool) -> str:
@@ -97,7 +113,7 @@ def _lines(rows: Iterable[Row], allow_nan: bool) -> str:
 def read_toml(path: Path) -> dict[str, Any]:
     """Read a TOML file; raise an :class:`InputError` that says where it is invalid."""
     try:
-        return tomllib.loads(path.read_text())
+        return tomllib.loads(path.read_text(encoding="utf-8-sig"))  # some editors begin a file with a byte order mark
     except FileNotFoundError:
         raise InputError(f"There is no file {path}.") from None
     except (OSError, UnicodeDecodeError) as error:

@@ -100,6 +100,10 @@ def auc(
 
 def positives(counts: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     """Return the fraction of class 1 over all clients, weighted as the run weights clients: [1]."""
+    present = counts.sum(0) > 0
+    if not present.all():
+        only = int(present[1])
+        raise invalid("classes of the auc problem", f"class {only} only, on all clients", "both 0 and 1")
     return class_shares(counts, weights)[1:]
 
 
@@ -108,8 +112,7 @@ def _with_fraction(
 ) -> Problem:
     """Return the problem for this fraction of positives; ``shift`` is added to alpha in the term that it multiplies."""
     strength = p * (1 - p)
-    # With p = 0 or 1, F is linear in alpha: there is no scale to correct.
-    scale = math.sqrt(strength) if scale_dual and strength > 0 else 1.0
+    scale = math.sqrt(strength) if scale_dual else 1.0
 
     def scored(w: torch.Tensor, batch: Arrays) -> tuple[torch.Tensor, torch.Tensor, list[torch.Tensor]]:
         """Return scores, labels as 0.0 and 1.0, and the samples' weights, if any."""
@@ -130,7 +133,7 @@ def _with_fraction(
     def best_y(x: torch.Tensor, batch: Arrays) -> torch.Tensor:
         s, positive, weights = scored(x[: flat.size], batch)
         gap = weighted_mean((p + (1 - 2 * p) * positive) * (1 - 2 * positive) * s, weights)
-        return scale * (margin + gap / (strength or 1.0)).reshape(1)
+        return scale * (margin + gap / strength).reshape(1)
 
     return replace(problem, outer=outer, best_y=best_y, query=None)
 

@@ -38,7 +38,9 @@ class Settings(Options, owner="the run"):
     chunk: int | Literal["auto"] = param(
         "auto", "clients that are computed together; auto uses a rule measured by bench/chunk.py", least=1
     )
-    threads: int | None = param(None, "torch threads during the run; by default as many as torch uses", least=1)
+    threads: int | None = param(
+        None, "torch threads during the run; by default as many as torch uses", least=1, most=1024
+    )
     device: str = param("cpu", "torch device")
     eval_every: int | None = param(
         None, "rounds between evaluations; by default a twentieth of all. The first and last are always made", least=1
