@@ -1144,7 +1144,7 @@ BAD_OPTIONS: list[tuple[dict[str, Any], str]] = [
     ({"rounds": None}, r"The rounds of the run must be a whole number of at least 1\. Got None\."),
     ({"batch_size": 0}, r"The batch_size of the run must be a whole number of at least 1, or left out\. Got 0\."),
     ({"batch_size": 1.5}, r"The batch_size of the run must be a whole number of at least 1, or left out\. Got 1\.5\."),
-    ({"threads": 0}, r"The threads of the run must be a whole number of at least 1, or left out\. Got 0\."),
+    ({"threads": 0}, r"The threads of the run must be a whole number from 1 to 1024, or left out\. Got 0\."),
     ({"eval_every": 0}, r"The eval_every of the run must be a whole number of at least 1, or left out\. Got 0\."),
     ({"checkpoint_every": 0}, r"The checkpoint_every of the run must be a whole number of at least 1\. Got 0\."),
     ({"checkpoint_every": None}, r"The checkpoint_every of the run must be a whole number"),

@@ -28,13 +28,15 @@ CLIENTS = np.array([4, 0, 7, 2])
 SIZES = np.array([23, 12, 12, 5])
 
 
-def draw(kind: type[Sampling], batch_size: int, steps: int, places: list[int] | None = None) -> list[list[list[int]]]:
+def draw(
+    kind: type[Sampling], batch_size: int, steps: int, places: list[int] | None = None, ahead: int = 1
+) -> list[list[list[int]]]:
     """Return the positions of each step and client; ``places`` picks clients out of the four."""
     chosen = np.arange(4) if places is None else np.array(places)
     sampler = kind(NAMES, CLIENTS[chosen], SIZES[chosen], batch_size)
     out = []
     for step in range(steps):
-        positions, lengths = sampler.positions(step, len(chosen))
+        positions, lengths = sampler.positions(step, len(chosen), ahead)
         counts = np.full(len(chosen), positions.shape[1]) if lengths is None else lengths
         out.append([row[:n].tolist() for row, n in zip(positions, counts, strict=True)])
     return out
@@ -69,7 +71,7 @@ def test_a_batch_does_not_depend_on_clients_that_finished(kind: type[Sampling]) 
     in_order = draw(kind, 5, 30)
     sampler = kind(NAMES, CLIENTS, SIZES, 5)
     for step, active in [(0, 4), (1, 4), (2, 3), (18, 3), (19, 1), (20, 1), (20, 4), (29, 2)]:
-        positions, lengths = sampler.positions(step, active)
+        positions, lengths = sampler.positions(step, active, ahead=7)
         rows = [row[: (len(row) if lengths is None else lengths[c])].tolist() for c, row in enumerate(positions)]
         assert rows == in_order[step][:active]
 
@@ -80,9 +82,8 @@ def test_a_batch_does_not_depend_on_how_many_are_drawn_ahead(
     kind: type[Sampling], limit: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = draw(kind, 5, 20)
-    monkeypatch.setattr(sampling_module, "_STEPS_AHEAD", 3)
     monkeypatch.setattr(sampling_module, "_POSITIONS_AHEAD", limit)
-    assert draw(kind, 5, 20) == expected
+    assert draw(kind, 5, 20, ahead=3) == draw(kind, 5, 20, ahead=30) == expected
 
 
 @pytest.mark.parametrize("kind", SAMPLINGS.values(), ids=lambda k: k.__name__)

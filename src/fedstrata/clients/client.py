@@ -38,6 +38,7 @@ class Client:
         self._phase = 0
         self._exchange = exchange
         self._active = len(ids)
+        self._last = 0
         self._samplers: dict[tuple[int, int, int], Sampling] = {}
         self._everything: dict[int, Batch] = {}
         self._reports: dict[str, Callable[[], torch.Tensor]] = {}
@@ -80,7 +81,7 @@ class Client:
             part = s.data.part(level)
             counts = part.class_counts[self.ids] if s.sampling.weighted else None
             sampler = self._samplers[name] = s.sampling(names, self.ids, part.sizes[self.ids], size, counts)
-        positions, lengths = sampler.positions(self.clock.step, self._active)
+        positions, lengths = sampler.positions(self.clock.step, self._active, max(1, self._last - self.clock.step))
         self.samples += positions.size if lengths is None else int(lengths.sum())
         batch = self._gather(level, positions, lengths, positions.shape[1] == size, sampler.weights)
         return self._randomised(batch, level, stream)
@@ -290,9 +291,9 @@ class Client:
         if not counts.any():
             return
         self.looping = True
-        start, width = self.clock, self._active
+        start, width, self._last = self.clock, self._active, int(counts[0])
         left: list[dict[str, Any]] = []
-        for last in np.unique(counts):
+        for last in np.unique(counts) if counts[-1] < counts[0] else counts[:1]:
             active = int((counts >= last).sum())
             if active < self._active:
                 left.append(k._leave(active))
@@ -307,9 +308,9 @@ class Client:
         # What follows must not depend on how many steps the other clients of the chunk took.
         passed = 0 if isinstance(steps, Epochs) else self.steps_now(steps)
         self.clock = start.after_loop(passed)
-        self.steps += int(counts.max())
+        self.steps += self._last
         self._phase += 1
-        self._samplers = {}
+        self._last, self._samplers = 0, {}
         self._active = width
         self.looping = False
 

@@ -33,7 +33,7 @@ class Simulated(Engine):
         places = self._local_places(request)
         spoiled: dict[int, str] = {}
         # A client that was drawn twice must not see in a later chunk what it kept in an earlier one.
-        repeated = len(np.unique(request.cohort)) < len(request.cohort)
+        repeated = _repeats(request.cohort)
         side = replace(self.side, deferred=True) if repeated else self.side
         waiting: list[tuple[np.ndarray, Client]] = []
         if self.policy is not None and self.policy.inject is not None:
@@ -100,6 +100,11 @@ def on_auxiliary(side: ClientSide) -> Simulated:
     data = replace(data, train=data.auxiliary, support=None, auxiliary=None, client_names=names)
     chunk = choose_chunk("auto", problem, data, side.batch_size, problem.x0.device)
     return Simulated(replace(side, data=data, state=ClientState(data.clients, 0, None), listeners=()), chunk)
+
+
+def _repeats(cohort: np.ndarray) -> bool:
+    """Whether a client was drawn twice. Cohorts are in increasing order, unless they were drawn by weights."""
+    return not (cohort[1:] > cohort[:-1]).all() and len(np.unique(cohort)) < len(cohort)
 
 
 # --- injected faults -------------------------------------------------------------------------------------------------

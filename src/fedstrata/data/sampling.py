@@ -14,7 +14,6 @@ from fedstrata.core import rng
 from fedstrata.core.errors import invalid
 from fedstrata.core.registry import Registry
 
-_STEPS_AHEAD = 16
 _POSITIONS_AHEAD = 1 << 18
 
 
@@ -46,23 +45,26 @@ class Sampling(ABC):
         """Compute what all steps share, if anything."""
 
     @abstractmethod
-    def positions(self, step: int, active: int) -> tuple[np.ndarray, np.ndarray | None]:
-        """Return positions [active, B] of the first clients, and lengths [active] if not all positions count."""
+    def positions(self, step: int, active: int, ahead: int = 1) -> tuple[np.ndarray, np.ndarray | None]:
+        """Return positions [active, B] of the first clients, and lengths [active] if not all positions count.
+
+        ahead: how many steps, from this one on, are likely to be asked for.
+        """
 
 
 class _Independent(Sampling):
-    """Draw up to sixteen independent steps at a time, which costs about as much as drawing one."""
+    """Draw several independent steps at a time, which costs little more than drawing one."""
 
     first = last = 0
-    ahead: np.ndarray
+    drawn: np.ndarray
 
-    def positions(self, step: int, active: int) -> tuple[np.ndarray, np.ndarray | None]:
+    def positions(self, step: int, active: int, ahead: int = 1) -> tuple[np.ndarray, np.ndarray | None]:
         """Return positions [active, B], and lengths [active] if not all positions count."""
-        if not self.first <= step < self.last or active > self.ahead.shape[0]:
-            count = max(1, min(_STEPS_AHEAD, _POSITIONS_AHEAD // max(1, active * self.batch_size)))
+        if not self.first <= step < self.last or active > self.drawn.shape[0]:
+            count = max(1, min(ahead, _POSITIONS_AHEAD // max(1, active * self.batch_size)))
             self.first, self.last = step, step + count
-            self.ahead = self.draw(np.arange(step, step + count), active)
-        return self.ahead[:active, step - self.first], None
+            self.drawn = self.draw(np.arange(step, step + count), active)
+        return self.drawn[:active, step - self.first], None
 
     @abstractmethod
     def draw(self, steps: np.ndarray, active: int) -> np.ndarray:
@@ -134,7 +136,7 @@ class ShuffledEpochs(Sampling):
         self.epoch = np.full(len(self.clients), -1)
         self.order = np.zeros((len(self.clients), int(self.sizes.max()) + self.batch_size), dtype=np.int64)
 
-    def positions(self, step: int, active: int) -> tuple[np.ndarray, np.ndarray | None]:
+    def positions(self, step: int, active: int, ahead: int = 1) -> tuple[np.ndarray, np.ndarray | None]:
         """Return positions [active, B], and lengths [active] if not all positions count."""
         sizes = self.sizes[:active]
         per_epoch = steps_per_epoch(sizes, self.batch_size)
@@ -154,7 +156,7 @@ class ShuffledEpochs(Sampling):
 class Everything(Sampling):
     """Use all data of the client in every step."""
 
-    def positions(self, step: int, active: int) -> tuple[np.ndarray, np.ndarray | None]:
+    def positions(self, step: int, active: int, ahead: int = 1) -> tuple[np.ndarray, np.ndarray | None]:
         """Return positions [active, B], and lengths [active] if not all positions count."""
         sizes = self.sizes[:active]
         largest = int(sizes.max())
