@@ -2,9 +2,9 @@
 
     python bench/adaptive.py [--threads 1] [--repeats 12]
 
-Prints how many times as long as FedAvg's a local step of FedLALR takes (lower is better), and the share of a round of
-50 out of 100 clients that is spent inside the model's forward and backward passes (higher is better). It measures
-processor time, because steps are long and other processes interrupt them; the two take turns, and the shortest time
+Prints the time of a local step of FedLALR relative to one of FedAvg (lower is better), and the share of a round with 50
+of 100 clients that is spent inside the model's forward and backward passes (higher is better). It measures processor
+time, because steps are long and other processes interrupt them; the two algorithms take turns, and the shortest time
 counts.
 """
 
@@ -23,14 +23,14 @@ STEPS = 10
 
 
 def versus_fedavg(name: str, shape: tuple[int, int, int], repeats: int) -> float:
-    """Return how many times as long as FedAvg's a round of FedLALR takes, two clients, ten steps each."""
+    """Return the time of a round of FedLALR relative to one of FedAvg: two clients, ten steps each."""
     problem, data = fs.erm(fs.models.model(name, shape, 10)), random_images(2, 100, shape)
     algorithms = fs.FedAvg(lr=1e-4, steps=STEPS), fs.FedLALR(lr=1e-4, steps=STEPS)
     plain, adaptive = (rounds_of(problem, data, a, batch_size=50) for a in algorithms)
     plain(1), adaptive(1)
     best = best_of_each(repeats, lambda: plain(1), lambda: adaptive(1), clock=time.process_time)
     fedavg, fedlalr = (seconds / (2 * STEPS) * 1e3 for seconds in best)
-    times = f"FedAvg {fedavg:.2f} ms, FedLALR {fedlalr:.2f} ms a step"
+    times = f"FedAvg {fedavg:.2f} ms, FedLALR {fedlalr:.2f} ms per step"
     print(f"{name:10} d = {len(problem.x0)}, batch 50: {times}, {fedlalr / fedavg:.3f} times as long")
     return fedlalr / fedavg
 

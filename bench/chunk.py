@@ -30,7 +30,7 @@ CLIENTS = 200
 def main() -> None:
     """Print a table: for each model the milliseconds per client-step at each chunk."""
     torch.set_num_threads(parser(__doc__).parse_args().threads)
-    print(f"{'model':28}{'d':>8}{'rule':>6} | " + "".join(f"{c:>8}" for c in CHUNKS) + "   ms a client-step at chunk C")
+    print(f"{'model':28}{'d':>8}{'rule':>6} | " + "".join(f"{c:>8}" for c in CHUNKS) + "   ms per client-step, chunk C")
     for name, options, shape, batch_size in CASES:
         problem = fs.erm(fs.models.model(name, shape, 10, **options))
         conv = problem.flat.layers() == "convolutional"

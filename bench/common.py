@@ -1,4 +1,4 @@
-"""What the benchmarks share: their arguments, random data, rounds without anything else, and timing."""
+"""Shared code of the benchmarks: arguments, random data, bare rounds, and timing."""
 
 from __future__ import annotations
 

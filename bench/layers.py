@@ -26,8 +26,8 @@ def robust_against_fedavg(clients: int, repeats: int) -> None:
         plain(2)
         layered(2)
         one, other = best_of_each(repeats, lambda: plain(1), lambda run=layered: run(1))
-        times = f"FedAvg {one * 1e5 / clients:.1f}, ComFedL {other * 1e5 / clients:.1f} microseconds a client-step"
-        print(f"robust, {clients} clients, normalise={normalise}: {times}, ratio {other / one:.2f} (wanted <= 1.3)")
+        times = f"FedAvg {one * 1e5 / clients:.1f}, ComFedL {other * 1e5 / clients:.1f} microseconds per client-step"
+        print(f"robust, {clients} clients, normalise={normalise}: {times}, ratio {other / one:.2f} (target <= 1.3)")
 
 
 def maml_by_hand(model: torch.nn.Module, lr: float, inner: Batch, outer: Batch) -> tuple[torch.Tensor, ...]:
@@ -68,9 +68,9 @@ def maml_against_hand(name: str, clients: int, repeats: int) -> None:
     flat = torch.stack([torch.cat([t.reshape(-1) for t in g]) for g in theirs])
     torch.testing.assert_close(torch.cat(mine), flat, rtol=1e-3, atol=1e-5)
     one, other = best_of_each(repeats, hand, ours)
-    times = f"by hand {one * 1e3 / clients:.2f}, fedstrata {other * 1e3 / clients:.2f} ms a step"
+    times = f"by hand {one * 1e3 / clients:.2f}, fedstrata {other * 1e3 / clients:.2f} ms per step"
     print(
-        f"MAML step, {name}, {clients} clients ({chunk} at a time): {times}, ratio {other / one:.2f} (wanted <= 1.15)"
+        f"MAML step, {name}, {clients} clients ({chunk} at a time): {times}, ratio {other / one:.2f} (target <= 1.15)"
     )
 
 

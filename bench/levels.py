@@ -1,4 +1,4 @@
-"""The cost of levels: a step of LocalSMCGDAM against one by hand, its memory, and Hessian products in two modes.
+"""The cost of levels: a step of LocalSMCGDAM against one by hand, its memory, and Hessian-vector products.
 
     python bench/levels.py [--threads 1] [--seconds 1.5] [--only speed memory products]
 
@@ -95,13 +95,13 @@ def point_of(state: State) -> Point:
 
 
 def drawn_by(client: Client) -> list[Tensors]:
-    """Return the batches of a client's next step, in the form that the version by hand takes."""
+    """Return the batches of a client's next step, in the form that the hand-written version takes."""
     parts = [batch.parts[0] for batch in client.draw_all()]
     return [(inputs[0], targets[0].float()) for inputs, targets in parts]
 
 
 def same_numbers(ours: Ours, hand: ByHand) -> float:
-    """Check that both sides end a round, from one state with the same batches, with the same numbers.
+    """Check that both sides end a round with the same numbers, given the same state and batches.
 
     Returns the largest difference between two vectors, relative to how far the round moved them.
     """
@@ -131,7 +131,7 @@ def in_turns(seconds: float, *works: Callable[[], object]) -> list[float]:
 
 
 def step_against_hand(case: Case, levels: int, seconds: float) -> None:
-    """Print the cost of a local step, a fifth of that of five, relative to one by hand."""
+    """Print the cost of a local step (a fifth of five steps) relative to one by hand."""
     ours = Ours(case, levels)
     hand, at = ByHand(case, ours.data, ours.algorithm), ours.point()
     off = same_numbers(ours, hand)
@@ -147,7 +147,7 @@ def step_against_hand(case: Case, levels: int, seconds: float) -> None:
     )
     print(
         f"step, {case}, K = {levels}: by hand {plain * 1e3:.2f}, fedstrata {mine * 1e3:.2f} ms, ratio "
-        f"{mine / plain:.2f} (wanted <= 1.1); by hand with K graphs held {hoarding * 1e3:.2f} ms, ratio "
+        f"{mine / plain:.2f} (target <= 1.1); by hand with K graphs held {hoarding * 1e3:.2f} ms, ratio "
         f"{mine / hoarding:.2f}; same numbers to {off:.0e}"
     )
 
@@ -157,7 +157,7 @@ def round_against_hand(case: Case, levels: int, seconds: float) -> None:
     ours = Ours(case, levels)
     hand, server = ByHand(case, ours.data, ours.algorithm), ours.point()
     mine, plain = in_turns(seconds, ours.round, lambda: hand.round(server))
-    times = f"by hand {plain * 1e3:.1f}, fedstrata {mine * 1e3:.1f} ms, ratio {mine / plain:.2f} (wanted <= 1.1)"
+    times = f"by hand {plain * 1e3:.1f}, fedstrata {mine * 1e3:.1f} ms, ratio {mine / plain:.2f} (target <= 1.1)"
     print(f"round of {hand.steps} steps, {case}, K = {levels}: {times}")
 
 
@@ -241,7 +241,7 @@ def products(case: Case, seconds: float) -> None:
         steppers = [Ours(case, 3, 1, mode, begun=False).local for mode in (False, True)]
         backs, aheads = (1e3 * t for t in in_turns(seconds, *steppers))
     print(
-        f"Hessian product, {case}: gradient {g:.2f}, reverse {r:.2f}, forward {f:.2f} ms, forward / reverse "
+        f"Hessian-vector product, {case}: gradient {g:.2f}, reverse {r:.2f}, forward {f:.2f} ms, forward / reverse "
         f"{f / r:.2f}; a step with K = 3: {backs:.1f} and {aheads:.1f} ms, {aheads / backs:.2f}"
     )
 

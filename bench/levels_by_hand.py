@@ -1,4 +1,4 @@
-"""LocalSMCGDAM on compositional AUC, written by hand in plain PyTorch: what ``bench/levels.py`` compares with."""
+"""LocalSMCGDAM on compositional AUC, written by hand in plain PyTorch, for comparison in ``bench/levels.py``."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class ByHand:
 
     The model is the module itself, with its parameters as views of the current vector. That is faster than
     ``functional_call`` on a flat vector, 1.1 times for a gradient of LeNet-5 and 1.6 times for one of the MLP: autograd
-    need not split a vector, nor assemble a gradient.
+    need neither split a vector nor assemble a gradient.
     """
 
     def __init__(self, case: Case, data: fs.FederatedData, rates: fs.LocalSMCGDAM) -> None:
@@ -104,7 +104,7 @@ class ByHand:
         return [(self.inputs[r], self.targets[r]) for r in rows]
 
     def carry_and_move(self, at: Point, batches: Sequence[Tensors]) -> None:
-        """Begin a step: decay the estimates, then move x and y. K gradients."""
+        """Begin a step: decay the estimates, then move x and y; takes K gradients."""
         x, y, h, p, q = at
         for j in reversed(range(len(h))):
             below = h[j - 1] if j else x

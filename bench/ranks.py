@@ -1,8 +1,8 @@
-"""Rounds of FedAvg divided over two processes, against one process with one thread and with two.
+"""Rounds of FedAvg divided between two processes, against one process with one thread and with two.
 
     python bench/ranks.py [--clients 100] [--rounds 1] [--repeats 5]
 
-LeNet-5, batch 32, 10 steps. Starts all processes at once; the ranks of a setting wait for their turn. Prints seconds
+LeNet-5, batch 32, 10 steps. All processes start at once, and the ranks of a setting wait for their turn. Prints seconds
 per round and how many times as fast two ranks are (higher is better). The settings take turns, and the shortest time of
 each counts, since other work on the machine can only add to it.
 """
@@ -27,7 +27,7 @@ SETTINGS = {"two ranks of one thread": (2, 1), "one rank of one thread": (1, 1),
 
 
 def serve(rank: int, size: int, threads: int, store: str, clients: int, pipe: Connection) -> None:
-    """Be one rank of a setting: receive numbers of rounds, run them, and send the seconds they took."""
+    """Run one rank of a setting: receive a number of rounds, run them, and send the seconds they took."""
     torch.set_num_threads(threads)
     keep_memory()
     if size > 1:
@@ -45,7 +45,7 @@ def serve(rank: int, size: int, threads: int, store: str, clients: int, pipe: Co
 
 
 def compare(clients: int, rounds: int, repeats: int) -> dict[str, float]:
-    """Return the shortest seconds per round of each setting, the settings taking turns."""
+    """Return the shortest time per round of each setting, in seconds; the settings take turns."""
     context = multiprocessing.get_context("spawn")
     best: dict[str, float] = {}
     with tempfile.TemporaryDirectory() as folder:
@@ -80,12 +80,12 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--repeats", type=int, default=5)
     arguments = parser.parse_args()
-    print(f"torch {torch.__version__}, lenet5, {arguments.clients} clients, batch 32, 10 steps a round")
+    print(f"torch {torch.__version__}, lenet5, {arguments.clients} clients, batch 32, 10 steps per round")
     best = compare(arguments.clients, arguments.rounds, arguments.repeats)
     ours = best["two ranks of one thread"]
     for name, seconds in best.items():
         ratio = "" if name == "two ranks of one thread" else f", two ranks are {seconds / ours:.2f} times as fast"
-        print(f"{name}: {seconds:.2f} s a round{ratio}")
+        print(f"{name}: {seconds:.2f} s per round{ratio}")
 
 
 if __name__ == "__main__":

@@ -88,7 +88,7 @@ def one_step(name: str, repeats: int) -> None:
         repeats, lambda: [hand.gradients(inputs, targets) for _ in ten], lambda: [ours() for _ in ten]
     )
     times = f"by hand {one * 100:.3f}, fedstrata {other * 100:.3f} ms"
-    print(f"AUC gradients, {name}, one client: {times}, ratio {other / one:.2f} (wanted <= 1.05)")
+    print(f"AUC gradients, {name}, one client: {times}, ratio {other / one:.2f} (target <= 1.05)")
 
 
 def one_round(name: str, clients: int, repeats: int) -> None:
@@ -102,8 +102,8 @@ def one_round(name: str, clients: int, repeats: int) -> None:
     owned = list(torch.arange(60 * clients).split(60))
     ours(1)
     one, other = best_of_each(repeats, lambda: hand.local_sgda(inputs, targets, owned, 10), lambda: ours(1))
-    times = f"by hand {one * 100 / clients:.3f}, fedstrata {other * 100 / clients:.3f} ms a client-step"
-    print(f"Local-SGDA on AUC, {name}, {clients} clients: {times}, ratio {other / one:.2f} (wanted <= 1.05)")
+    times = f"by hand {one * 100 / clients:.3f}, fedstrata {other * 100 / clients:.3f} ms per client-step"
+    print(f"Local-SGDA on AUC, {name}, {clients} clients: {times}, ratio {other / one:.2f} (target <= 1.05)")
 
 
 def main() -> None:

@@ -2,8 +2,8 @@
 
     python bench/speed.py [--threads 1] [--repeats 20]
 
-Prints how many times as fast fedstrata is (higher is better). The two take turns, and the shortest time of each counts,
-since other work on the machine can only add to it.
+Prints how many times as fast fedstrata is (higher is better). The two sides take turns, and the shortest time of each
+counts, since other work on the machine can only add to it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from common import best_of_each, parser, random_images, rounds_of, start
 def bare_fedavg(
     model: torch.nn.Module, inputs: torch.Tensor, targets: torch.Tensor, owned: list, rounds: int, steps: int
 ) -> torch.Tensor:
-    """Run FedAvg as written by hand: a model, an optimiser, a loop over clients."""
+    """Run FedAvg written by hand: a model, an optimiser, a loop over clients."""
     loss = torch.nn.CrossEntropyLoss()
     server = {k: v.clone() for k, v in model.state_dict().items()}
     for _ in range(rounds):
@@ -37,7 +37,7 @@ def bare_fedavg(
 
 
 def versus_bare(name: str, clients: int, rounds: int, repeats: int) -> float:
-    """Return how many times as fast as the bare loop fedstrata's FedAvg is."""
+    """Return the speed of fedstrata's FedAvg relative to the bare loop."""
     data = random_images(clients)
     inputs, targets = data.train.arrays
     owned = list(torch.arange(60 * clients).split(60))
@@ -49,7 +49,7 @@ def versus_bare(name: str, clients: int, rounds: int, repeats: int) -> float:
         repeats, lambda: ours(rounds), lambda: bare_fedavg(model, inputs, targets, owned, rounds, 10)
     )
     per_step = 1e3 / (rounds * clients * 10)
-    times = f"bare {bare * per_step:.3f} ms, fedstrata {mine * per_step:.3f} ms a client-step"
+    times = f"bare {bare * per_step:.3f} ms, fedstrata {mine * per_step:.3f} ms per client-step"
     print(f"{name:8} {clients} clients: {times}, {bare / mine:.2f} times as fast")
     return bare / mine
 

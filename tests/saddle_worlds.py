@@ -1,4 +1,4 @@
-"""Small saddle problems twice: for the library, and the same thing in NumPy with gradients written by hand."""
+"""Small saddle problems, each for the library and in NumPy with gradients written by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The one model that all clients' steps lead to together: against plain SGD, on which rows, at which rate."""
+"""The mean of the clients' adapted models: against plain SGD, on which rows, at which rate."""
 
 from __future__ import annotations
 

@@ -286,7 +286,7 @@ def test_a_name_that_is_not_reported_is_refused(algorithm: fs.Algorithm, options
 
 
 @pytest.mark.parametrize("clients", [0, -1, [0, -2]])
-def test_clients_that_cannot_be_are_refused(clients: int | list[int]) -> None:
+def test_invalid_clients_are_refused(clients: int | list[int]) -> None:
     with pytest.raises(fs.InputError, match="clients of the diagnostics must be a whole number of at least"):
         fs.Diagnostics(clients=clients)
 
@@ -411,7 +411,7 @@ def test_a_resumed_run_has_the_rows_of_one_that_was_never_interrupted(
     assert (resumed / "diagnostics.jsonl").read_bytes() == (straight / "diagnostics.jsonl").read_bytes()
 
 
-def test_a_wrong_name_in_a_file_is_an_error_in_words(fedstrata, experiment: Path, tmp_path: Path) -> None:
+def test_a_wrong_name_in_a_file_is_a_readable_error(fedstrata, experiment: Path, tmp_path: Path) -> None:
     out = ("--out", tmp_path / "run")
     code, _, err = fedstrata("run", experiment, "--quiet", "--set", "diagnostics.norms=['m']", *out)
     assert code == 2 and "do not report 'm'" in err and "Reported: vhat, rate." in err
@@ -464,7 +464,7 @@ NUMBERS = "a whole number of at least 1, or a list of whole numbers of at least 
         ({"norms": "vhat"}, "norms of the diagnostics must be a list of names. Got 'vhat'."),
     ],
 )
-def test_diagnostics_that_cannot_be_are_refused(options: dict[str, Any], message: str) -> None:
+def test_invalid_diagnostics_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(fs.InputError) as refused:
         fs.Diagnostics(**options)
     assert str(refused.value) == f"The {message}"

@@ -1,4 +1,4 @@
-"""The model after it has become each client's own: against plain SGD, on which rows, and every way to ask wrongly."""
+"""Each client's adapted model: against plain SGD, on which rows, and every invalid setting."""
 
 from __future__ import annotations
 
@@ -245,7 +245,7 @@ def test_a_model_that_adapting_ruined_is_not_left_out_of_the_mean() -> None:
     assert not any("personal" in name for name in run.history[-1])
 
 
-def test_a_loss_beyond_all_bounds_has_no_spread_and_warns_of_nothing() -> None:
+def test_infinite_losses_and_spreads_do_not_warn() -> None:
     assert metrics.over_clients("loss", np.array([1.0, np.inf]))["loss_worst"] == np.inf
     assert metrics.over_clients("loss", np.array([1.0, 1e200]))["loss_spread"] == np.inf
 

@@ -122,7 +122,7 @@ def test_resume_in_a_new_directory_starts(straight: fs.Run, tmp_path: Path) -> N
     assert_same(train(6, out=tmp_path / "new" / "run", resume=True), straight)
 
 
-def test_resume_in_a_directory_that_was_killed_at_birth_starts(straight: fs.Run, tmp_path: Path) -> None:
+def test_resume_in_a_directory_without_its_config_starts(straight: fs.Run, tmp_path: Path) -> None:
     """A kill between creating the directory and its config.toml leaves only a temporary file."""
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / ".config.toml.123.tmp").write_text("half")
@@ -734,7 +734,7 @@ def test_balanced_batches_need_a_problem_that_takes_weights_and_classes_and_room
 
 
 def repeated_rows(counts: list[list[int]]) -> fs.FederatedData:
-    """Clients with so many rows of each class, all rows of a class the same: balanced batches tell all."""
+    """Clients with so many rows of each class, all rows of a class the same: a balanced batch has all of them."""
     generator = np.random.default_rng(0)
     pairs = []
     for own in counts:
@@ -1291,7 +1291,7 @@ def test_a_custom_loss_is_used() -> None:
     assert run.history[-1]["loss"] == pytest.approx(1.0, abs=1e-5)  # every number between 3 and 5 is a median
 
 
-def test_a_one_client_run_works_alone(tmp_path: Path) -> None:
+def test_a_run_with_one_client_works(tmp_path: Path) -> None:
     problem = softmax_problem()
     run = fs.train(problem, sized_data([9]), fs.Scaffold(lr=0.3), rounds=3, out=tmp_path / "run")
     assert run.history[-1]["loss"] < run.history[0]["loss"]

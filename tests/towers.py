@@ -1,4 +1,4 @@
-"""Small problems of several levels twice: for the library, and the same thing in NumPy with derivatives by hand."""
+"""Small problems of several levels, each for the library and in NumPy with derivatives by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Worlds: small problems twice, for the library and in NumPy with derivatives written by hand; here compositions.
+"""Worlds: small problems, each for the library and in NumPy with derivatives by hand; here compositions.
 
 Other worlds are in plain_worlds.py (no levels), saddle_worlds.py (a dual) and towers.py (several levels).
 """

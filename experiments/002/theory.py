@@ -1,4 +1,4 @@
-"""What theorem 4.4 of the LocalSMCGDAM paper and its remarks promise, measured on problems whose truth is known.
+"""What theorem 4.4 of the LocalSMCGDAM paper and its remarks promise, measured on problems with a known solution.
 
     python experiments/002/theory.py estimation|levels|speedup|all [--seeds 5] [--out DIR]
 
@@ -6,8 +6,8 @@ estimation:  how far h^(K) is from the true G(x): STORM (eq. 9) against a moving
 levels:      local steps to a fixed stationarity for K = 1..5.
 speedup:     the stationarity after a fixed number of steps for N = 1..16 clients.
 
-Each writes a picture and, next to it, its numbers as JSON; ``--out`` is where, by default the folder ``figures`` here.
-A seed is another problem, another start and other batches.
+Each writes a plot and, next to it, its numbers as JSON, to ``--out``, by default the folder ``figures`` here.
+Each seed has its own problem, starting point and batches.
 """
 
 from __future__ import annotations

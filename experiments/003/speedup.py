@@ -1,10 +1,10 @@
-"""Linear speed-up of FedLALR on a noisy problem that is not convex: squared gradient against clients and steps.
+"""Linear speed-up of FedLALR on a noisy non-convex problem: squared gradient against clients and steps.
 
     python experiments/003/speedup.py [--seeds 8] [--out experiments/003/figures]
 
 Client k has f_k(x) = mean over its samples b of sum_j w(x_j - b_j), w(z) = z^2 / (1 + z^2): bounded gradients, as the
-theorems want, several stationary points, different clients. What is measured is ||grad f(x)||^2, f the mean over the
-clients, exactly, at the server's model after every round.
+theorems require, several stationary points, different clients. After every round we measure the exact ||grad f(x)||^2
+at the server's model, where f is the mean over the clients.
 
 floor:     one learning rate for all N. After the start, what is left is noise, which the mean over N clients divides by
            N: the mean over the second half of the rounds should fall like N^-1.

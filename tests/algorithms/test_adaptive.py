@@ -1,4 +1,4 @@
-"""Control variates and adaptive methods where they are something simpler, or have a fixed point."""
+"""Control variates and adaptive methods where they reduce to something simpler, or have a fixed point."""
 
 from __future__ import annotations
 
@@ -358,7 +358,7 @@ ADAPTIVE: list[fs.Algorithm] = [
 
 
 @product("algorithm, chunk", ADAPTIVE, [1, 2, 5])
-def test_clients_that_are_all_the_same_are_one(algorithm: fs.Algorithm, chunk: int) -> None:
+def test_equal_clients_act_as_one(algorithm: fs.Algorithm, chunk: int) -> None:
     problem, single = one_client()
     inputs, targets = (a.numpy() for a in single.train.of_client(0))
     several = fs.FederatedData.from_arrays([(inputs, targets)] * 5, classes=2)

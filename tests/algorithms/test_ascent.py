@@ -1,4 +1,4 @@
-"""The saddle algorithms where they are something simpler, in ways that are no row of a table."""
+"""The saddle algorithms where they reduce to something simpler, in ways that are not rows of a table."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_a_step_of_cdma_is_one_step_of_the_server() -> None:
 
 
 @product("adaptive, steps", [False, True], [1, 3])
-def test_for_one_client_both_synchronisations_are_one(adaptive: bool, steps: int) -> None:
+def test_for_one_client_both_synchronisations_agree(adaptive: bool, steps: int) -> None:
     """From estimates that are no gradients, so that their weights count; of all data, since batches differ."""
     problem, data = example("ball")
     one, rng = alone(data), np.random.default_rng(1)

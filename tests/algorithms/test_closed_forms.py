@@ -1,4 +1,4 @@
-"""Problems whose solution is known: who finds it, who misses it, and by how much."""
+"""Problems whose solution is known: which methods find it, which miss it, and by how much."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The compositional algorithms where they are something simpler, step by step on the batches they draw."""
+"""The compositional algorithms where they reduce to something simpler, step by step on the batches they draw."""
 
 from __future__ import annotations
 

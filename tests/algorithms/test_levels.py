@@ -280,7 +280,7 @@ UNCHANGED = [*(("ball", 2, setting) for setting in SETTINGS), ("ball", 1, "minib
 
 
 @pytest.mark.parametrize(("world", "levels", "setting"), UNCHANGED)
-def test_identities_as_levels_are_none(world: str, levels: int, setting: str) -> None:
+def test_identity_levels_change_nothing(world: str, levels: int, setting: str) -> None:
     """From the second round on: the same batches, for clients that differ; every h is x, whatever its weight."""
     problem, data = example_of(world)
     expected = rounds_with_momenta(PLAIN, problem, data, **SETTINGS[setting])
@@ -292,7 +292,7 @@ def test_identities_as_levels_are_none(world: str, levels: int, setting: str) ->
 
 
 @pytest.mark.parametrize(("clients", "levels"), [(1, 1), (4, 2)])
-def test_identities_as_levels_are_none_from_the_start(clients: int, levels: int) -> None:
+def test_identity_levels_change_nothing_from_the_start(clients: int, levels: int) -> None:
     """For one client, or equal ones, with all their data: first momenta are averaged there, and not here."""
     problem, data = example_of("ball")
     same = fs.FederatedData.from_arrays([data.train.of_client(1)] * clients)
@@ -307,7 +307,7 @@ def test_identities_as_levels_are_none_from_the_start(clients: int, levels: int)
     assert apart(end(ours, layered, data), end(PLAIN, problem, data)) > 1e-4
 
 
-def test_an_identity_under_a_moving_average_is_none_only_with_weight_one() -> None:
+def test_an_identity_under_a_moving_average_changes_nothing_only_with_weight_one() -> None:
     problem, data = example_of("ball")
     expected = rounds_with_momenta(PLAIN, problem, data, batch_size=3)
     one, less = (

@@ -1,4 +1,4 @@
-"""AFL and DRFA: what the server draws, and where they are something simpler."""
+"""AFL and DRFA: what the server draws, and where they reduce to something simpler."""
 
 from __future__ import annotations
 

@@ -276,7 +276,7 @@ def holds(name: str, setting: str) -> bool:
     key=lambda name, setting: [name.partition(",")[0], setting, *(name.split(", ")[1:] or [""])],
     name=lambda *row: row,
 )
-def test_two_algorithms_are_one(name: str, setting: str) -> None:
+def test_two_algorithms_agree(name: str, setting: str) -> None:
     same, (problem, data) = SAME[name], example(SAME[name].example)
     run = SETTINGS[setting]
     theirs = vectors(same.theirs, problem, data, same.rounds, **run)
@@ -290,7 +290,7 @@ def test_two_algorithms_are_one(name: str, setting: str) -> None:
 
 
 @product("name, setting", DIFFERENT, [s for s in SETTINGS if "participation" not in SETTINGS[s]])
-def test_two_algorithms_are_two(name: str, setting: str) -> None:
+def test_two_algorithms_differ(name: str, setting: str) -> None:
     of, one, other, least = DIFFERENT[name]
     ends = [vectors(algorithm, *example(of), 4, **SETTINGS[setting]) for algorithm in (one, other)]
     assert apart(*ends) > least

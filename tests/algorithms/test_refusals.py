@@ -140,7 +140,7 @@ def test_comfedl_takes_any_number_of_levels() -> None:
 
 
 @pytest.mark.parametrize("dual", [True, False])
-def test_local_smcgdam_takes_any_number_of_levels_but_none(dual: bool) -> None:
+def test_local_smcgdam_takes_any_number_of_levels_above_zero(dual: bool) -> None:
     found = [fs.LocalSMCGDAM.solves(problem_with(levels, dual, "global")) for levels in (0, 1, 2, 3, 9)]
     assert found == [False, True, True, True, True]
     assert [fs.LocalSCGDAM.solves(problem_with(levels, dual, "global")) for levels in (0, 1, 2)] == [False, True, False]

@@ -1,6 +1,6 @@
-"""Quadratic saddles whose solution is known: who finds it with several local steps, who misses it, and by how much.
+"""Quadratic saddles whose solution is known: which methods find it with local steps, and which miss it.
 
-Batches tell all, so there is no noise: what is left is the drift of clients that differ.
+A batch has all the information, so there is no noise: what is left is the drift of clients that differ.
 """
 
 from __future__ import annotations

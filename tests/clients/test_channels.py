@@ -152,7 +152,7 @@ def test_two_answers_of_a_method_have_one_norm() -> None:
         np.testing.assert_allclose(dx.numpy(), own * 0.5 / longer, atol=1e-12)
 
 
-def test_a_change_of_nothing_can_be_sent() -> None:
+def test_an_update_of_zero_can_be_sent() -> None:
     for channel in (fs.Channel(compress="quantise", clip=1.0), fs.Channel(compress="top_k", bound=1.0)):
         problem, data = squares(5)
         clients = engine(problem, data, channel)
@@ -324,7 +324,7 @@ def test_a_median_does_not_protect_single_answers_or_a_maximum(reduce: str) -> N
         fs.train(problem, data, fs.FedLALR(aggregate="max"), rounds=1, channel=channel)
 
 
-def test_a_trimmed_mean_of_nobody_is_refused() -> None:
+def test_a_trimmed_mean_of_no_clients_is_refused() -> None:
     with pytest.raises(fs.InputError, match="drops 1 of the clients at either end, but only 2 answered"):
         train(fs.Channel(reduce="trimmed_mean"), participation=2)
 
@@ -461,7 +461,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("options", "wanted"), REFUSED, ids=[str(options) for options, _ in REFUSED])
-def test_a_channel_of_wrong_settings_is_refused(options: dict[str, Any], wanted: str) -> None:
+def test_a_channel_with_wrong_settings_is_refused(options: dict[str, Any], wanted: str) -> None:
     with pytest.raises(fs.InputError) as refused:
         fs.Channel(**options)
     assert str(refused.value) == f"The {wanted}"
@@ -475,7 +475,7 @@ def test_noise_needs_a_clip_and_a_mean() -> None:
 
 
 @pytest.mark.parametrize("wrong", ["clip", None, {"clip": 1.0}, 1.0])
-def test_another_thing_is_no_channel(wrong: Any) -> None:
+def test_a_value_that_is_not_a_channel_is_refused(wrong: Any) -> None:
     with pytest.raises(
         fs.InputError, match=r"^The channel of the run must be a Channel, e\.g\. fs\.Channel\(clip=1\.0\)\. Got "
     ):
@@ -511,7 +511,7 @@ def test_a_client_that_answered_with_nan_once_comes_back(compress: str) -> None:
 
 
 @pytest.mark.parametrize("compress", ["none", "top_k", "quantise"])
-def test_a_client_of_nan_comes_back_also_where_a_median_hides_it(compress: str) -> None:
+def test_a_client_that_answered_with_nan_comes_back_even_if_a_median_hides_it(compress: str) -> None:
     """Without a policy for faults, all clients keep what they kept."""
     problem, data = roots()
     clients = engine(problem, data, fs.Channel(compress=compress, top=0.5, reduce="median"))

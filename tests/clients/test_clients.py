@@ -136,7 +136,7 @@ def test_combine_gives_means_and_maxima_in_one_exchange(chunk: int, participatio
     assert torch.equal(second, rows[1].amax(0))
 
 
-def test_one_word_says_how_for_all_and_a_wrong_number_of_words_is_an_error() -> None:
+def test_one_reduction_applies_to_all_tensors_and_a_wrong_number_is_an_error() -> None:
     problem, data = PROBLEM, sized_data([5, 9, 3])
     message = problem.x0, torch.ones(3, dtype=torch.float64)
     clients = make_clients(make_setting(problem, data), chunk=2)

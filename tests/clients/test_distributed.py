@@ -228,14 +228,14 @@ def test_ranks_without_a_client_in_the_cohort_add_nothing(ranks: int, launch: La
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [2, 3])
-def test_one_client_that_is_not_a_number_makes_the_maximum_none(ranks: int, launch: Launch) -> None:
+def test_one_client_with_nan_makes_the_maximum_nan(ranks: int, launch: Launch) -> None:
     found, _ = probed(launch, "max_of_nan", "all", ranks)
     assert found.server["largest"].isnan().all()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [2, 3])
-def test_a_client_that_is_chosen_thrice_answers_thrice(ranks: int, launch: Launch) -> None:
+def test_a_client_chosen_three_times_answers_three_times(ranks: int, launch: Launch) -> None:
     found = probed(launch, "choose", "all", ranks)[0].server
     assert found["thrice"].tolist() == [1, 1, 1] and found["mean of thrice"] == 1
     assert torch.equal(found["two"], found["two.cohort"]) and len(set(found["two"].tolist())) == 2

@@ -318,7 +318,7 @@ def test_only_the_silent_are_asked_again_and_only_below_the_quorum(monkeypatch: 
     assert sorted(logged[5:], key=lambda t: t[1]) == [(1, 3, "silent"), (1, 5, "nan")]
 
 
-def test_nobody_is_asked_again_where_the_quorum_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nobody_is_asked_again_if_the_quorum_is_reached(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = script(monkeypatch, {1: "drop", 3: "drop", 5: "drop"})
     found, clients = ask(retrying(4))
     assert len(asked) == 1 and clients.usage.failed == 3 and clients.usage.bytes_down == 70
@@ -513,7 +513,7 @@ def rooted(*starts: float) -> tuple[fs.Problem, fs.FederatedData]:
 
 
 @pytest.mark.parametrize("algorithm", [fs.FedAvg(lr=0.1, steps=2), fs.Scaffold(lr=0.1, steps=2)], ids=lambda a: a.name)
-def test_a_client_of_nan_is_left_out_for_good_and_the_others_learn(algorithm: fs.Algorithm) -> None:
+def test_a_client_that_always_answers_with_nan_is_left_out_and_the_others_learn(algorithm: fs.Algorithm) -> None:
     problem, data = rooted(1.0, -50.0, 2.0)
     run = fs.train(problem, data, algorithm, rounds=4, faults=fs.Faults(), **OPTIONS)
     without = fs.train(*rooted(1.0, 2.0), algorithm, rounds=4, **OPTIONS)
@@ -553,7 +553,7 @@ LEARNING = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("algorithm", "kind"), LEARNING, ids=[a.name for a, _ in LEARNING])
-def test_digits_are_learned_though_a_third_fails(
+def test_digits_are_learned_although_a_third_of_the_clients_fail(
     algorithm: fs.Algorithm, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In every exchange each client fails with a chance of 30 %, and client 2 always sends NaN."""
@@ -627,7 +627,7 @@ def test_clients_with_faults_are_whole_numbers(clients: Any) -> None:
 
 
 @pytest.mark.parametrize("wrong", [True, 0.5, "drop", {"quorum": 1}, fs.Inject()], ids=repr)
-def test_another_thing_is_no_faults(wrong: Any) -> None:
+def test_a_value_that_is_not_a_faults_policy_is_refused(wrong: Any) -> None:
     wanted = r"^The faults of the run must be Faults, e\.g\. fs\.Faults\(quorum=0\.5\), or left out\. Got "
     with pytest.raises(fs.InputError, match=wanted):
         train(wrong)

@@ -372,7 +372,7 @@ def test_a_list_of_the_message_stays_as_it_is() -> None:
     assert [part.ravel().tolist() for part in h] == [[1, 2], [3, 4]]
 
 
-def test_a_lone_update_comes_in_a_tuple() -> None:
+def test_a_single_update_comes_in_a_tuple() -> None:
     (dx,) = Variables(x=column(3)).updates(x=column(1))
     assert dx.item() == 2
     assert Variables(x=column(3)).updates() == ()

@@ -94,7 +94,7 @@ def test_noise_does_not_go_with_weights_by_samples() -> None:
     train(fs.Channel(clip=1.0), rounds=1, weighting="samples")
 
 
-def test_nor_do_means_that_an_algorithm_takes_beside_maxima() -> None:
+def test_noise_does_not_go_with_means_taken_beside_maxima() -> None:
     with pytest.raises(fs.InputError, match=r"^The weighting must be 'uniform' if the channel has noise"):
         train(fs.Channel(clip=1.0, noise=1.0), algorithm=fs.FedLALR(steps=1), weighting="samples")
     train(fs.Channel(clip=1.0, noise=1.0), rounds=1, algorithm=fs.FedLALR(steps=1))

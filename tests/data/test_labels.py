@@ -104,7 +104,7 @@ def test_regression_on_zeros_and_ones_stays_regression() -> None:
     assert row["loss"] < 0.25 and not {"accuracy", "auc"} & set(row)
 
 
-def test_soft_labels_are_no_classes() -> None:
+def test_soft_labels_are_not_classes() -> None:
     assert sites(0.1 + 0.8 * Y).classes == 0
     assert "auc" not in trained(fs.erm(linear(1), "binary_cross_entropy"), sites(0.1 + 0.8 * Y))
 

@@ -226,7 +226,7 @@ def test_dropout_that_cannot_be_drawn_by_names_is_refused(layer: nn.Module) -> N
 
 
 @pytest.mark.parametrize("model", [None, nn.Linear, lambda x: x, "mlp"], ids=["None", "class", "function", "name"])
-def test_a_model_that_is_no_module_is_refused(model: Any) -> None:
+def test_a_model_that_is_not_a_module_is_refused(model: Any) -> None:
     with pytest.raises(fs.InputError, match=r"The model must be a torch.nn.Module"):
         fs.erm(model)
 

@@ -1,9 +1,9 @@
 """CDMA and CDMA-ADA, slow references in float64 NumPy.
 
 J. Xie, C. Zhang, Z. Shen, W. Liu, H. Qian, "CDMA: A Practical Cross-Device Federated
-Learning Algorithm for General Minimax Problems", AAAI 2023 (arXiv 2105.14216). Written from
-a summary of it, and checked against the behaviour of the authors' public code
-(xjiajiahao/federated-minimax); the paper's own line numbers are not known.
+Learning Algorithm for General Minimax Problems", AAAI 2023 (arXiv 2105.14216). Follows
+descriptions of the method, not the paper's own text, and was checked against the behaviour
+of the authors' public code (xjiajiahao/federated-minimax).
 
 Problem: min_x max_y mean_k f_k(x, y). Server: x, y and a gradient estimate G = (g_x, g_y).
 Round r has two cohorts and two exchanges:

@@ -1,12 +1,12 @@
 """CoDA, a slow reference in float64 NumPy.
 
 Z. Guo, M. Liu, Z. Yuan, L. Shen, W. Liu, T. Yang, "Communication-Efficient Distributed
-Stochastic AUC Maximization with Deep Neural Networks", ICML 2020, Algorithms 1-2, section 5;
-written from a summary of it.
+Stochastic AUC Maximization with Deep Neural Networks", ICML 2020, Algorithms 1-2, section 5.
+Follows descriptions of the method, not the paper's own text.
 
 Problem: min_v max_alpha mean_k F_k(v, alpha), v = (w, a, b) the weights and the two centres,
-alpha the dual number of Part C in the (1 + alpha) convention. The reference knows nothing of
-that: v and alpha are arrays and the gradients are given. All N clients in every round.
+alpha the dual in the (1 + alpha) convention. The reference knows nothing of that: v and
+alpha are arrays and the gradients are given. All N clients in every round.
 
 Stage s = 0, 1, ...: eta_s = eta0 / 3^s, T_s = t0 3^s, v_0 = the result of the stage before.
 From v_k = v_0, alpha_k = alpha, T_s local steps (both from the same old point):

@@ -1,10 +1,10 @@
 """CODASCA, a slow reference in float64 NumPy.
 
 Z. Yuan, Z. Guo, Y. Xu, Y. Ying, T. Yang, "Federated Deep AUC Maximization for Heterogeneous
-Data with a Constant Communication Complexity", ICML 2021. Written from a summary,
-and the behaviour of the authors' public script (LibAUC examples, script 06), NOT from the
-paper's box, which has a server rate, control variates made from model differences and a
-prox centre per stage [from memory].
+Data with a Constant Communication Complexity", ICML 2021. Follows
+descriptions of the method and the behaviour of the authors' public script (LibAUC examples,
+script 06), NOT the paper's box, which has a server rate, control variates made from model
+differences and a prox centre per stage (unconfirmed).
 
 Problem: min_v max_alpha mean_k F_k(v, alpha), v = (w, a, b), alpha >= 0 in the margin
 convention; here arrays with given gradients. Server: v, alpha, the variates c_v, c_alpha,

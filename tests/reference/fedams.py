@@ -16,8 +16,8 @@ What had to be decided:
 
 * In Option 1 eps bounds vhat itself, so that the denominator is at least sqrt(eps), not
   eps; in Option 2 eps is added to the root. The two eps are not comparable.
-* Not written from the published listing word for word; the comments
-  state the algorithm in its notation but are not quotations.
+* Not taken word for word from the published listing; the comments state the algorithm
+  in its notation but are not quotations.
 * No bias correction. The authors' program (jinghuichen/FedCAMS) has one: it divides m by
   1 - beta1^t and the root of vhat by sqrt(1 - beta2^t), with the maximum taken before the
   correction; it starts vhat at a constant ``max_init`` and runs with eps = 0, which is how

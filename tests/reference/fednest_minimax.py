@@ -1,8 +1,8 @@
 """FedNest in its minimax mode, a slow reference in float64 NumPy.
 
 D. A. Tarzanagh, M. Li, C. Thrampoulidis, S. Oymak, "FedNest: Federated Bilevel, Minimax,
-and Compositional Optimization", ICML 2022, Algorithms 1-4; written from a summary
-of it.
+and Compositional Optimization", ICML 2022, Algorithms 1-4. Follows descriptions of
+the method, not the paper's own text.
 
 FedNest solves min_x mean_k f_k(x, y*(x)), y*(x) = argmin_y mean_k g_k(x, y). The problem
 min_x max_y mean_k f_k(x, y) is the case g_k = - f_k. At y*(x) the mean of grad_y f_k is 0,
@@ -18,7 +18,7 @@ FedOut, with y+ the result:
     tau times:  x_k <- x_k - (alpha / tau) ( grad_x f_k(x_k, y+; xi') - grad_x f_k(x, y+; xi') + h )
     x <- mean_k x_k.
 
-``light=True`` is LFedNest [from memory]: no exchange of q and h and no correction, so the
+``light=True`` is LFedNest (unconfirmed): no exchange of q and h and no correction, so the
 brackets are grad_y f_k(x, y_k; zeta') and grad_x f_k(x_k, y+; xi'); T + 1 exchanges.
 
 Batches, (client, epoch, step, stream): FedInn call s has stream s, FedOut has stream T;

@@ -33,7 +33,7 @@ What had to be decided:
   local.
 * No bias correction. The program takes its optimisers from Keras, and Keras's Adam
   corrects the bias of m and v in the step, while P, S and C are made of the uncorrected
-  v. Not written from the paper's own words.
+  v. Not taken word for word from the paper.
 * adagrad ignores ``beta1``, as the program does. Its v0 is 0 here, 0.1 by default in
   Keras. sign(0) = 0.
 * The program guards divisions by zero by answering 0; here eps > 0 and at least one

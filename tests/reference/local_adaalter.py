@@ -14,8 +14,8 @@ B^2 staying as it is; then x = mean_i x_i and B^2 = mean_i A_i^2.
 
 What had to be decided:
 
-* Not written from the published listing word for word; the comments
-  state the algorithm in its notation but are not quotations.
+* Not taken word for word from the published listing; the comments state the algorithm
+  in its notation but are not quotations.
 * AdaAlter: the step is taken before its own squared gradient is added, t' eps^2 standing
   in for the t' squared gradients that are not yet in B^2. t' starts at 1 in each round.
 * The authors' program (xcgoner/AISTATS2020-AdaAlter-GluonNLP) confirms the step with the

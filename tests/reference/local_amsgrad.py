@@ -21,8 +21,8 @@ In the last iteration of a round, the new vhat is used at once:
 
 What had to be decided:
 
-* Not written from the published listing word for word; the comments
-  state the algorithm in its notation but are not quotations.
+* Not taken word for word from the published listing; the comments state the algorithm
+  in its notation but are not quotations.
 * vhat starts at eps, not at eps^2. m_i starts at 0, and v_i at ``v0`` = 0: with v_i below
   vhat at the start, vhat = eps until the mean of the v_i exceeds it.
 * m_i and v_i are neither sent back to clients nor averaged over them.

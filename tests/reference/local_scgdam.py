@@ -1,18 +1,18 @@
 """LocalSCGDAM, a slow reference in float64 NumPy.
 
 X. Zhang, Y. Zhang, T. Yang, R. Souvenir, H. Gao, "Federated Compositional Deep AUC Maximization",
-NeurIPS 2023 (arXiv 2304.10101). Not written from the paper itself. Tags: [P] read in the paper of
-LocalSMCGDAM (ICML 2024), which uses it as a baseline; [B13] a summary,
-reconstructed from memory; [D7] the rule that both agree when all weights are 1; [G] a guess.
+NeurIPS 2023 (arXiv 2304.10101). Follows descriptions of the method, not the paper's own text.
+Tags: [P] stated in the paper of LocalSMCGDAM (ICML 2024), which uses it as a baseline;
+[U] unconfirmed; [R] the rule that both agree when all weights are 1; [G] a guess.
 
 Problem [P, eq. (1)]: min_x max_y mean_k f_k( mean_k g_k(x), y ). One inner level. A client holds
 x, y, the inner estimate h, and the momenta m (primal) and s (dual):
 
-    h <- (1 - alpha eta) h + alpha eta g_k(x; xi)                                          [B13]
-    m <- (1 - beta_x eta) m + beta_x eta Jg_k(x; xi)' grad_1 f_k(h_new, y; zeta)           [B13]
-    s <- (1 - beta_y eta) s + beta_y eta grad_2 f_k(h_new, y; zeta)                        [B13]
-    x <- x - gamma_x eta m,   y <- Pi[ y + gamma_y eta s ]                                 [B13]
-    every tau = ``steps`` iterations x, y, h, m, s become their means over the clients.    [B13]
+    h <- (1 - alpha eta) h + alpha eta g_k(x; xi)                                          [U]
+    m <- (1 - beta_x eta) m + beta_x eta Jg_k(x; xi)' grad_1 f_k(h_new, y; zeta)           [U]
+    s <- (1 - beta_y eta) s + beta_y eta grad_2 f_k(h_new, y; zeta)                        [U]
+    x <- x - gamma_x eta m,   y <- Pi[ y + gamma_y eta s ]                                 [U]
+    every tau = ``steps`` iterations x, y, h, m, s become their means over the clients.    [U]
 
 That h is a moving average and that otherwise it is LocalSMCGDAM with K = 1 is [P] (section 5:
 "K = 1 and the inner-level function estimator is based on moving average"). Table 2 there gives
@@ -23,9 +23,9 @@ What had to be decided:
 * The order within an iteration. ``order='step_first'`` (default): x and y move with the OLD m and s,
   then h, m, s are made at the new x and y. This is the order of Algorithm 1 of LocalSMCGDAM, so
   that with both estimator weights at 1 (alpha eta = 1 here, alpha eta^2 = 1 there) and equal other
-  arguments the two coincide for K = 1, as [D7] wants; the iteration (r, t) uses the batches
+  arguments the two coincide for K = 1, as [R] requires; the iteration (r, t) uses the batches
   (k, r, t) at the point AFTER the step, the initialisation the batches (k, r, -1) of the first
-  round of the run. 'estimate_first', the order in which [B13] lists the lines (and that of
+  round of the run. 'estimate_first', the order of the lines above (and of
   Local-SCGDM): h, m, s at the old x and y, then the step with the NEW m and s; the iteration
   (r, t) uses (k, r, t) at the point BEFORE the step, and the first iteration of the run is the
   initialisation. With one client the two orders make the same x and y, batches renamed;
@@ -40,7 +40,7 @@ What had to be decided:
 * Without a dual (y None) s does not exist. Pi is not in the paper.
 * What is solved with heterogeneous clients: as for LocalSMCGDAM, no Jacobian is averaged, and with
   alpha eta = 1 the average of h is not used. A moving average with weight below 1 lags behind
-  g(x): it is never exact along a path, which is the difference to eq. (9) there.
+  g(x): it is never exact along a path, which is the difference from eq. (9) there.
 """
 
 import numpy as np

@@ -4,8 +4,8 @@ Y. Deng, M. Mahdavi, "Local Stochastic Gradient Descent Ascent: Convergence Anal
 Communication Efficiency", AISTATS 2021 (Local-SGDA, Local-SGDA+); P. Sharma, R. Panda,
 G. Joshi, P. K. Varshney, "Federated Minimax Optimization: Improved Convergence Analyses
 and Algorithms", ICML 2022, Algorithms 1 (Local-SGDA), 2 (with momentum), 4 (Local-SGDA+)
-and 5 (Local-SGDA+ with momentum, headed "Local SGDA+" in the PDF), Appendix F. Written
-from a summary of these; line numbers are not known.
+and 5 (Local-SGDA+ with momentum, headed "Local SGDA+" in the PDF), Appendix F.
+Follows descriptions of the methods, not the papers' own text.
 
 Problem: min_x max_y mean_k f_k(x, y). Every round starts from the server's x, y; after
 tau = ``steps`` local steps x and y are averaged over the cohort. Local step (r, t), both
@@ -29,16 +29,16 @@ What had to be decided:
 
 * Partial participation: means over the cohort. (Both papers have all clients.)
 * SGDA+ evaluates g_x and g_y at different points, so it needs two gradients per step; one
-  batch serves both (from memory). ``stream_y`` names another stream for g_y.
+  batch serves both (unconfirmed). ``stream_y`` names another stream for g_y.
 * x~ starts as the x of the run. The refresh at iteration count n = (r + 1) tau, n mod S = 0,
   takes the x just averaged; so with S = tau it is the x received at the round's start.
 * d is updated at the client's own x+, y+, also in the last step of the round, before the
-  averaging (the order of B19). With beta alpha = 1 the first step of a round is therefore
+  averaging. With beta alpha = 1 the first step of a round is therefore
   taken with a gradient at the point before the averaging.
 * ``average_momentum=True``, as printed: d is averaged with x, y, and the averages, which the
   server keeps, stand for all clients (also those that have not taken part). False, as in
   the experiments by a footnote: d stays with its client, x and y only are averaged.
-* The initial d of SGDAM: ``initial='gradient'`` (from memory), or 'zero', for which the
+* The initial d of SGDAM: ``initial='gradient'`` (unconfirmed), or 'zero', for which the
   first step does not move. In the averaged form it is made by each client of the first
   cohort, on its own batch.
 * SGDAM+ starts every round with d = 0, so its first step does not move, the d made in the

@@ -1,19 +1,19 @@
 """LocalSGDM-RL (ratio loss), slow references of its pieces in float64 NumPy.
 
-L. Wang, S. Xu, X. Wang, Q. Zhu, "Addressing Class Imbalance in Federated Learning", AAAI 2021, as
-summarised [B16], and checked against the authors' public program (repository
-balanced-fl/Addressing-Class-Imbalance-FL, folder FEMNIST-4-Losses). Tags: [B16], [code]; [2024] the
-paper of LocalSMCGDAM, which uses the method as a baseline.
+L. Wang, S. Xu, X. Wang, Q. Zhu, "Addressing Class Imbalance in Federated Learning", AAAI 2021.
+Follows a description of the method [A], not the paper's own text, and was checked against the
+authors' public program [code] (repository balanced-fl/Addressing-Class-Imbalance-FL, folder
+FEMNIST-4-Losses). [2024] is the paper of LocalSMCGDAM, which uses the method as a baseline.
 
 FedAvg with momentum SGD on the weighted cross-entropy, one weight per class. Every round the
 server trains the global model on each class c of a small auxiliary set alone, with
 weights 1, by the clients' own procedure [code]; D_c is the change of the last layer's matrix.
 
     position (i, j) belongs to class c if D_c(i, j) is the largest of D_1 .. D_C there and no other
-        class exceeds ``share`` = 0.8 of it in magnitude                       [B16, code]
+        class exceeds ``share`` = 0.8 of it in magnitude                       [A, code]
     R_c = |sum D_c| / |sum mean_{c' != c} D_{c'}|, the sums over the positions of c;
-        ``empty`` = 10 if the denominator is 0; at most ``cap`` = 5000          [B16, code]
-    weight_c = ``base`` + ``slope`` R_c = 1 + 0.1 R_c                           [B16, code]
+        ``empty`` = 10 if the denominator is 0; at most ``cap`` = 5000          [A, code]
+    weight_c = ``base`` + ``slope`` R_c = 1 + 0.1 R_c                           [A, code]
 
 What had to be decided:
 
@@ -22,14 +22,14 @@ What had to be decided:
   class being larger in magnitude. Ties are never assigned (for share < 1). [code]
 * A largest change of exactly 0 (the others negative) has no 80 %. ``zero='assign'`` (default): its
   class gets the position if no other class is 0 there too [code, a special case in it]. 'skip'
-  (the wording of B16): nobody gets it.
+  (the wording of [A]): nobody gets it.
 * A class without positions has denominator 0, hence R = ``empty``. [code]
 * The changes of the weight matrix only, no bias [code]; what is given here is up to the caller.
   With one output for two classes the matrix has one row. R does not depend on the scale of D.
 * When the weights are used. ``delay=True`` (default): those of round r are made from the model at
   the START of round r and used in round r + 1; the first round has weights 1 [code].
   ``delay=False``: made before the round's broadcast and used in the same round (the other reading of
-  "each round trains the global model ... broadcast C weights" [B16]).
+  "each round trains the global model ... broadcast C weights" [A]).
 * The weighted loss of a batch is sum_i w_{y_i} l_i / B, divided by the size of the batch [code];
   ``reduction='weights'`` divides by sum_i w_{y_i} instead (what torch's weighted mean does).
 * Momentum: b <- g in the first step of a buffer, then b <- momentum b + (1 - dampening) g, and

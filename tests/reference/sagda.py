@@ -3,24 +3,24 @@
 H. Yang, Z. Liu, X. Zhang, J. Liu, "SAGDA: Achieving O(eps^-2) Communication Complexity in
 Federated Min-Max Learning", NeurIPS 2022 (arXiv 2210.00611).
 
-EVIDENCE. The paper's algorithm box could not be read. Read in its abstract: (i) stochastic
+EVIDENCE. The paper's algorithm box was not consulted. Its abstract says: (i) stochastic
 gradient estimators from randomly sampled clients serve as control variates, (ii) there are
 two learning rates, at the server and at the clients, (iii) FSGDA is the version without
-control variates. Everything marked [M] below is from memory: do not take agreement with
+control variates. Everything marked [U] below is unconfirmed: do not take agreement with
 this file as agreement with the paper.
 
 Problem: min_x max_y mean_k f_k(x, y). Server: x, y, c_x, c_y; client: c_kx, c_ky. Round r:
 
-    K = ``steps`` local steps from x_k = x, y_k = y, both from the same old point        [M]
+    K = ``steps`` local steps from x_k = x, y_k = y, both from the same old point        [U]
         x_k <- x_k - eta_x (g_x - c_kx + c_x),   y_k <- Pi[ y_k + eta_y (g_y - c_ky + c_y) ]
-    x <- x + eta_xg mean over the cohort of (x_k - x),     y <- Pi[ the same with eta_yg ]   [M]
-    c_kx, c_ky <- means of the K raw gradients g_x, g_y of this round                    [M]
-    c_x <- c_x + (1/N) sum over the cohort of (new c_kx - old c_kx),   c_y likewise      [M]
+    x <- x + eta_xg mean over the cohort of (x_k - x),     y <- Pi[ the same with eta_yg ]   [U]
+    c_kx, c_ky <- means of the K raw gradients g_x, g_y of this round                    [U]
+    c_x <- c_x + (1/N) sum over the cohort of (new c_kx - old c_kx),   c_y likewise      [U]
 
-``variates='fresh'`` is another reading, closer to the words of the abstract and to our
-memory of the paper [M]: before its local steps every client of the cohort computes a
-gradient at the received x, y; that is its c_kx, c_ky, their mean over the cohort is c_x, c_y,
-and these are used in this same round (one exchange more; no client memory).
+``variates='fresh'`` is another reading, closer to the words of the abstract [U]: before its
+local steps every client of the cohort computes a gradient at the received x, y; that is its
+c_kx, c_ky, their mean over the cohort is c_x, c_y, and these are used in this same round
+(one more exchange; no client memory).
 ``control=False`` is FSGDA: no variates, nothing stored.
 
 Batches: (k, r, t), stream 0, for local step t; (k, r, -1), stream 0, for 'fresh'.

@@ -94,7 +94,7 @@ def assert_same(left, right):
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_a_run_may_be_cut_and_taken_up_again(name):
+def test_a_run_can_be_stopped_and_continued(name):
     method, options, state = ALL[name]
     common = {"weights": WEIGHTS, "weight_decay": 0.1, **options}
     whole = method(X0, COHORTS, noisy_gradient, uneven_steps, lr=schedule, **common)
