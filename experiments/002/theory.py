@@ -33,10 +33,11 @@ import torch
 from scipy.stats import t as student
 
 import fedstrata as fs
+from fedstrata.algorithms.layered import State, estimate_levels
 
 Tensors = tuple[torch.Tensor, ...]
 Exact = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
-Measure = Callable[[fs.State], tuple[float, ...]]
+Measure = Callable[[State], tuple[float, ...]]
 Done = Callable[[list[tuple[float, ...]]], bool]
 Json = dict[str, Any]
 
@@ -56,7 +57,6 @@ class MovingAverage(fs.Algorithm):
     levels = range(1, 100)
     dual = True
     inner_mean = "global"
-    up = down = "2*d + R + 2*p"
 
     eta: float = fs.param(0.3, "eta, a common factor of steps and weights", above=0)
     gamma_x: float = fs.param(0.33, "step size of x, multiplied by eta", above=0)
@@ -65,32 +65,29 @@ class MovingAverage(fs.Algorithm):
     alpha: float = fs.param(3.0, "weight of fresh inner values, multiplied by eta", above=0)
     steps: int = fs.param(4, "local steps per round, tau", least=1)
 
-    def start(self, s: fs.State, clients: fs.Clients) -> fs.State:
-        """Make room for the estimates; the first step of the run fills them."""
-        h = {f"h{j}": s.x.new_zeros(size) for j, size in enumerate(clients.inner_sizes, 1)}
-        return s.replace(**h, p=torch.zeros_like(s.x), q=torch.zeros_like(s.y))
+    def start(self, x: torch.Tensor, y: torch.Tensor, clients: fs.Clients) -> State:
+        """Allocate the estimates; the first step of the run sets them."""
+        return State.empty(x, y, clients)
 
-    def round(self, s: fs.State, clients: fs.Clients) -> fs.State:
+    def round(self, s: State, clients: fs.Clients) -> State:
         """Average everything."""
-        return fs.State(**dict(zip(s, clients.mean(self.local, *s.values()), strict=True)))
+        return s.plus(clients.mean(self.local, *s), clients)
 
-    def local(self, client: fs.Client, x: torch.Tensor, y: torch.Tensor, *estimates: torch.Tensor) -> Tensors:
-        """Take tau local steps; the very first ones begin with the first estimates."""
-        if client.clock.iteration == 0:
-            chain = client.chain(x, client.draw_all(stream=1), y)
-            estimates = (*chain.values, chain.gradient, chain.outer_grads[1])
-        return client.repeat(self.steps, self.step, x, y, *estimates)
-
-    def step(self, client: fs.Client, x: torch.Tensor, y: torch.Tensor, *estimates: torch.Tensor) -> Tensors:
-        """Step, then h_j <- (1 - w) h_j + w g_j(h_{j-1}) from the first level to the last, then p and q."""
-        *h, p, q = estimates
+    @fs.remote
+    def local(self, client: fs.Client, h: Any, y: torch.Tensor, p: torch.Tensor, q: torch.Tensor) -> tuple[Any, ...]:
+        """Take tau local steps: step, then h_j <- (1 - w) h_j + w g_j(h_{j-1}) from level 1 on, then p and q."""
+        k = client.variables(h=h, y=y, p=p, q=q)
+        if client.first:
+            estimate_levels(client, k, batches=1, weight_decay=0.0)
         weight, fresh = min(1.0, self.alpha * self.eta), min(1.0, self.rho * self.eta)
-        x, y = x - self.gamma_x * self.eta * p, client.project_y(y + self.gamma_y * self.eta * q)
-        chain = client.chain(x, client.draw_all(), y, [(1 - weight) * old for old in h], weight)
-        h = [(1 - weight) * old + weight * new for old, new in zip(h, chain.values, strict=True)]
-        p = (1 - fresh) * p + fresh * chain.gradient
-        q = (1 - fresh) * q + fresh * chain.outer_grads[1]
-        return x, y, *h, p, q
+        for _ in client.loop(self.steps, k):
+            k.h[0] = k.h[0] - self.gamma_x * self.eta * k.p
+            k.y = client.project_y(k.y + self.gamma_y * self.eta * k.q)
+            x, *estimates = k.h
+            chain = client.chain(x, client.draw_all(), k.y, [(1 - weight) * old for old in estimates], weight)
+            k.h = [x, *(torch.lerp(old, new, weight) for old, new in zip(estimates, chain.values, strict=True))]
+            k.p, k.q = torch.lerp(k.p, chain.gradient, fresh), torch.lerp(k.q, chain.outer_grads[1], fresh)
+        return k.updates(h=h, y=y, p=p, q=q)
 
 
 class Reached(Exception):
@@ -104,7 +101,7 @@ class Watch(fs.Callback):
         self.measure, self.every, self.done = measure, every, done
         self.values: list[tuple[float, ...]] = []
 
-    def on_round(self, round: int, state: fs.State) -> None:
+    def on_round(self, round: int, state: State) -> None:
         """Measure."""
         if round % self.every == 0:
             self.values.append(self.measure(state))
@@ -238,9 +235,9 @@ def tracking(task: Task, kind: str, weight: float, step_size: float, seed: int) 
     """Return || h^(K) - G(x) || and a second norm (of grad Phi, or of G(x) - x) over time: [times, 2]."""
     problem, data, exact = built(task, seed)
 
-    def measure(state: fs.State) -> tuple[float, ...]:
+    def measure(state: State) -> tuple[float, ...]:
         value, other = exact(state.x)
-        return float((state[f"h{task.levels}"] - value).norm()), float(other.norm())
+        return float((state.h[-1] - value).norm()), float(other.norm())
 
     how: Json = {"rounds": task.rounds, "batch_size": task.batch_size, "seed": seed, "every": task.every}
     found = watched(problem, data, method(kind, task.levels, weight, step_size), measure, **how)
@@ -259,7 +256,7 @@ def same_at_one_level() -> float:
     how: Json = {"rounds": 5, "batch_size": 4, "seed": 0}
     algorithms = fs.LocalSCGDAM(steps=TAU), MovingAverage(steps=TAU)
     one, other = (
-        watched(tower.problem, tower.data, a, lambda s: tuple(torch.cat([s.x, s.y, s.h1]).tolist()), **how)
+        watched(tower.problem, tower.data, a, lambda s: tuple(torch.cat([*s.h, s.y]).tolist()), **how)
         for a in algorithms
     )
     return float(np.abs(one - other).max())
