@@ -645,7 +645,7 @@ def test_a_method_without_a_mark_is_named_once() -> None:
             return client.grads(x, client.draw())
 
     try:
-        with pytest.warns(UserWarning, match="mark it @fs.remote, or no node will run it") as caught:
+        with pytest.warns(UserWarning, match="mark it with @fs.remote, or nodes will refuse to run it") as caught:
             train(3, Odd())
         assert [str(w.message).partition(":")[0] for w in caught] == ["local of odd runs on clients"]
     finally:
@@ -714,9 +714,7 @@ def test_classes_are_needed_for_stratified_batches() -> None:
 def test_balanced_batches_need_a_problem_that_takes_weights_and_classes_and_room_for_them(tmp_path: Path) -> None:
     q = fs.quadratic()
     options: dict[str, Any] = {"rounds": 1, "sampling": "balanced"}
-    wants = (
-        r"must be one of uniform, epochs, stratified: the problem quadratic takes no weights of samples\. Got 'balan"
-    )
+    wants = r"must be one of uniform, epochs, stratified: the problem quadratic takes no sample weights\. Got 'balan"
     with pytest.raises(fs.InputError, match=wants):
         fs.train(q.problem, q.data, fs.FedAvg(), batch_size=4, **options)
     regression = fs.FederatedData.from_arrays([(np.ones((4, 2)), np.ones(4))])
@@ -827,7 +825,7 @@ def test_a_trimmed_mean_of_too_few_answers_keeps_the_last_checkpoint(tmp_path: P
     faults = fs.Faults(quorum=1, inject=fs.Inject(drop=0.6))
     channel = fs.Channel(reduce="trimmed_mean")
     message = (
-        r"drops 1 of the clients at either end, but only [12] answered.*The last good checkpoint is kept in .*run\.$"
+        r"drops 1 of the clients at each end, but only [12] answered.*The last good checkpoint is kept in .*run\.$"
     )
     with pytest.raises(fs.QuorumError, match=message):
         train(30, fs.FedAvg(), channel=channel, faults=faults, participation=1.0, out=tmp_path / "run")

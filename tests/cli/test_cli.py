@@ -422,7 +422,7 @@ def test_a_users_algorithm_can_be_imported(fedstrata, experiment, tmp_path):
     code, _, err = fedstrata("--import", tmp_path, "list", "algorithms")
     assert code == 2 and "--import needs a Python file" in err
     code, _, err = fedstrata("run", experiment, "--set", "algorithm.name=signed")
-    assert code == 2 and "Unknown algorithm 'signed'" in err and "One of your own: fedstrata --import FILE" in err
+    assert code == 2 and "Unknown algorithm 'signed'" in err and "To add your own: fedstrata --import FILE" in err
 
 
 @pytest.mark.parametrize(

@@ -325,7 +325,7 @@ def test_a_median_does_not_protect_single_answers_or_a_maximum(reduce: str) -> N
 
 
 def test_a_trimmed_mean_of_no_clients_is_refused() -> None:
-    with pytest.raises(fs.InputError, match="drops 1 of the clients at either end, but only 2 answered"):
+    with pytest.raises(fs.InputError, match="drops 1 of the clients at each end, but only 2 answered"):
         train(fs.Channel(reduce="trimmed_mean"), participation=2)
 
 

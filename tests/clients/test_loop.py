@@ -138,7 +138,7 @@ def test_with_equal_steps_a_loop_may_use_the_message_as_it_is() -> None:
 
 def test_an_engine_must_put_clients_in_order() -> None:
     client = make_client(setting(), [3, 0])
-    with pytest.raises(AssertionError, match="order of decreasing steps"):
+    with pytest.raises(AssertionError, match="by decreasing steps"):
         list(client.loop(EPOCH, client.variables(x=column(0, 0))))
 
 

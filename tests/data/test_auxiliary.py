@@ -419,7 +419,7 @@ def test_without_samples_on_the_server_the_remedy_is_named() -> None:
         clients.on_server(gradient, PROBLEM.x0)
     message = (
         r"local_sgdm_rl needs samples on the server, some of every class \(data 'sized' have none there\): split with "
-        r"auxiliary=8 \(data\.auxiliary in a file\), .*, or give it others with with_auxiliary\(inputs, targets\)\."
+        r"auxiliary=8 \(data\.auxiliary in a file\), .*, or add others with with_auxiliary\(inputs, targets\)\."
     )
     with pytest.raises(fs.InputError, match=message):
         fs.train(PROBLEM, sized_data([9, 4], classes=3), fs.LocalSGDMRL(steps=1), rounds=1)

@@ -70,7 +70,7 @@ def test_damaged_idx(write: Callable[..., Path], tmp_path: Path) -> None:
         (b"\x00\x01" + good[2:], "wrong magic number 00010803"),
         (b"\x00\x00\x07" + good[3:], "wrong magic number"),
         (good[:9], "truncated: a header of 3 dimensions takes 16 bytes"),
-        (good[:-1], "truncated: shape (2, 3, 4) takes 40 bytes, it has 39"),
+        (good[:-1], "truncated: shape (2, 3, 4) takes 40 bytes, but it has 39"),
         (good + b"x", "too long"),
         (gzip.compress(good)[:-9], "gzip data are truncated or damaged"),
     ):

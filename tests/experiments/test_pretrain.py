@@ -378,7 +378,7 @@ def test_progress_says_which_part_it_is(fedstrata, write, tmp_path: Path) -> Non
     assert code == 0 and "Pre-trained by fedavg for 4 rounds" in printed
     heads = [line.split(":")[0] for line in progress.splitlines()]
     assert heads == ["pre-training"] * 6 + ["comfedl"] * 5, "a line on the start of each, then one for each row"
-    assert "pre-training: 4 rounds; 3 of 4 clients a round" in progress and "pre-training: round 4/4" in progress
+    assert "pre-training: 4 rounds; 3 of 4 clients per round" in progress and "pre-training: round 4/4" in progress
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -540,7 +540,7 @@ BAD = {
     "no table": (["pretrain=3"], "The key pretrain must be"),
     "data of its own": (
         ["problem={name='quadratic'}", "algorithm={name='fedavg'}", "data={}", "model={}"],
-        "The problem quadratic has no model to pre-train: leave out [pretrain], or rounds = 0.",
+        "The problem quadratic has no model to pre-train: leave out [pretrain], or set rounds = 0.",
     ),
     "no classes": (
         ["data={name='sinusoid'}", "problem.loss=squared"],

@@ -498,7 +498,7 @@ def test_variants_that_a_setting_makes_the_same_are_refused(fedstrata, write, tm
         code, _, err = fedstrata(command, path, "--set", "algorithm.lr=0.03", "--out", tmp_path / "out")
         said = " ".join(err.split())
         assert code == 2 and "The variants 'lr = 0.01' and 'lr = 0.02' are the same experiment." in said
-        assert "leave out the --set of what they differ in" in said
+        assert "leave out the --set that makes them equal" in said
     assert not (tmp_path / "out").exists()
     assert fedstrata("run", path, "--set", "algorithm.lr=0.03", "--quiet")[0] == 0, "variants have no part in it"
     searched = 'search = { "lr = 0.01" = { steps = [1, 2] }, "lr = 0.02" = { steps = [2, 4] } }\n'

@@ -340,7 +340,7 @@ def test_key_makes_a_key_once(fedstrata, tmp_path: Path) -> None:
     assert code == 2 and "Nothing was overwritten" in said and path.read_bytes() == before
     path.unlink()
     code, _, said = fedstrata("federate", "key", path)
-    assert code == 2 and f"{path.name}.pub exists" in "".join(said.split("\n")) and not path.exists()
+    assert code == 2 and f"{path.name}.pub already exists" in "".join(said.split("\n")) and not path.exists()
 
 
 def test_a_certificate_is_renewed_for_the_same_names(fedstrata, experiment: Path, tmp_path: Path) -> None:

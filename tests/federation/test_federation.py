@@ -336,6 +336,6 @@ def test_a_node_that_signs_with_another_key_than_its_own_is_refused_by_name(fold
         assert str(folder / "another.key") in words[-1]
         federation.start("node1", words)
 
-    with pytest.raises(FedstrataError, match="node1: answered without its signature"):
+    with pytest.raises(FedstrataError, match="node1: answered without a valid signature"):
         federate(config, folder, hook)
     assert left(folder) == {}

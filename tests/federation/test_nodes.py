@@ -164,7 +164,7 @@ ROWS, LABELS = np.ones((4, 1, 8, 8), dtype=np.float32), np.arange(4)
         (lambda n: (Path(n.here(1)["data"]) / "train.npz").write_bytes(b"no"), r"not a readable .npz"),
         (lambda n: Path(n.here(1)["data"]).rename(n.folder / "elsewhere"), r"There is no .*data"),
         (lambda n: Path(n.here(1)["key"]).write_text("no key"), r"node.key cannot be read"),
-        (lambda n: Path(n.here(1)["key"]).write_bytes(Path(n.here(0)["key"]).read_bytes()), "without its signature"),
+        (lambda n: Path(n.here(1)["key"]).write_bytes(Path(n.here(0)["key"]).read_bytes()), "a valid signature"),
     ],
 )
 def test_bad_data_and_keys_are_errors_that_name_the_node(
@@ -222,7 +222,7 @@ def test_a_node_with_many_more_classes_than_the_others_is_named(
         lies = sent.node == 1 and sent.header["kind"] == "describe"
         return nodes.signed(sent.node, headed(reply, classes=65536)) if lies else reply
 
-    with pytest.raises(fs.InputError, match="node1 has labels of 65536 classes, the other nodes"):
+    with pytest.raises(fs.InputError, match="node1 has labels of 65536 classes, but the other nodes"):
         sites(FEDAVG).again(change=change).serve(tmp_path / "run", pooled=pooled)
 
 
@@ -290,7 +290,7 @@ def test_a_node_refuses_a_server_with_another_message_format_and_names_both_vers
 ) -> None:
     said = call(sites(FEDAVG), **changes)["error"]
     theirs = f"The server runs fedstrata {changes['version']} (message format {changes['protocol']})"
-    ours = f"this node fedstrata {fs.__version__} (message format {wire.PROTOCOL})"
+    ours = f"this node runs fedstrata {fs.__version__} (message format {wire.PROTOCOL})"
     assert theirs in said and ours in said and "Install the same version" in said
     assert theirs in capsys.readouterr().err
 
@@ -309,7 +309,7 @@ def test_a_server_refuses_nodes_with_another_message_format_and_names_them(
         return nodes.signed(sent.node, headed(reply, **changes), reply.arrays) if sent.node == 1 else reply
 
     ours = rf"{re.escape(fs.__version__)} \(message format {wire.PROTOCOL}\)"
-    refused = rf"node1: the node runs fedstrata {theirs}, the server fedstrata {ours}\. Install the same version"
+    refused = rf"node1: the node runs fedstrata {theirs}, but the server runs fedstrata {ours}\. Install the same"
     with pytest.raises(fs.FedstrataError, match=refused) as error:
         sites(FEDAVG).again(change=change).serve(tmp_path / "run")
     assert "node0" not in str(error.value) and "node2" not in str(error.value)
@@ -324,7 +324,7 @@ def test_a_node_of_another_version_with_the_same_message_format_takes_part_and_i
 
     said: list[str] = []
     sites(FEDAVG).again(change=change).serve(tmp_path / "run", say=said.append)
-    assert said == [f"node1 runs fedstrata 0.0.7, the server fedstrata {fs.__version__}"]
+    assert said == [f"node1 runs fedstrata 0.0.7, but the server runs fedstrata {fs.__version__}"]
     assert not sites(FEDAVG).faults(tmp_path / "run")
 
 

@@ -233,7 +233,7 @@ def test_a_model_that_is_not_a_module_is_refused(model: Any) -> None:
 
 @pytest.mark.filterwarnings("ignore:Lazy modules")
 def test_lazy_layers_and_half_precision_are_refused() -> None:
-    with pytest.raises(fs.InputError, match="lazy layers without weights yet: call it once"):
+    with pytest.raises(fs.InputError, match="lazy layers that have no weights yet: call it once"):
         Flat(nn.Sequential(nn.LazyLinear(2)))
     with pytest.raises(fs.InputError, match=r"parameters must be torch.float32 or torch.float64. Got torch.bfloat16"):
         Flat(nn.Linear(2, 2).bfloat16())

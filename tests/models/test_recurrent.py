@@ -280,7 +280,7 @@ def test_lstms_run_one_at_a_time_whatever_the_chunk(algorithm: fs.Algorithm, sam
         options: dict[str, Any] = {"rounds": 3, "batch_size": 4, "sampling": sampling, "eval_every": 1}
         runs.append(fs.train(lstm(), text(), algorithm, chunk=chunk, callbacks=[note], **options))
         assert runs[-1].summary["chunk"] == 1
-        assert f"4 of 4 clients a round, 1 at a time (chunk = {chunk})" in note.note
+        assert f"4 of 4 clients per round, 1 at a time (chunk = {chunk})" in note.note
     for other in runs[1:]:
         assert torch.equal(other.x, runs[0].x)
         assert [r["loss"] for r in other.history] == [r["loss"] for r in runs[0].history]

@@ -88,7 +88,7 @@ def test_a_run_survives_huge_losses_at_the_start() -> None:
     pairs = [(60 * inputs, targets) for inputs, targets in (DATA.train.of_client(k) for k in range(5))]
     data = fs.FederatedData.from_arrays(pairs, classes=2)
     problem = fs.robust(model(torch.float32), gamma=0.1)
-    with pytest.warns(UserWarning, match="weights soon vanish, and training stalls"):
+    with pytest.warns(UserWarning, match="weights will soon vanish and training will stall"):
         run = fs.train(problem, data, fs.ComFedL(lr=0.005), rounds=5, eval_every=5)
     assert run.history[0]["loss_worst"] > 70
     assert run.history[-1]["loss_worst"] < 0.8 * run.history[0]["loss_worst"]

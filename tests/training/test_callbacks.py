@@ -22,7 +22,7 @@ def shown(terminal: bool, brief: bool) -> str:
 
 def test_a_terminal_shows_a_bar_and_what_was_chosen():
     text = shown(terminal=True, brief=False)
-    assert "3 of 3 clients a round, 3 at a time (chunk = auto)" in text
+    assert "3 of 3 clients per round, 3 at a time (chunk = auto)" in text
     assert "4/4" in text and "\x1b[" in text, "a bar that moves"
 
 
@@ -31,7 +31,7 @@ def test_a_log_has_plain_lines(brief, rounds):
     lines = shown(terminal=False, brief=brief).splitlines()
     assert [int(line.split("round ")[1].split("/")[0]) for line in lines if "round " in line and "/4" in line] == rounds
     assert all("\x1b" not in line for line in lines)
-    assert any("clients a round" in line for line in lines) is not brief
+    assert any("clients per round" in line for line in lines) is not brief
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")

@@ -26,7 +26,7 @@ class State(NamedTuple):
     y: torch.Tensor
 
 
-ALGORITHMS: Registry[type[Algorithm]] = Registry("algorithm", hint="One of your own: fedstrata --import FILE ...")
+ALGORITHMS: Registry[type[Algorithm]] = Registry("algorithm", hint="To add your own: fedstrata --import FILE ...")
 
 
 class Algorithm(Options, ABC):
@@ -143,7 +143,7 @@ def _make_preset(cls: type[Algorithm]) -> None:
     if wrong:
         raise TypeError(
             f"{cls.__name__} must derive from Algorithm itself, or be a preset that only sets {', '.join(PRESET)}: "
-            f"algorithms do not inherit. Got {', '.join(sorted(wrong))}."
+            f"algorithms do not inherit from each other. Got {', '.join(sorted(wrong))}."
         )
     hints = get_type_hints(cls, include_extras=True)
     cls.__annotations__ = {name: hints[name] for name in inherited}

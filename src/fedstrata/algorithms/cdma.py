@@ -16,10 +16,10 @@ Sent, per client and round:
     cdma, ada = true    up 2*(d + p)    down 4*(d + p)
 In two exchanges; CDMA-ADA sends z_old too.
 
-Departures from the paper: the rule is that of the authors' public code; the paper's text could not be consulted. The
-learning rates of CDMA-ADA are divided by (r + 1)^exponent in round r, and a = min(1, weight / (r + 1)^(2 exponent)).
-The cohorts have the run's size, and the second is drawn independently. With every client in both, the history of
-CDMA-ADA cancels and its gradient is that of CDMA.
+Departures from the paper: the rule is that of the authors' code; the paper's text was not available. The learning rates
+of CDMA-ADA are divided by (r + 1)^exponent in round r, and a = min(1, weight / (r + 1)^(2 exponent)). The cohorts have
+the run's size, and the second is drawn independently. With every client in both, the history of CDMA-ADA cancels and
+its gradient is that of CDMA.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class State(NamedTuple):
 
 
 class CDMA(Algorithm):
-    """Full gradients of one cohort, then local steps of another that use them."""
+    """Full gradients of one cohort, which another cohort then uses in its local steps."""
 
     name = "cdma"
     dual = True

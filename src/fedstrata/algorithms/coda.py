@@ -15,12 +15,11 @@ in every round.
 Sent: up d + p, down d + p. At the end of a stage another d up (with average), then d down and p up (if the problem has
 ``best_y``). Kept on a client: the number of the stage, x_0, the sum of the stage's x_k - x_0; the round, and its y.
 
-Departures from the paper: the original text could not be consulted; the rule is that of the method's descriptions. The
-best alpha there is the mean score of a client's negatives minus that of its positives, averaged over clients. Here it
-is the maximiser of the mean of f_k on the batches, which is the same if all clients have the same fraction of
-positives, and is defined even if a client has none. A problem without ``best_y`` keeps the mean of the y_k. The last
-round of a stage is shorter if I does not divide the stage. With ``average = false`` the next stage starts from the last
-iterate.
+Departures from the paper: the original text was not available; the rule follows descriptions of the method. The best
+alpha there is the mean score of a client's negatives minus that of its positives, averaged over clients. Here it is the
+maximiser of the mean of f_k on the batches, which is the same if all clients have the same fraction of positives, and
+is defined even if a client has none. A problem without ``best_y`` keeps the mean of the y_k. The last round of a stage
+is shorter if I does not divide the stage. With ``average = false`` the next stage starts from the last iterate.
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ class CoDA(Algorithm):
     steps: EqualSteps = param(10, "local steps per round, I, or an Interval")
     stage_steps: int = param(2000, "local steps of the first stage, T_0", least=1)
     factor: float = param(3.0, "factor by which the rate falls and the stages grow", least=1)
-    gamma: float = param(500.0, "inverse strength of the pull to the start of a stage", above=0)
+    gamma: float = param(500.0, "inverse strength of the pull towards the start of a stage", above=0)
     estimate_batches: int = param(10, "batches for the best y at the end of a stage", least=1)
     average: bool = param(True, "end a stage with the mean of its iterates instead of the last iterate")
 
@@ -66,7 +65,7 @@ class CoDA(Algorithm):
 
     def round(self, s: State, clients: Clients) -> State:
         """Average the clients' updates; at the end of a stage, average over it and compute the best y."""
-        stage, done, length = self.place(clients.clock.round)
+        stage, done, length = self.stage_of(clients.clock.round)
         steps = min(clients.steps_now(self.steps), length - done)
         dx, dy = clients.mean(self.local, s.x, s.y, stage, steps, done == 0)
         x, y = s.x + dx, clients.project_y(s.y + dy)
@@ -79,10 +78,10 @@ class CoDA(Algorithm):
         return State(x, y, x)
 
     def rejoin(self, s: State, clients: Clients) -> None:
-        """Send the start of the stage; steps that a client missed count as if they had stayed there."""
-        clients.restore(self.join, s.x_0, self.place(clients.clock.round + 1)[0])
+        """Send the start of the stage; steps that a client missed count as if it had stayed there."""
+        clients.restore(self.join, s.x_0, self.stage_of(clients.clock.round + 1)[0])
 
-    def place(self, number: int) -> tuple[int, int, int]:
+    def stage_of(self, number: int) -> tuple[int, int, int]:
         """Return the stage of a round, the steps of the stage before the round, and the length of the stage."""
         stage, earlier = 0, 0
         while True:
@@ -128,7 +127,7 @@ class CoDA(Algorithm):
 
     @remote
     def best(self, client: Client, x: torch.Tensor) -> torch.Tensor:
-        """Return how far the best y at x, on ``estimate_batches`` batches, is from the y that the round began with."""
+        """Return the best y at x, on ``estimate_batches`` batches, minus the y at the start of the round."""
         client.require(round=client.clock.round)
         y = client.recall("y").y
         return client.best_y(x, client.draw(batch_size=client.worth(self.estimate_batches))) - y

@@ -18,13 +18,13 @@ Sent, per client and round:
 Every T_0 steps another d up and d down. Kept on a client: c_k, the number of the stage, its x_ref, and the sum of its
 x_k - x_ref.
 
-Departures from the paper: this follows the authors' public script, as the paper's algorithm could not be consulted. It
-differs from the script as follows: every round has I steps, including the first; both gradients are taken at the old
-point; x_ref starts at x instead of small noise, and is the same for all clients; the gradient in alpha is that of the
-problem (the script uses a and b instead of mean scores, and omits the factor p(1-p): see ``scale_dual`` of ``auc``).
-``control = false`` is the step of PESG without momentum. As in the script, the variates are means of raw gradients
-while the steps use clipped ones: if clipping stays active for long, the difference accumulates and the method diverges;
-``clip = 0`` avoids this.
+Departures from the paper: this follows the authors' code, since the paper's algorithm was not available. It differs
+from that code as follows: every round has I steps, including the first; both gradients are taken at the old point;
+x_ref starts at x instead of small noise, and is the same for all clients; the gradient in alpha is that of the problem
+(the code uses a and b instead of mean scores, and omits the factor p(1-p): see ``scale_dual`` of ``auc``). ``control =
+false`` is the step of PESG without momentum. As in the code, the variates are means of raw gradients while the steps
+use clipped ones: if clipping stays active for long, the difference accumulates and the method diverges; ``clip = 0``
+avoids this.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class CODASCA(Algorithm):
     steps: EqualSteps = param(10, "local steps per round, I, or an Interval")
     stage_rounds: int = param(500, "rounds of a stage, T_0 / I", least=1)
     factor: float = param(3.0, "factor by which the rate falls after each stage", least=1)
-    gamma: float = param(500.0, "inverse strength of the pull to the centre of a stage", above=0)
+    gamma: float = param(500.0, "inverse strength of the pull towards the centre of a stage", above=0)
     clip: float = param(1.0, "largest entry of the gradient in x; 0 for no clipping", least=0)
     server_lr: Rate = param(1.0, "learning rate of the server", above=0)
     weight_decay: float = param(1e-5, "L2 penalty on x", least=0)
@@ -75,10 +75,10 @@ class CODASCA(Algorithm):
 
     def round(self, s: State, clients: Clients) -> State:
         """Average updates and control variates; at the end of a stage, compute the next centre."""
-        stage, place = divmod(clients.clock.round, self.stage_rounds)
+        stage, rounds_done = divmod(clients.clock.round, self.stage_rounds)
         dx, dy, c_x, c_y = clients.mean(self.local, s.x, s.y, self.factor**-stage, s.c_x, s.c_y)
         rate, x_ref = clients.rate(self.server_lr), s.x_ref
-        if place == self.stage_rounds - 1:
+        if rounds_done == self.stage_rounds - 1:
             x_ref = s.x_ref + clients.mean(self.mean_of_stage)
             clients.mean(self.centre, x_ref)
         return State(s.x + rate * dx, clients.project_y(s.y + rate * dy), x_ref, c_x, c_y)
@@ -86,7 +86,7 @@ class CODASCA(Algorithm):
     def rejoin(self, s: State, clients: Clients) -> None:
         """Send the centre of the stage, and c as the client's c_k, so that its first steps are not corrected.
 
-        Steps that a client missed count as if they had stayed at the centre.
+        Steps that a client missed count as if it had stayed at the centre.
         """
         clients.restore(self.join, s.x_ref, s.c_x, s.c_y)
 
@@ -127,4 +127,4 @@ class CODASCA(Algorithm):
         client.keep(total=k.total)
         if self.control:
             c_x, c_y = next_variates(client, k, self.steps)
-        return k.x - x, k.y - y, c_x, c_y  # empty without control: nothing is sent
+        return k.x - x, k.y - y, c_x, c_y  # c is empty without control, so nothing is sent

@@ -21,8 +21,8 @@ Departures from the paper: with more than one level, every level has its own bat
 mean inside exp is over a minibatch, as printed, so the direction is biased for small inner batches. ``normalise`` (on
 by default, only for problems that weight losses): v is the client's weight, exp(loss / gamma) up to a constant. As
 printed, the weights at the start are 200 for gamma = 0.5 on ten classes, and 1e11 for gamma = 0.1, where the run
-diverges. Here a step uses v / s, with s the mean of v over the clients in the previous round, and at most the number of
-clients in the cohort, which exact weights of a uniform mean never exceed. So the weights average to about one: this is
+diverges. Here a step uses v / s, capped at the number of clients in the cohort, which exact weights of a uniform mean
+never exceed; s is the mean of v over the clients in the previous round. So the weights average to about one: this is
 the gradient of the paper's eq. (5), gamma log M_k[exp(loss_k / gamma)], of which eq. (6) omits the logarithm. (With a
 link other than exp it is the gradient of eq. (6) times a common factor.) ``normalise = false`` is the printed
 algorithm.
@@ -77,7 +77,7 @@ class ComFedL(Algorithm):
         if float(weight) < TINY_WEIGHT:
             warnings.warn(
                 f"The clients' mean weight is {float(weight):.1g}: their losses are so far below the shift that the "
-                "weights soon vanish, and training stalls. A larger gamma is the remedy.",
+                "weights will soon vanish and training will stall. Use a larger gamma.",
                 stacklevel=2,
             )
         return State(s.x + dx, weight)
@@ -99,7 +99,7 @@ class ComFedL(Algorithm):
     def local_normalised(
         self, client: Client, x: torch.Tensor, weight: torch.Tensor, most: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Take steps with weights divided by ``weight``, at most ``most``; also return the mean weight's update."""
+        """Take steps with weights divided by ``weight``, capped at ``most``; also return the mean weight's update."""
         counts = torch.from_numpy(client.step_counts(self.steps)).to(x).unsqueeze(1)
         tiny = torch.finfo(x.dtype).tiny
         k = client.variables(x=x, total=torch.zeros_like(weight), inverse=1 / weight.clamp(min=tiny))

@@ -12,9 +12,9 @@ Problem: min_x max_y sum_k y_k F_k(x), y on the simplex over the clients (``agno
 
 Sent: up 2*d + 1, down 2*d. In two exchanges: d down and 2d up, then d down and 1 up.
 
-Departures from the paper: none known; the original text could not be consulted, the rule is that of the method's
-descriptions. The means are uniform whatever the run's weighting, since y acts through the sampling. A client drawn
-twice counts twice, in the means and in the bytes. m is the size of the run's cohort.
+Departures from the paper: none known; the original text was not available, and the rule follows descriptions of the
+method. The means are uniform whatever the run's weighting, since y acts through the sampling. A client drawn twice
+counts twice, in the means and in the bytes. m is the size of the run's cohort.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ def weights_now(client: Client, rates: Sequence[Rate], eta: Rate, kind: str, ago
     return [min(1.0, scale * client.rate(rate, ago=ago)) for rate in rates]
 
 
-# --- of a composition f(g(x)): h estimates g, u its Jacobian, v the gradient of f; or w the product u^T v ------------
+# --- a composition f(g(x)): h estimates g, u its Jacobian, v the gradient of f, or w the product u^T v ---------------
 
 
 def stores_jacobian(clients: Clients, jacobian: str, radii: tuple[float, float]) -> bool:

@@ -26,8 +26,8 @@ Departures from the paper: section V-D prints a ceiling around the interval's lo
 local steps in rounds 64 to 100 that it reports (a ceiling gives 11 from round 65 on), so an ``Interval`` rounds down
 unless ``rounding = "ceil"``; its t counts rounds from 1. Under partial participation the means and the maximum are over
 the sampled clients, as in lines 15 to 17. Line 7's v_{t,i} is read as v_{t,k,i}. Means use the run's weighting; after
-the mean, vhat is kept from falling below eps^2 by rounding. Section V uses weight decay without saying where: here it
-is part of g, and so of m and v.
+the mean, vhat is clamped to at least eps^2, since rounding can make it smaller. Section V uses weight decay without
+saying where: here it is part of g, and so of m and v.
 """
 
 from __future__ import annotations

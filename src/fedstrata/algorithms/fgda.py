@@ -25,8 +25,9 @@ Sent, per client and round:
     adafgda, synchronisation = "single", matrix = "identity"    up 2*(d + p)    down d + p
     before the first round                                      up d + p        down d + p
 In two exchanges, down w, v, A, B and up x, y, w, v, then down x, y and up w, v; one with "single". Kept on a client:
-x_k, y_k, w_k, v_k; with two phases, the rounds of its last server's point and of its last local steps. A client that
-missed one of the two exchanges before cannot continue: with faults it is left out of the round, and rejoins.
+x_k, y_k, w_k, v_k; with two phases, also the rounds of the last point it got from the server and of its last local
+steps. A client that missed one of the previous two exchanges cannot continue: with faults it is left out of the round,
+and rejoins.
 
 Departures from the paper: as printed, the estimates are updated only in the branch without synchronisation, so w and v
 after a synchronisation are undefined. The proof needs them equal on all clients right after it (Lemma 11), each updated
@@ -36,7 +37,7 @@ an exchange. On a noise-free quadratic with heterogeneous clients, two phases re
 are 0, or decrease to 0 as in the theorem; constant weights above 0, and the single exchange, do not reach it. The
 projection, of y + eta lam v, is not in the paper, where y is unconstrained. The text after Algorithm 1 has a minus in
 the step of y; the algorithm has the plus. Batches of any size replace single samples; the first estimates use
-``first_batches`` of them (the paper has q samples). The paper returns a random iterate, here it is the last one. A rate
+``first_batches`` of them (the paper has q samples). The paper returns a random iterate; here it is the last one. A rate
 that is scheduled by rounds, not iterations, is read in the round of the update. ``cube_root`` counts t from 0, the
 paper from 1. The paper has the matrices "adam" and "belief"; "norm" and "amsgrad" are two of the "many other" ones it
 mentions. It does not define A_1 and B_1, which are used until the first synchronisation: ``first_matrix`` = "average"
@@ -128,7 +129,7 @@ class FGDA(Algorithm):
 
     @property
     def rule(self) -> Matrix:
-        """The rule of A and B."""
+        """The rule for A and B."""
         return MATRICES[self.matrix](self.theta, self.rho, self.first_matrix)
 
     def move(self, on: Client | Clients, eta: float, point: Pair, estimates: Pair, matrices: Pair) -> Pair:

@@ -1,7 +1,7 @@
 """LaFedOPT: an adaptive optimiser on every client, restarted each round, and a correction of its bias.
 
 Wang, Xu, Garrett, Charles, Liu, Joshi: "Local adaptivity in federated learning: convergence and consistency",
-arXiv 2106.02305, 2021; the correction as in its authors' program (google-research/federated, local_adaptivity).
+arXiv 2106.02305, 2021; the correction as in the authors' code (google-research/federated, local_adaptivity).
 
 Problem: min_x M_k[ f_k(x) ], no inner level, no dual.
 
@@ -28,9 +28,9 @@ Sent, per client and round:
     lafedopt, correction = "local"    up d      down d
     lafedopt, correction = "none"     up d      down d
 
-Departures from the paper: the optimisers have no bias correction (the program's Adam has one, which its P ignores). A
-client that diverges stops the run, while the program leaves it out of the mean. Means use the run's weighting, while
-the program weights by samples.
+Departures from the paper: the optimisers have no bias correction (Adam in the authors' code has one, which its P
+ignores). A client that diverges stops the run, while that code leaves it out of the mean. Means use the run's
+weighting, while that code weights by samples.
 """
 
 from __future__ import annotations

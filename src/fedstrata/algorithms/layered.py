@@ -64,7 +64,7 @@ def chain_rule(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return J_1^T ... J_K^T grad f, and the gradient in y; level j at h_{j-1}, f at h_K.
 
-    One level after another, from the last to the first: no more than one level's graph is held.
+    Processes one level at a time, from the last to the first, so that only one level's graph is in memory.
     """
     u, v = client.f_grads(k.h[-1], batches[-1], k.y)
     for j in range(len(k.h) - 1, 0, -1):

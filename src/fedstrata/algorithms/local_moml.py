@@ -13,9 +13,9 @@ and f_k = loss_k, which is ``maml``.
 
 Sent: up d, down d.
 
-Departures from the paper: the paper's released code drops the Hessian; here that is a property of the problem
-(``first_order`` of ``maml``). The released code scales the step of one variant by beta; the paper and this file do not.
-``beta = 1`` is Per-FedAvg. The big batch has as many samples as ``first_batches`` batches.
+Departures from the paper: the authors' code drops the Hessian; here that is a property of the problem (``first_order``
+of ``maml``). That code scales the step of one variant by beta; the paper and this file do not. ``beta = 1`` is
+Per-FedAvg. The big batch has as many samples as ``first_batches`` batches.
 """
 
 from __future__ import annotations

@@ -14,10 +14,10 @@ Problem: min_x max_y M_k[ f_k( M_i[ g_i(x) ], y ) ], one level, a global inner m
 
 Sent: up 2*d + R + 2*p, down 2*d + R + 2*p. R is the size of what the level returns: 3d + 2p in all where it is d.
 
-Departures from the paper: the original text could not be consulted; the rule is that of the method's descriptions. The
-order of the lines (first the step, then the estimates at the new point) and the first estimates are those of
-LocalSMCGDAM with K = 1 and a moving average. The weights of the momenta, beta in the paper, are rho here. Weights above
-1 count as 1. The projection, ``weight_decay`` (an L2 penalty in x) and cohorts are additions.
+Departures from the paper: the original text was not available; the rule follows descriptions of the method. The order
+of the lines (first the step, then the estimates at the new point) and the first estimates are those of LocalSMCGDAM
+with K = 1 and a moving average. The weights of the momenta, beta in the paper, are rho here. Weights above 1 count as
+1. The projection, ``weight_decay`` (an L2 penalty in x) and cohorts are additions.
 Note: like LocalSMCGDAM it averages no Jacobians, and with weights below 1 the moving average lags behind g(x).
 """
 

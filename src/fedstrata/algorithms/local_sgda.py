@@ -13,7 +13,7 @@ Problem: min_x max_y M_k[ f_k(x, y) ], no inner level; for "+" every client in e
 In Local-SGDA z is x_k, as with S = 1.
 
 Sent: up d + p, down d + p. Kept on a client ("+"): z, the snapshot, which is the x of the round in which it was taken,
-and the number of the period of S steps that it is for.
+and the number of the period of S steps that it belongs to.
 
 Departures from the papers: S is a multiple of tau, as in the papers, or 1, which updates z at every local step. With a
 snapshot all clients take part, so that z costs no message. Without one, cohorts and means weighted by samples are
@@ -56,7 +56,7 @@ class LocalSGDA(Algorithm):
         return State(s.x + dx, clients.project_y(s.y + dy))
 
     def rejoin(self, s: State, clients: Clients) -> None:
-        """Use the present x as the snapshot, until the next one is taken."""
+        """Use the current x as the snapshot until the next one is taken."""
         if self.snapshot_every != 1:
             clients.restore(self.join, s.x)
 

@@ -18,13 +18,13 @@ Sent, per client and round:
     local_sgdam, before the first round                              up d + p        down d + p
     local_sgdam, average_momentum = false, before the first round    up 0            down d + p
 Kept on a client: its momenta, where they are not averaged; "+": z, the snapshot, which is the x of the round in which
-it was taken, and the number of the period of S steps that it is for.
+it was taken, and the number of the period of S steps that it belongs to.
 
-Departures from the paper: ``average_momentum = false`` is what the paper's experiments use, by a footnote. The first d
-is the gradient on one batch, averaged if momenta are; the original text could not be consulted on that, nor on "+",
-whose rule is that of the method's descriptions. The momenta of "+" start every round at 0, so the first of the tau
-steps does not move: tau is at least 2. The projection is of y + alpha dual_lr d. beta alpha is at most 1. S is a
-multiple of tau, or 1, which updates z at every step. Cohorts are possible without "+"; the paper uses all clients.
+Departures from the paper: ``average_momentum = false`` is what the paper's experiments use, according to a footnote.
+The first d is the gradient on one batch, averaged if momenta are; the original text of that, and of "+", was not
+available, and the rule follows descriptions of the method. The momenta of "+" start every round at 0, so the first of
+the tau steps does not move: tau is at least 2. The projection is of y + alpha dual_lr d. beta alpha is at most 1. S is
+a multiple of tau, or 1, which updates z at every step. Cohorts are possible without "+"; the paper uses all clients.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class LocalSGDAM(Algorithm):
         return State(s.x + dx, clients.project_y(s.y + dy), s.d_x + dd_x, s.d_y + dd_y)
 
     def rejoin(self, s: State, clients: Clients) -> None:
-        """Use the present x as the snapshot, until the next one is taken; start the momenta at the gradients."""
+        """Use the current x as the snapshot until the next one is taken; start the momenta at the gradients."""
         if self.snapshot_every != 1:
             clients.restore(self.join, s.x)
         elif not self.average_momentum:
@@ -126,11 +126,11 @@ class LocalSGDAM(Algorithm):
             return k.x - x, k.y - y, k.d_x - d_x, k.d_y - d_y
         if not self.restart:
             client.keep(d_x=k.d_x, d_y=k.d_y)
-        return k.x - x, k.y - y, d_x, d_y  # empty: nothing is sent
+        return k.x - x, k.y - y, d_x, d_y  # the momenta are empty, so nothing is sent
 
 
 class LocalSGDAMPlus(LocalSGDAM):
-    """Local descent in x and ascent in y along momenta, the latter's at a snapshot of x."""
+    """Local descent in x and ascent in y along momenta; that of y is updated at a snapshot of x."""
 
     name = "local_sgdam_plus"
     full_participation = True

@@ -8,17 +8,17 @@ each on the server (``split(auxiliary=...)``, ``data.auxiliary`` in a file).
     on the server:
         D_c = the change of the last layer's matrix when x is trained on class c alone, as a client would train it
         a position of the matrix is class c's if D_c is the largest there and no other D exceeds 80 % of it in magnitude
-        R_c = |sum of D_c| / |sum of the mean of the other D| over its positions; 10 for a denominator 0, at most 5000
+        R_c = |sum of D_c| / |sum of the mean of the other D| over its positions; 10 if the divisor is 0, at most 5000
     on a client, from x_k = x, m = 0, repeat:
         m <- momentum m + grad (mean of w[class] loss)(x_k) + weight_decay x_k,    x_k <- x_k - lr m
     x <- M_k[x_k],   w_c <- 1 + 0.1 R_c for the next round (in the first round w = 1)
 
 Sent: up d, down d + C. C is the number of classes.
 
-Departures from the paper: the original text could not be consulted; the rule is that of its descriptions and of the
-authors' program: weights are one round late, momenta restart in every round, D excludes biases, and the weighted loss
-is divided by the batch size. A position where the largest change is exactly 0 belongs to its class if no other change
-is 0 there. The samples that the server draws are counted as samples.
+Departures from the paper: the original text was not available; the rule follows descriptions of it and the authors'
+code: weights are one round late, momenta restart in every round, D excludes biases, and the weighted loss is divided by
+the batch size. A position where the largest change is exactly 0 belongs to its class if no other change is 0 there. The
+samples that the server draws are counted as samples.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class State(NamedTuple):
 
 
 class LocalSGDMRL(Algorithm):
-    """Momentum SGD on clients, with class weights from each class's effect on the last layer on the server."""
+    """Momentum SGD on clients; the server computes class weights from each class's effect on the last layer."""
 
     name = "local_sgdm_rl"
     auxiliary = True

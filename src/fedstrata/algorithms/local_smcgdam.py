@@ -25,7 +25,7 @@ Note: Jacobians are not averaged, and u is computed before h is averaged. So wit
 converges not to the solution of the problem above but to that of a problem between it and the one with local inner
 means, depending on alpha eta^2 (at 1 nothing of the mean is left). The paper's proof is for clients with equal
 distributions. If eta falls by a factor of 10, the weight alpha eta^2 falls by a factor of 100, and h hardly forgets:
-its error at that moment, and any sudden change of the levels, such as a smaller inner rate, persists for 100 times as
+its error at that moment, and any sudden change of the levels, such as a smaller inner rate, persist for 100 times as
 many steps.
 """
 

@@ -20,11 +20,11 @@ from fedstrata.clients import Clients
 from fedstrata.core.schedules import Rate
 
 FIRST_MATRICES = ("average", "accumulator", "identity")
-"""What A is before the first synchronisation: the rule for the mean of the first estimates, that for a = 0, or I."""
+"""A before the first synchronisation: the rule applied to the mean of the first estimates, or to a = 0, or I."""
 
 
 class Matrix(ABC):
-    """The rule of A, with its decay rate theta, the rho that is added, and the choice of the first A."""
+    """The rule for A, with its decay rate theta, the added rho, and the choice of the first A."""
 
     rows = 1
     """The rows of the accumulator."""
@@ -55,7 +55,7 @@ class Matrix(ABC):
 
     @abstractmethod
     def averaged(self, a: torch.Tensor, w: torch.Tensor, theta: float) -> torch.Tensor:
-        """Return the accumulator with ``w``."""
+        """Return the accumulator updated with ``w``."""
 
     @abstractmethod
     def root(self, a: torch.Tensor) -> torch.Tensor:
@@ -110,7 +110,7 @@ class Belief(Adam):
     rows = 2
 
     def averaged(self, a: torch.Tensor, w: torch.Tensor, theta: float) -> torch.Tensor:
-        """Return a, and w as the previous one."""
+        """Return a, and w for the next update."""
         return torch.stack([theta * a[0] + (1 - theta) * (w - a[1]) ** 2, w])
 
 

@@ -34,7 +34,7 @@ g with one Jacobian and beta = varrho the two forms agree. "auto" stores the Jac
 65,536. The projections, off by default, are in the Frobenius norm. w_1 is taken to be u_1^T v_1. Batches of any size
 replace single samples; the first estimates use ``first_batches`` of them (the paper has q samples). The update after a
 synchronisation needs the server's new model, so a client makes it at the start of the next round. The paper returns a
-random iterate, here it is the last one, or with ``average`` the mean of the server's iterates. A rate that is scheduled
+random iterate; here it is the last one, or with ``average`` the mean of the server's iterates. A rate that is scheduled
 by rounds, not iterations, is read in the round of the update. ``cube_root`` counts t from 0, the paper from 1: its n is
 this n - 1. The paper has the matrices "adam" and "norm"; "belief" and "amsgrad" are two of the "many other" ones it
 mentions. It does not define A_1, which is used until the first synchronisation: ``first_matrix`` = "average" applies
@@ -120,7 +120,7 @@ class MFCGD(Algorithm):
 
     @property
     def rule(self) -> Matrix:
-        """The rule of A."""
+        """The rule for A."""
         return MATRICES[self.matrix](self.theta, self.rho, self.first_matrix)
 
     def exact(self, clients: Clients) -> bool:

@@ -15,8 +15,8 @@ Sent, per client and round:
     sagda, control = false    up d + p        down d + p
 Kept on a client: c_k, in x and y.
 
-Departures from the paper: its algorithm could not be consulted. Its abstract says that gradient estimates of sampled
-clients serve as control variates, that there are two learning rates, on the server and on the clients, and that FSGDA
+Departures from the paper: its algorithm was not available. Its abstract says that gradient estimates of sampled clients
+serve as control variates, that there are two learning rates, on the server and on the clients, and that FSGDA
 (``control = false``) is the method without control variates. The rest, how the variates are computed and updated,
 follows descriptions of the method and SCAFFOLD's rule: agreement with this file does not imply agreement with the
 paper.
@@ -80,6 +80,6 @@ class SAGDA(Algorithm):
             descend_ascend(client, k, (g_x + k.drift_x, g_y + k.drift_y), rates)
             k.sum_x, k.sum_y = k.sum_x + g_x, k.sum_y + g_y
         if not self.control:
-            return k.x - x, k.y - y, c_x, c_y  # empty: nothing is sent
+            return k.x - x, k.y - y, c_x, c_y  # c is empty, so nothing is sent
         new_x, new_y = next_variates(client, k, self.steps)
         return k.x - x, k.y - y, new_x - c_kx, new_y - c_ky

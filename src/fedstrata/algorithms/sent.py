@@ -84,11 +84,11 @@ def sent_by(algorithm: Algorithm, variant: str = "", first: bool = False) -> Sen
     if not rows and first:
         return Sent("", {}, True, "0", "0")
     if not rows:
-        raise FedstrataError(f"No row of the docstring says what {algorithm} sends.")
+        raise FedstrataError(f"No row in the docstring says what {algorithm} sends.")
     best = max((len(row.options), bool(row.variant)) for row in rows)
     closest = [row for row in rows if (len(row.options), bool(row.variant)) == best]
     if len({(row.up, row.down) for row in closest}) > 1:
-        raise FedstrataError(f"Several rows of the docstring fit {algorithm} equally well: {closest}.")
+        raise FedstrataError(f"Several rows of the docstring match {algorithm} equally well: {closest}.")
     return closest[0]
 
 

@@ -1,4 +1,4 @@
-"""Snapshots of x, which Local-SGDA+ and its momentum form use in the ascent instead of x."""
+"""Snapshots of x, which Local-SGDA+ and its momentum variant use in the ascent instead of x."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def snapshot(client: Client, x: torch.Tensor, every: int, steps: Steps) -> torch
     if every == 1:
         return None
     assert isinstance(steps, int)
-    period, place = divmod(client.clock.iteration, every or steps**2)
-    if place == 0:
+    period, steps_done = divmod(client.clock.iteration, every or steps**2)
+    if steps_done == 0:
         keep_snapshot(client, x, every, steps)
         return x
     client.require(period=period)

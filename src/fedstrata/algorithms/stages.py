@@ -8,7 +8,7 @@ from fedstrata.clients import Client, Variables
 
 
 def start_stage(client: Client, stage: int, **centre: torch.Tensor) -> torch.Tensor:
-    """Keep the centre of a stage, under the name that the algorithm has for it, and a sum of 0; nothing is sent."""
+    """Keep the centre of a stage, under the name that the algorithm uses for it, and a sum of 0; nothing is sent."""
     (x,) = centre.values()
     client.keep(client.variables(**centre, total=torch.zeros_like(x)))
     client.stamp(stage=stage)

@@ -98,5 +98,5 @@ def invoke(arguments: Sequence[str] | None = None) -> int:
         say(f"Error: {error}")
         return 1
     if code == 130:
-        say("Interrupted. Resume a run that has --out from its last checkpoint with --resume.")
+        say("Interrupted. To resume a run with --out from its last checkpoint, pass --resume.")
     return code if isinstance(code, int) else 0

@@ -37,9 +37,9 @@ def compare(
     """Compare algorithms or variants over several seeds.
 
     EXPERIMENT is a TOML file. Its variants are compared, or the algorithms that --algorithms names. The options of an
-    algorithm come from the table algorithms.NAME; lr, dual_lr, steps, server_lr and weight_decay default to those of
-    the table algorithm. The number of seeds defaults to compare.seeds in the file, or 1. The spread is the standard
-    deviation over seeds.
+    algorithm come from the table algorithms.NAME; lr, dual_lr, steps, server_lr and weight_decay default to the
+    values in the table algorithm. The number of seeds defaults to compare.seeds in the file, or 1. The spread is the
+    standard deviation over seeds.
     """
     config = read(experiment, set_, preset)
     names = _names(algorithms, config, experiment)
@@ -205,11 +205,11 @@ def _first_preset(file: ExperimentFile) -> str | None:
 
 
 def _without_full_size(files: list[ExperimentFile]) -> list[ExperimentFile]:
-    """Skip the files that would run at the size of the paper because they have no smaller preset."""
+    """Skip the files that would run at the paper's size because they have no smaller preset."""
     small = []
     for file in files:
         if _first_preset(file) == "paper":
-            say(f"Skipping {file.name}: its smallest preset is paper. Run it by its own name.")
+            say(f"Skipping {file.name}: its smallest preset is paper. To run it, pass its own name.")
         else:
             small.append(file)
     return small

@@ -44,7 +44,7 @@ def demo(
 ) -> None:
     """Compare four algorithms on real data in under a minute.
 
-    Eight clients hold handwritten digits with few positives, and learn to rank them first.
+    Eight clients hold handwritten digits with few positives, and learn to rank the positives first.
     """
     echo(
         "Handwritten digits, 5 % positives (digits 0-4), eight clients with different mixes of digits.\n"

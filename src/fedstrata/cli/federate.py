@@ -47,7 +47,7 @@ def local(
     """Run a whole federation on this machine.
 
     EXPERIMENT is a TOML file. Certificates and keys are created, a SuperLink and SuperNodes start on loopback, and the
-    data are split over the nodes, each of which sees only its own. Every process ends with the run, also on Ctrl-C.
+    data are split over the nodes, each of which sees only its own. All processes end with the run, even on Ctrl-C.
 
     With --out, the keys, logs and data of the federation are written to OUT.federation, next to the run directory.
     """
@@ -71,7 +71,7 @@ def local(
 def init(
     context: typer.Context,
     experiment: ConfigFile,
-    folder: Annotated[Path, typer.Argument(help="Directory to write; must be new.", show_default=False)],
+    folder: Annotated[Path, typer.Argument(help="Folder to write; must be new.", show_default=False)],
     node: Annotated[
         list[str] | None,
         typer.Option(metavar="NAME[=FILE.pub]", help="A node, with its public key if it has one. Can be repeated."),
@@ -153,7 +153,7 @@ def key(path: Annotated[Path, typer.Argument(help="Private key to write.", show_
 
     for file in (path, path.with_name(path.name + ".pub")):
         if file.exists():
-            raise InputError(f"The file {file} exists. Nothing was overwritten. Choose another.")
+            raise InputError(f"The file {file} already exists. Nothing was overwritten. Choose another.")
     make_key(path)
     say(f"Written: {path} (private, stays here) and {path}.pub (for the server).")
 
@@ -163,7 +163,9 @@ def renew(
     folder: Federation,
     ca_key: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Key of the authority.", show_default="FOLDER/server/ca.key"),
+        typer.Option(
+            metavar="FILE", help="Private key of the certificate authority.", show_default="FOLDER/server/ca.key"
+        ),
     ] = None,
 ) -> None:
     """Renew the server's certificate.
@@ -201,7 +203,7 @@ def start_node(
 
 
 def _node_settings(path: Path) -> dict[str, str]:
-    """Read the settings of a node; raise now for those that would fail at its first message."""
+    """Read the settings of a node; raise now if they would fail at its first message."""
     table = read_toml(path)
     allowed = ("data", "key", "state", "import")
     for name in table:
@@ -215,5 +217,5 @@ def _node_settings(path: Path) -> dict[str, str]:
         raise invalid("import of a node", table["import"], "a path, or several separated by ':'", str(path))
     for name in ("data", "key"):
         if not Path(table[name]).exists():
-            raise InputError(f"There is no {table[name]}, which {path} names as {name}.")
+            raise InputError(f"There is no {table[name]}, the {name} of the node in {path}.")
     return {k: str(v) for k, v in table.items()}

@@ -40,18 +40,18 @@ Seeds = Annotated[
 
 
 def check_resume(out: Path | None, resume: bool) -> None:
-    """Refuse to resume without a directory."""
+    """Raise if there is no directory to resume from."""
     if resume and out is None:
         raise InputError("--resume needs --out, the directory to resume.")
 
 
 def check_out(out: Path | None, resume: bool) -> None:
-    """Refuse an output directory that is a file, or that holds anything when nothing is to be resumed."""
+    """Raise if the output directory is a file, or is not empty although nothing is resumed."""
     check_resume(out, resume)
     if out is None or not out.exists():
         return
     if not out.is_dir():
-        raise InputError(f"The directory {out} is a file. Nothing was overwritten: choose another --out.")
+        raise InputError(f"{out} is a file, not a directory. Nothing was overwritten: choose another --out.")
     if not resume and any(out.iterdir()):
         raise InputError(
             f"The directory {out} exists and is not empty. Nothing was overwritten: choose another, or pass --resume."

@@ -1,10 +1,10 @@
 """How many clients to compute together: the rule behind ``chunk="auto"``.
 
 Measured by ``bench/chunk.py`` on a CPU. Convolutions and recurrent layers are fastest one client at a time. Dense
-models gain from larger chunks, since one batched product has the dispatch cost of one, until the working set of the
-chunk exceeds the processor's cache. So, on a CPU:
+models gain from larger chunks, since a batched product is dispatched only once, until the working set of the chunk
+exceeds the processor's cache. So, on a CPU:
 
-    convolutional or recurrent layers:  C = 1 (for recurrent layers always, as their kernels cannot be batched)
+    convolutional or recurrent layers:  C = 1 (always for recurrent layers, whose kernels cannot be batched)
     otherwise:                          C = budget / bytes a client touches in a step, between 1 and 4096
                                         bytes = element size * (4 d + batch * numbers per sample)
                                         budget = 16 MiB

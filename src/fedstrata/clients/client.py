@@ -119,14 +119,14 @@ class Client:
         return batch.numbered(ids) if level == 0 and self.problem.numbered else batch
 
     def _randomised(self, batch: Batch, level: int, stream: int) -> Batch:
-        """Return the batch with the words that random layers of the model draw from, if it has such layers."""
+        """Return the batch with the random words that the model's random layers draw from, if it has such layers."""
         if self.problem.flat is None or not self.problem.flat.random:
             return batch
         ids, key = self.ids[: self._active], rng.key_of(*self._names("layers", level, stream))
         return batch.randomised(rng.words(key, ids, np.full(len(ids), self.clock.step), 2))
 
     def _names(self, purpose: str, level: int, stream: int) -> tuple[int | str, ...]:
-        """Return the names of what is drawn now, apart from client and step."""
+        """Return the names that identify the current draw, without client and step."""
         names = (self._side.seed, purpose, self.clock.round, self._exchange, level, stream)
         return (*names, "after", self._phase) if self._phase else names
 
@@ -227,12 +227,12 @@ class Client:
     def recall(self, *names: str, **values: Any) -> Variables:
         """Return variables: what the clients kept under ``names``, and ``values`` as they are.
 
-        Raises an error that names the clients that have not kept one of them, or have lost it.
+        Raises an error that names the clients that did not keep one of them, or have lost it.
         """
         return Variables(**{name: self._memory.recall(self._active, name, None) for name in names}, **values)
 
     def kept(self, name: str, default: torch.Tensor) -> torch.Tensor:
-        """Return what each client kept under ``name``; ``default`` [C, ...] for clients that kept nothing yet."""
+        """Return what each client kept under ``name``; ``default`` [C, ...] for clients that have kept nothing yet."""
         return self._memory.recall(self._active, name, default)
 
     def stamp(self, **numbers: int) -> None:
@@ -241,14 +241,14 @@ class Client:
         self._memory.keep(self._active, rows)
 
     def require(self, **numbers: int) -> None:
-        """Raise an error that names the clients with other stamps, or none: what they kept is out of date."""
+        """Raise an error that names the clients with other stamps, or without them: what they kept is out of date."""
         for name, number in numbers.items():
             stamps = self._memory.recall(self._active, name, None).flatten().cpu().numpy()
             self._memory.refuse(self.ids[: self._active][stamps != number], f"the state of {name} {number}")
 
-    def commit(self, taken: np.ndarray) -> None:
-        """Store what the clients kept whose answers the server has accepted: a mask [C]."""
-        self._memory.commit(taken)
+    def commit(self, accepted: np.ndarray) -> None:
+        """Store what clients kept, for those whose answers the server has accepted; ``accepted`` is a mask [C]."""
+        self._memory.commit(accepted)
 
     def steps_now(self, steps: EqualSteps) -> int:
         """Return the number of local steps in this round."""
@@ -265,7 +265,7 @@ class Client:
     def report(self, **values: torch.Tensor | Callable[[], torch.Tensor]) -> None:
         """Report values of this local step to diagnostics: tensors [C, ...], or functions that return them.
 
-        A function is called only if its value is needed. Without listeners, nothing happens.
+        A function is called only if its value is needed. Without listeners, reports are ignored.
         """
         if self._side.listeners:
             for name, value in values.items():
@@ -287,23 +287,23 @@ class Client:
                 "Python loop, and another stream for each of its draws."
             )
         counts = self.step_counts(steps)
-        assert (np.diff(counts) <= 0).all(), "an engine puts clients of a chunk in order of decreasing steps"
+        assert (np.diff(counts) <= 0).all(), "an engine orders the clients of a chunk by decreasing steps"
         if not counts.any():
             return
         self.looping = True
         start, width, self._last = self.clock, self._active, int(counts[0])
-        left: list[dict[str, Any]] = []
+        removed: list[dict[str, Any]] = []
         for last in np.unique(counts) if counts[-1] < counts[0] else counts[:1]:
             active = int((counts >= last).sum())
             if active < self._active:
-                left.append(k._leave(active))
+                removed.append(k._leave(active))
                 self._active = active
             while self.clock.step < last:
                 yield self.clock.step
-                if left:
+                if removed:
                     k._check(active)
                 self._tick()
-        for rows in reversed(left):
+        for rows in reversed(removed):
             k._return(rows)
         # What follows must not depend on how many steps the other clients of the chunk took.
         passed = 0 if isinstance(steps, Epochs) else self.steps_now(steps)

@@ -1,4 +1,4 @@
-"""The clients, as an algorithm's round sees them: who takes part, and a few verbs."""
+"""The clients, as an algorithm's round sees them: who takes part, and methods that run work on them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from fedstrata.core.schedules import EqualSteps, Rate, rate_at, steps_at
 from fedstrata.problems.problem import Problem
 
 EARLY = 9000
-"""The number of the exchange in which clients rejoin before a round: it follows all exchanges of the round before."""
+"""The number of the exchange in which clients rejoin before a round: above all exchanges of the previous round."""
 
 
 class Clients:
@@ -39,7 +39,7 @@ class Clients:
     engine: runs the work.
     usage:  what the run has used.
     faults: the clients that were left out since the list was last emptied.
-    unmarked: methods without ``@remote`` that were warned of; None for no warnings.
+    unmarked: methods without ``@remote`` that a warning has named; None for no warnings.
     rejoin: lets clients that have lost what they kept rejoin before the first exchange of the round, if it would
             otherwise have no quorum.
     """
@@ -87,7 +87,7 @@ class Clients:
     def begin(self, round: int) -> None:
         """Start a round: choose its cohort, and count its exchanges from zero.
 
-        Round -1, before the first one, has every client: what the problem and the algorithm need at the start.
+        Round -1, before the first one, has every client, for what the problem and the algorithm need at the start.
         """
         self.progress.begin(round)
         cohort = np.arange(self.total)
@@ -124,7 +124,7 @@ class Clients:
         return other
 
     def before(self, cohort: np.ndarray) -> Clients:
-        """Return clients at the end of the round before this one, with another cohort and a list of faults."""
+        """Return these clients at the end of the previous round, with another cohort and an empty list of faults."""
         other = copy.copy(self)
         other.progress = replace(self.progress, round=self.progress.round - 1, exchanges=EARLY)
         other.faults, other.rejoin = [], None
@@ -191,12 +191,12 @@ class Clients:
             sizes.append(u.shape[1])
         return tuple(sizes)
 
-    # --- the verbs ----------------------------------------------------------------------------------------------
+    # --- exchanges ----------------------------------------------------------------------------------------------
 
     def mean(self, work: Work, *message: Any, weighting: Weighting | None = None) -> Any:
         """Run ``work(client, *message)`` on every client of the cohort; return the mean of their answers.
 
-        The mean is uniform or by the clients' numbers of samples; ``weighting`` overrides that of the run.
+        The mean is uniform or weighted by the clients' numbers of samples; ``weighting`` overrides that of the run.
         """
         weighting = self.weighting if weighting is None else check_weighting(weighting)
         return self._reduce(work, message, weighting, ("mean",))
@@ -251,7 +251,7 @@ class Clients:
         self._finish(reduce.nothing(self._exchange(work, message, rejoins=True)))
 
     def on_server(self, work: Work, *message: Any) -> Any:
-        """Run ``work`` on the server's auxiliary set, with each class in the place of a client: [classes, ...].
+        """Run ``work`` on the server's auxiliary set, with each class as a client: [classes, ...].
 
         Nothing is sent; the samples are counted.
         """
@@ -277,7 +277,8 @@ class Clients:
         self.progress.exchanges += 1
         if self.unmarked is not None and not (is_remote(work) or request.query or request.label in self.unmarked):
             self.unmarked.add(request.label)
-            warnings.warn(f"{request.label} runs on clients: mark it @fs.remote, or no node will run it.", stacklevel=4)
+            hint = "mark it with @fs.remote, or nodes will refuse to run it"
+            warnings.warn(f"{request.label} runs on clients: {hint}.", stacklevel=4)
         return Exchange(self.engine, request, self.usage, self.faults, None if exchange else self.rejoin)
 
     def _finish(self, answers: Reduced) -> Reduced:

@@ -10,7 +10,7 @@ Weighting = Literal["uniform", "samples"]
 
 
 def cohort_size(participation: int | float, clients: int) -> int:
-    """Return how many clients take part in a round: a number of them, or a share of all."""
+    """Return how many clients take part in a round; ``participation`` is their number, or a fraction of all."""
     wanted = f"a fraction in (0, 1] or a whole number from 1 to {clients}"
     if not is_number(participation):
         raise invalid("participation", participation, wanted)
@@ -24,7 +24,7 @@ def cohort_size(participation: int | float, clients: int) -> int:
 
 
 def check_weighting(weighting: str) -> Weighting:
-    """Return the weighting; raise if there is none of this name."""
+    """Return the weighting; raise if its name is unknown."""
     if weighting == "uniform":
         return "uniform"
     if weighting == "samples":

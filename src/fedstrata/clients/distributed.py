@@ -40,7 +40,7 @@ class Distributed(Simulated):
         self.mine = self.rank_of == ranks.rank
 
     def describe(self, chunk: int | str, sampled: int) -> str:
-        """Say how the clients of a cohort are computed."""
+        """Describe how clients are computed, for a line of progress."""
         return f"{super().describe(chunk, sampled)} on each of {self.ranks.size} ranks"
 
     def _local_places(self, request: Request) -> np.ndarray:
@@ -63,12 +63,12 @@ class Distributed(Simulated):
         assert leaves is not None and shape is not None
         kinds = kinds * len(leaves) if len(kinds) == 1 else kinds
         sums = [leaf for leaf, kind in zip(leaves, kinds, strict=True) if kind != "max"]
-        most = [leaf.contiguous() for leaf, kind in zip(leaves, kinds, strict=True) if kind == "max"]
-        # A maximum over ranks ignores NaN, a sum does not.
-        marks = [torch.zeros_like(leaf).where(leaf == leaf, leaf) for leaf in most]
+        maxima = [leaf.contiguous() for leaf, kind in zip(leaves, kinds, strict=True) if kind == "max"]
+        # A maximum over ranks ignores NaN, but a sum does not.
+        marks = [torch.zeros_like(leaf).where(leaf == leaf, leaf) for leaf in maxima]
         added, used = self._sum([*sums, *marks], reduced.used)
-        summed, spoiled = iter(added[: len(sums)]), iter(added[len(sums) :])
-        largest = (torch.where(bad == bad, self.ranks.max(leaf), bad) for leaf, bad in zip(most, spoiled, strict=True))
+        summed, nans = iter(added[: len(sums)]), iter(added[len(sums) :])
+        largest = (torch.where(bad == bad, self.ranks.max(leaf), bad) for leaf, bad in zip(maxima, nans, strict=True))
         whole = [next(largest if kind == "max" else summed) for kind in kinds]
         return Reduced(whole, shape, kinds, used, reduced.answered)
 

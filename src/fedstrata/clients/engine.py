@@ -44,7 +44,7 @@ class Request:
 
     answered: whose answers the server has accepted: a mask over the cohort, updated as answers arrive. What a client
               keeps in an exchange is stored only if its answer was accepted.
-    rejoins:  whether the clients have lost some of what they kept, and keep it anew. The rest they still have.
+    rejoins:  whether the clients have lost some of what they kept, and keep it again; they still have the rest.
     """
 
     work: Work
@@ -59,7 +59,7 @@ class Request:
 
     @property
     def name(self) -> str:
-        """The name of the method, as a node knows it."""
+        """The name of the method, by which a node finds it."""
         return str(getattr(self.work, "__name__", ""))
 
     @property
@@ -127,7 +127,7 @@ class Reduced:
 
 
 class Engine(ABC):
-    """Runs work on clients. Only :meth:`answers` must be written; the rest are hooks that most engines leave alone.
+    """Runs work on clients. Only :meth:`answers` must be implemented; the rest are hooks that most engines do not need.
 
     side:    what the client side of the run shares.
     channel: what updates pass through.
@@ -173,7 +173,7 @@ class Engine(ABC):
         return f"{min(self.chunk, sampled)} at a time (chunk = {chunk})"
 
     def saved(self, round: int) -> None:  # noqa: B027
-        """Called once the checkpoint of ``round`` is written: the run will not go back any further."""
+        """Called once the checkpoint of ``round`` is written: the run can resume from it."""
 
     def extra(self) -> dict[str, Any]:
         """Return what a checkpoint must hold for the engine: plain numbers."""

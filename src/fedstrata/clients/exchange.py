@@ -14,7 +14,7 @@ from fedstrata.clients.engine import Answer, Engine, Request, Usage
 from fedstrata.clients.faults import UNUSABLE, Fault, Faults, QuorumError, in_words
 
 Rejoin = Callable[[np.ndarray], None]
-"""Lets clients, by number, keep anew what they have lost."""
+"""Lets clients, given by number, keep again what they have lost."""
 
 
 class Exchange:
@@ -112,7 +112,7 @@ class Exchange:
         missing = [last[k] for k in np.unique(cohort[~self.answered]).tolist() if k in last]
         hint = ""
         if not self.answered.any() and all(f.kind == "nan" for f in missing):
-            hint = " All of them did: a smaller learning rate is the usual remedy."
+            hint = " All of them did: try a smaller learning rate."
         again = f" after asking {attempt + 1} times" if attempt else ""
         return (
             f"Only {int(self.answered.sum())} of {len(cohort)} clients answered {self.request.label} in round "

@@ -1,7 +1,7 @@
 """Faults: how a run handles clients that do not answer, or whose answer cannot be used.
 
-Such a client is left out of the exchange, named and counted. :class:`Inject` makes faults on purpose, the same ones in
-every engine, for tests.
+Such a client is left out of the exchange; the run names and counts it. :class:`Inject` makes faults on purpose, the
+same ones in every engine, for tests.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from fedstrata.core.options import Options, param
 Kind = Literal["silent", "error", "nan", "shape", "type", "size", "stale", "forged", "lost"]
 """Why a client was left out: no answer, a failure, or an answer that cannot be used.
 
-The last one is of a client that has lost what it kept. Sizes, stale and forged answers are checked in a federation.
+"lost" is a client that has lost what it kept. Only a federation checks for "size", "stale" and "forged".
 """
 
 UNUSABLE: tuple[Kind, ...] = ("nan", "shape", "type", "size", "stale", "forged", "lost")
-"""Kinds where asking again would not help."""
+"""Kinds of fault for which asking again would not help."""
 
 SILENT = ("drop", "delay", "crash")
-"""Injected faults without an answer."""
+"""Injected faults that leave the server without an answer."""
 
 INJECTED = (*SILENT, "nan", "garbage", "scale")
 """All faults that :class:`Inject` makes."""
@@ -41,7 +41,7 @@ class QuorumError(FedstrataError):
 class Fault:
     """A client that failed in an attempt: what was wrong with its answer, or why there was none.
 
-    left_out: whether it was left out of the exchange; not if it answered a later attempt.
+    left_out: whether it was left out of the exchange; false if it answered a later attempt.
     """
 
     round: int
@@ -58,7 +58,7 @@ class Fault:
 
     @staticmethod
     def of(row: dict[str, Any]) -> Fault:
-        """Return the fault of a line of ``faults.jsonl``."""
+        """Return the fault that a line of ``faults.jsonl`` describes."""
         return Fault(**{f.name: row[f.name] for f in fields(Fault)} | {"round": row["round"] - 1})
 
 
@@ -66,13 +66,13 @@ class Inject(Options, owner="the injected faults"):
     """Faults to inject, each with a probability per client, exchange and attempt."""
 
     words: ClassVar[str] = "an Inject, e.g. fs.Inject(drop=0.1)"
-    drop: float = param(0.0, "probability that there is no answer", least=0, most=1)
+    drop: float = param(0.0, "probability that the client does not answer", least=0, most=1)
     delay: float = param(0.0, "probability that the answer is delayed", least=0, most=1)
     crash: float = param(0.0, "probability that the client's process dies while it works", least=0, most=1)
     nan: float = param(0.0, "probability that the answer is all NaN", least=0, most=1)
     garbage: float = param(0.0, "probability that the answer has the wrong shape", least=0, most=1)
     scale: float = param(0.0, "probability that the update is multiplied by factor", least=0, most=1)
-    seconds: float = param(5.0, "delay of an answer in seconds; beyond the timeout it is too late", least=0)
+    seconds: float = param(5.0, "delay of an answer in seconds; an answer after the timeout is dropped", least=0)
     factor: float = param(1000.0, "factor by which scale multiplies updates")
     clients: Sequence[int] = param((), "numbers of the clients that may fail, from 0; by default all", least=0)
     seed: int = param(0, "random seed of the faults", least=0)
@@ -106,11 +106,13 @@ class Faults(Options, owner="the faults"):
 
     words: ClassVar[str] = "Faults, e.g. fs.Faults(quorum=0.5)"
     quorum: int | float = param(0.5, "fraction or number of a cohort's clients that must answer")
-    retries: int = param(2, "retries of missing clients below the quorum, before the run stops", least=0)
+    retries: int = param(
+        2, "how often to ask missing clients again if there is no quorum, before the run stops", least=0
+    )
     timeout: float = param(600.0, "seconds to wait for the answer of a remote client", above=0)
     max_bytes: int | None = param(
         None,
-        "largest answer of a remote client in bytes; by default 16 times the message and x, plus 1 MiB",
+        "largest answer of a remote client in bytes; by default 16 times the size of the message and x, plus 1 MiB",
         least=1,
     )
     inject: Inject | None = param(None, "faults to inject, for tests")
@@ -123,5 +125,5 @@ class Faults(Options, owner="the faults"):
 
 
 def in_words(faults: Sequence[Fault], names: Sequence[str]) -> str:
-    """Return the clients by name, with what was wrong, for a message."""
+    """Return the clients by name and what was wrong with each, for a message."""
     return listed([f"{names[f.client] if names else f'client {f.client}'} ({f.detail or f.kind})" for f in faults])

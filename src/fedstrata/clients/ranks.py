@@ -22,7 +22,7 @@ from fedstrata.core.errors import FedstrataError
 Tensors = dict[str, torch.Tensor]
 
 TIMEOUT = timedelta(hours=2)
-"""How long a rank waits for the others; only the first one evaluates, which may take long."""
+"""How long a rank waits for the others; only the first one evaluates, which may take a long time."""
 
 
 class Ranks:
@@ -52,7 +52,7 @@ class Ranks:
         return values
 
     def all(self, value: Any) -> list[Any]:
-        """Return the values of all ranks; they must be JSON."""
+        """Return the values of all ranks, which must be JSON."""
         if self.size == 1:
             return [value]
         mine = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
@@ -121,7 +121,7 @@ class Ranks:
 
 
 def form_of(tree: Any) -> Any:
-    """Return dtypes and shapes as JSON: "float32 3 4" for a tensor; the same of dicts and nested tuples of tensors."""
+    """Return dtypes and shapes as JSON: "float32 3 4" for a tensor; likewise for dicts and nested tuples."""
     if isinstance(tree, torch.Tensor):
         return " ".join([str(tree.dtype).removeprefix("torch."), *map(str, tree.shape)])
     if isinstance(tree, dict):
@@ -130,7 +130,7 @@ def form_of(tree: Any) -> Any:
 
 
 def empty(form: Any) -> Any:
-    """Return tensors of a form, with any values."""
+    """Return uninitialised tensors of this form."""
     if isinstance(form, str):
         dtype, *shape = form.split()
         return torch.empty([int(size) for size in shape], dtype=getattr(torch, dtype))

@@ -27,12 +27,12 @@ def check_rows(channel: Channel, request: Request) -> None:
     if channel.noise:
         raise InputError(
             f"The noise of the channel cannot protect {single}. Choose an algorithm that takes only means, or pass the "
-            "problem what it would ask for."
+            "problem the values that it would ask for."
         )
 
 
 def check_means(channel: Channel, request: Request, how: tuple[str, ...], weighting: str, by_weights: bool) -> None:
-    """Raise if the channel cannot protect what ``how`` makes of the answers; ``by_weights``: how clients were drawn."""
+    """Raise if the channel cannot protect this reduction; ``by_weights``: whether clients were drawn by weights."""
     what = "noise of the channel" if channel.noise else channel.reduce
     if what != "mean" and "max" in how:
         raise InputError(
@@ -49,7 +49,7 @@ def check_means(channel: Channel, request: Request, how: tuple[str, ...], weight
 
 
 def means_and_maxima(exchange: Exchange, weights: torch.Tensor, how: tuple[str, ...]) -> Reduced:
-    """Return the weighted mean or the maximum of each tensor of the answers, as ``how`` says; one word is for all."""
+    """Return the weighted mean or maximum of each tensor of the answers, as ``how`` says; one word applies to all."""
     total: list[torch.Tensor] | None = None
     shape: TreeSpec | None = None
     kinds = how
@@ -67,8 +67,8 @@ def means_and_maxima(exchange: Exchange, weights: torch.Tensor, how: tuple[str, 
         else:
             both = zip(kinds, total, part, strict=True)
             total = [t.add_(p) if kind == "mean" else torch.maximum(t, p) for kind, t, p in both]
-    share = Reduced(total, shape, kinds, exchange.used, exchange.answered)
-    whole = exchange.engine.complete(exchange.request, share)
+    local = Reduced(total, shape, kinds, exchange.used, exchange.answered)
+    whole = exchange.engine.complete(exchange.request, local)
     if whole.answered.all() or whole.leaves is None:
         return whole
     weight = float(weights[torch.from_numpy(whole.answered)].sum())
@@ -86,8 +86,8 @@ def rows(exchange: Exchange) -> Reduced:
             out = [leaf.new_zeros(len(exchange.request.cohort), *leaf.shape[1:]) for leaf in leaves]
         for row, leaf in zip(out, leaves, strict=True):
             row[torch.from_numpy(answer.places)] = leaf
-    share = Reduced(out, shape, ("mean",), exchange.used, exchange.answered)
-    return exchange.engine.complete(exchange.request, share)
+    local = Reduced(out, shape, ("mean",), exchange.used, exchange.answered)
+    return exchange.engine.complete(exchange.request, local)
 
 
 def nothing(exchange: Exchange) -> Reduced:
@@ -95,8 +95,8 @@ def nothing(exchange: Exchange) -> Reduced:
     for _ in exchange:
         pass
     leaves, shape = tree_flatten(())
-    share = Reduced(leaves, shape, ("mean",), exchange.used, exchange.answered)
-    return exchange.engine.complete(exchange.request, share)
+    local = Reduced(leaves, shape, ("mean",), exchange.used, exchange.answered)
+    return exchange.engine.complete(exchange.request, local)
 
 
 def robust(channel: Channel, answers: Reduced) -> Reduced:
@@ -111,11 +111,11 @@ def robust(channel: Channel, answers: Reduced) -> Reduced:
 def noisy(channel: Channel, mean: Reduced, weights: torch.Tensor, names: tuple[int, ...] | None) -> Reduced:
     """Add Gaussian noise to a mean: its standard deviation is noise * clip * the largest weight of a client in it.
 
-    The noise is drawn by ``names``, so that a simulation can be repeated; without names (None) it is unpredictable.
+    The noise is a function of ``names``, so that a simulation can be repeated; with None it is unpredictable.
     """
     assert channel.clip is not None and mean.leaves
-    mine = weights[torch.from_numpy(mean.answered)]
-    deviation = channel.noise * channel.clip * float(mine.max()) / float(mine.sum())
+    weights = weights[torch.from_numpy(mean.answered)]
+    deviation = channel.noise * channel.clip * float(weights.max()) / float(weights.sum())
     sizes = [leaf.numel() for leaf in mean.leaves]
     drawn = torch.from_numpy(np.random.default_rng(names).standard_normal(sum(sizes))).to(mean.leaves[0]) * deviation
     parts = zip(mean.leaves, torch.split(drawn, sizes), strict=True)
@@ -135,9 +135,9 @@ def _middle(channel: Channel, values: torch.Tensor, everyone: bool) -> torch.Ten
     if channel.reduce == "trimmed_mean":
         cut = max(1, math.floor(round(channel.trim * len(values), 9)))
         if 2 * cut >= len(values):
-            kind = InputError if everyone else QuorumError
-            raise kind(
-                f"The trimmed mean of the channel (trim = {channel.trim:g}) drops {cut} of the clients at either end, "
+            error = InputError if everyone else QuorumError
+            raise error(
+                f"The trimmed mean of the channel (trim = {channel.trim:g}) drops {cut} of the clients at each end, "
                 f"but only {len(values)} answered. Let more clients take part, or choose a smaller trim, a median or a "
                 "mean."
             )

@@ -32,7 +32,7 @@ class Simulated(Engine):
         """Yield the answers, chunk by chunk."""
         places = self._local_places(request)
         spoiled: dict[int, str] = {}
-        # A client that was drawn twice must not see in a later chunk what it kept in an earlier one.
+        # A client that was drawn twice must not see, in a later chunk, what it kept in an earlier one.
         repeated = _repeats(request.cohort)
         side = replace(self.side, deferred=True) if repeated else self.side
         waiting: list[tuple[np.ndarray, Client]] = []
@@ -93,7 +93,7 @@ def on_auxiliary(side: ClientSide) -> Simulated:
     data, problem = side.data, side.oracles.problem
     if data.auxiliary is None:
         raise InputError(
-            f"There are no samples on the server (data {data.name!r}): split with auxiliary=8, or give it some with "
+            f"There are no samples on the server (data {data.name!r}): split with auxiliary=8, or add some with "
             "with_auxiliary(inputs, targets)."
         )
     names = tuple(f"class {c}" for c in range(data.classes))
@@ -113,7 +113,7 @@ def _repeats(cohort: np.ndarray) -> bool:
 def _injected(
     request: Request, places: np.ndarray, kinds: list[str | None], inject: Inject, timeout: float
 ) -> tuple[list[Fault], dict[int, str]]:
-    """Return the faults of clients that do not answer, and the kinds of fault in the answers at other places."""
+    """Return the faults of clients that do not answer, and the kind of fault in each spoiled answer by place."""
     silent: list[Fault] = []
     spoiled: dict[int, str] = {}
     for place, kind in zip(places.tolist(), kinds, strict=True):
@@ -130,12 +130,12 @@ def _injected(
 def _spoil(request: Request, answer: Answer, kinds: dict[int, str], policy: Faults | None) -> Iterator[Answer | Fault]:
     """Yield the answer with the injected faults applied."""
     assert policy is not None and policy.inject is not None
-    of_places = [kinds.get(place) for place in answer.places.tolist()]
+    injected = [kinds.get(place) for place in answer.places.tolist()]
     if not any(leaf.is_floating_point() for leaf in tree_leaves(answer.value)):  # whole numbers have no NaN
-        of_places = ["garbage" if kind == "nan" else kind for kind in of_places]
-    factors = torch.tensor([policy.inject.factor_of(kind) for kind in of_places])
+        injected = ["garbage" if kind == "nan" else kind for kind in injected]
+    factors = torch.tensor([policy.inject.factor_of(kind) for kind in injected])
     value = tree_map(lambda leaf: scaled(leaf, factors), answer.value)
-    good = torch.tensor([kind != "garbage" for kind in of_places])
+    good = torch.tensor([kind != "garbage" for kind in injected])
     for place in answer.places[~good.numpy()].tolist():
         yield request.fault(int(request.cohort[place]), "shape", "answered with the wrong shape")
     whole = sum(leaf.numel() * leaf.element_size() for leaf in tree_leaves(value))

@@ -66,7 +66,7 @@ class ClientState:
             table.changed.update(clients.tolist())
 
     def check(self, name: str, value: object, clients: int) -> None:
-        """Raise unless a value has a row for each of so many clients, of the form that was kept under this name."""
+        """Raise unless a value has a row for each of ``clients`` clients, in the form already kept under this name."""
         wants = f"The variable {name} that clients keep must be a tensor with one row for each of {clients} clients"
         if not isinstance(value, torch.Tensor) or value.shape[:1] != (clients,):
             got = f"shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
@@ -77,7 +77,7 @@ class ClientState:
             raise FedstrataError(f"{wants}, of {before}. Got shape {tuple(value.shape)} and {value.dtype}.")
 
     def recall(self, clients: np.ndarray, name: str, default: torch.Tensor) -> torch.Tensor:
-        """Return the rows [C, ...] of these clients, ``default`` for those without one."""
+        """Return the rows [C, ...] of these clients, with ``default`` for those that have none."""
         table = self._tables.get(name)
         if table is None:
             return default
@@ -91,7 +91,7 @@ class ClientState:
         return out
 
     def missing(self, clients: np.ndarray, name: str) -> np.ndarray:
-        """Return those of these clients that have no row of ``name``."""
+        """Return which of these clients have no row of ``name``."""
         table = self._tables.get(name)
         return clients if table is None else clients[table.slot[clients] < 0]
 
@@ -143,7 +143,7 @@ class ClientState:
         table.rows = rows
 
     def _mapped(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """Return a tensor in a memory-mapped file that is unlinked at once, so that even a kill leaves nothing."""
+        """Return a tensor in a memory-mapped file, unlinked at once so that nothing is left even after a kill."""
         handle, path = tempfile.mkstemp(prefix=f"fedstrata-{name}-", dir=self._folder)
         os.close(handle)
         try:
@@ -173,14 +173,14 @@ class Memory:
             if earlier and (value.shape[1:], value.dtype) != (earlier[0].shape[1:], earlier[0].dtype):
                 raise FedstrataError(
                     f"The variable {name} that clients keep must have the same shape and dtype each time. Got rows of "
-                    f"shape {tuple(value.shape[1:])} and {value.dtype}, and before in this exchange of shape "
+                    f"shape {tuple(value.shape[1:])} and {value.dtype}, but earlier in this exchange of shape "
                     f"{tuple(earlier[0].shape[1:])} and {earlier[0].dtype}."
                 )
             wider = [rows for rows in self._kept.get(name, []) if len(rows) > len(value)]
             self._kept[name] = [*wider, value.clone()]
 
     def recall(self, active: int, name: str, default: torch.Tensor | None) -> torch.Tensor:
-        """Return what the first ``active`` clients kept; without a ``default``, raise if one of them has not."""
+        """Return what the first ``active`` clients kept; without a ``default``, raise if one of them kept nothing."""
         ids, kept = self._ids[:active], self._kept.get(name, [])
         if default is None:
             self._check(name, ids[len(kept[0]) if kept else 0 :])
@@ -197,7 +197,7 @@ class Memory:
         self.refuse(self._side.state.missing(ids, name), repr(name))
 
     def refuse(self, missing: np.ndarray, what: str) -> None:
-        """Raise if there are clients that have not kept something."""
+        """Raise if any clients have not kept ``what``."""
         if len(missing):
             names = self._side.data.client_names
             who = listed([names[c] if names else f"client {c}" for c in missing.tolist()])
@@ -205,11 +205,11 @@ class Memory:
             message = f"{who} must have kept {what} in an earlier exchange, but {has} not, or {has} lost it."
             raise LostState(message, tuple(missing.tolist()))
 
-    def commit(self, taken: np.ndarray) -> None:
-        """Store what the clients kept whose answers the server has accepted: a mask [C]."""
+    def commit(self, accepted: np.ndarray) -> None:
+        """Store what clients kept, for those whose answers the server has accepted; ``accepted`` is a mask [C]."""
         for name, kept in self._kept.items():
             for value in kept:
-                rows = np.flatnonzero(taken[: len(value)])
+                rows = np.flatnonzero(accepted[: len(value)])
                 if len(rows):
                     self._side.state.keep(self._ids[rows], {name: value[torch.from_numpy(rows).to(value.device)]})
         self._kept = {}

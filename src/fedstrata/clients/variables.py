@@ -44,14 +44,14 @@ class Variables:
 
     def _leave(self, active: int) -> dict[str, Any]:
         """Remove and return the rows after the first ``active``."""
-        left = {name: _rows(value, slice(active, None)) for name, value in vars(self).items()}
+        removed = {name: _rows(value, slice(active, None)) for name, value in vars(self).items()}
         for name, value in vars(self).items():
             setattr(self, name, _rows(value, slice(active)))
-        return left
+        return removed
 
-    def _return(self, left: dict[str, Any]) -> None:
-        """Append rows that were removed."""
-        for name, rest in left.items():
+    def _return(self, removed: dict[str, Any]) -> None:
+        """Append rows that :meth:`_leave` removed."""
+        for name, rest in removed.items():
             first = getattr(self, name)
             setattr(self, name, tree_map(lambda a, b: torch.cat([a, b]) if _is_tensor(a) else a, first, rest))
 

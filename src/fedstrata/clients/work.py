@@ -1,4 +1,4 @@
-"""The work of clients: which methods they may run, and errors that say where they arose."""
+"""The work of clients: which methods they may run, and errors that say where they occurred."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class WorkError(FedstrataError):
 
 
 def remote(method: Method) -> Method:
-    """Mark a method of an algorithm that clients run: a node runs no other method for a server."""
+    """Mark a method of an algorithm as one that clients run: nodes run no other method for a server."""
     method.remote = True  # type: ignore[attr-defined]
     return method
 
@@ -31,17 +31,17 @@ def is_remote(method: object) -> bool:
 
 
 def _check_dtype(answer: Any, wants: torch.dtype) -> None:
-    """Raise if an algorithm's numbers have another precision than x; whole numbers, such as counts, may be sent."""
+    """Raise if an answer's dtype differs from that of x; whole numbers, such as counts, are allowed."""
     for leaf in tree_leaves(answer):
         numbers = isinstance(leaf, torch.Tensor) and (leaf.is_floating_point() or leaf.is_complex())
         if numbers and leaf.numel() and leaf.dtype != wants:
             raise FedstrataError(
-                f"An answer must have the dtype of x, {wants}, or be of whole numbers. Got {leaf.dtype}."
+                f"An answer must have the dtype of x, {wants}, or hold whole numbers. Got {leaf.dtype}."
             )
 
 
 def perform(request: Request, client: Client, message: tuple[Any, ...]) -> Any:
-    """Do the requested work; an error says in which method, round and client it arose."""
+    """Do the requested work; an error says in which method, round and client it occurred."""
     try:
         answer = request.work(client, *message)
         if client.looping:

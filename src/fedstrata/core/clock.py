@@ -16,11 +16,11 @@ class Clock:
 
     @staticmethod
     def of_round(round: int, rounds: int) -> Clock:
-        """Return the time of a round for what changes only between rounds, and so counts them as its iterations."""
+        """Return the time of a round for a rate that changes only between rounds: iterations count rounds."""
         return Clock(round, rounds, iteration=round)
 
     def after(self, steps: int) -> Clock:
-        """Return the time after so many local steps."""
+        """Return the time after ``steps`` local steps."""
         return Clock(self.round, self.rounds, self.step + steps, self.iteration + steps)
 
     def tick(self) -> Clock:
@@ -28,7 +28,7 @@ class Clock:
         return self.after(1)
 
     def after_loop(self, steps: int) -> Clock:
-        """Return the time after a loop of so many local steps: the next loop counts its steps from 0 again."""
+        """Return the time after a loop of ``steps`` local steps: the next loop counts its steps from 0 again."""
         return Clock(self.round, self.rounds, 0, self.iteration + steps)
 
     def ago(self, iterations: int) -> Clock:
@@ -38,7 +38,7 @@ class Clock:
 
 @dataclass
 class Progress:
-    """Where a run is: the round, the local iterations before it and so far, and the round's exchanges and choices.
+    """How far a run is: the round, the local iterations before it and so far, and its exchanges and choices.
 
     Round -1 is the preparation before the first one.
     """

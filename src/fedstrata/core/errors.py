@@ -1,6 +1,6 @@
 """Errors: every message says what is wrong, what was given, what is expected and where.
 
-A command that fails with an :class:`InputError` exits with code 2, with any other :class:`FedstrataError` with code 1.
+A command that fails with an :class:`InputError` exits with code 2; any other :class:`FedstrataError` means code 1.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Diverged(FedstrataError):
 
 def invalid(what: str, got: object, wants: str, where: str = "", choices: Iterable[str] = ()) -> InputError:
     """Build an error from the template ``The {what} must be {wants}. Got {got}.``; suggest the nearest choice."""
-    return InputError(f"The {what} must be {wants}. Got {got!r}.{_nearest(got, choices)}{_place(where)}")
+    return InputError(f"The {what} must be {wants}. Got {got!r}.{_nearest(got, choices)}{_in_brackets(where)}")
 
 
 def is_number(value: object) -> TypeGuard[int | float]:
@@ -44,7 +44,7 @@ def is_number(value: object) -> TypeGuard[int | float]:
 
 
 def listed(names: Sequence[str], most: int = 8) -> str:
-    """Return names for a message: at most so many, and how many more there are."""
+    """Return names for a message: at most ``most`` of them, and how many more there are."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
 
@@ -54,7 +54,7 @@ def unknown(kind: str, name: object, known: Iterable[str], where: str = "", hint
     names = sorted(known)
     every = ", ".join(names) or "none"
     hint = f" {hint}" if hint else ""
-    return InputError(f"Unknown {kind} {name!r}.{_nearest(name, names)} Known: {every}.{hint}{_place(where)}")
+    return InputError(f"Unknown {kind} {name!r}.{_nearest(name, names)} Known: {every}.{hint}{_in_brackets(where)}")
 
 
 @contextmanager
@@ -68,10 +68,10 @@ def within(where: str, kind: type[FedstrataError] = InputError) -> Iterator[None
 
 def with_context(error: E, where: str) -> E:
     """Return a copy of an error with ``where`` added to its message; its attributes are the same."""
-    named = type(error).__new__(type(error))  # a class may require other arguments than a message
-    named.args = (f"{error}{_place(where)}",)
-    vars(named).update(vars(error))
-    return named
+    copy = type(error).__new__(type(error))  # a class may require arguments other than a message
+    copy.args = (f"{error}{_in_brackets(where)}",)
+    vars(copy).update(vars(error))
+    return copy
 
 
 def _nearest(name: object, known: Iterable[str]) -> str:
@@ -79,5 +79,5 @@ def _nearest(name: object, known: Iterable[str]) -> str:
     return f" Did you mean {near[0]!r}?" if near else ""
 
 
-def _place(where: str) -> str:
+def _in_brackets(where: str) -> str:
     return f" ({where})" if where else ""

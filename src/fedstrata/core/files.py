@@ -41,7 +41,7 @@ def _cannot_write(path: Path, error: OSError, temporary: Path | None = None) -> 
 
 
 def sync(path: Path) -> None:
-    """Sync a file that was written before, and its name, to disk; nothing happens if there is none."""
+    """Sync an existing file and its directory entry to disk; do nothing if the file does not exist."""
     if path.exists():
         _sync(path)
         _sync(path.parent)
@@ -56,7 +56,7 @@ def _sync(path: Path) -> None:
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Remove what interrupted :func:`write_atomically` calls left; no other process may be writing to the folder."""
+    """Remove temporary files of interrupted :func:`write_atomically` calls; no other process may use the folder."""
     for path in folder.glob(".*.tmp"):
         path.unlink(missing_ok=True)
 
@@ -64,8 +64,8 @@ def remove_leftovers(folder: Path) -> None:
 def read_rows(path: Path, *whole: str) -> list[Row]:
     """Return the rows of a .jsonl file, each a table that has whole numbers under the keys ``whole``.
 
-    A last line that was cut off when the process was killed is left out; any other line that is no such row is left out
-    with a warning.
+    A last line that was cut off when the process was killed is left out; any other line that is not such a row is left
+    out with a warning.
     """
     rows: list[Row] = []
     bad: list[str] = []

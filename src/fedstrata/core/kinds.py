@@ -9,7 +9,7 @@ dict[str, X], dict[str, Any]    a table
 Callable[...]                   a function
 a class of options              an instance of it, or a table to build one from
 
-Any other annotation is an error at declaration.
+Any other annotation raises an error when the option is declared.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from fedstrata.core.errors import invalid
 
 @dataclass(frozen=True)
 class Limits:
-    """Restrictions of an annotation: bounds of its numbers, or the values to choose from."""
+    """Restrictions on an annotation: bounds on its numbers, or the values to choose from."""
 
     above: float | None = None
     least: float | None = None
@@ -69,7 +69,7 @@ class Place(NamedTuple):
     where: str = ""
 
     def below(self, name: str) -> Place:
-        """Return the place of an entry of the table at this place."""
+        """Return the place of an entry of the table that is at this place."""
         return self._replace(what=f"{self.what}.{name}", key=None if self.key is None else f"{self.key}.{name}")
 
 

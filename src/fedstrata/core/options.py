@@ -1,4 +1,4 @@
-"""Options, declared once: a default, a one-line description and a range. Everything else is derived from that.
+"""Options, declared once: a default, a one-line description and a range. Everything else is derived from these.
 
 A class of options derives from :class:`Options`, a function with options is decorated with :func:`options`, and both
 declare them with :func:`param`:
@@ -237,7 +237,7 @@ def _check_applies(option: Option, owner: str, values: Mapping[str, Any]) -> Non
 
 
 def options_of(target: Any) -> dict[str, Option]:
-    """Return the options that ``target`` declares, a class, an instance or a function, by name."""
+    """Return the options, by name, that ``target`` declares: a class, an instance or a function."""
     return dict(getattr(_called(target), "__options__", {}))
 
 

@@ -57,7 +57,7 @@ def words(key: Key, clients: np.ndarray, steps: np.ndarray, count: int) -> np.nd
 def words_of_tensors(key: torch.Tensor, salt: tuple[int, int], count: int) -> torch.Tensor:
     """Return ``count`` 32-bit words of Philox4x32-10 as an int64 tensor, for a key [2] that is a tensor itself.
 
-    The same words as ``philox((block, *salt, 0), key)``. Made of tensor operations only, it can be traced, and mapped
+    The same words as ``philox((block, *salt, 0), key)``. It uses only tensor operations, so it can be traced and mapped
     over clients.
     """
     low = 0xFFFFFFFF
@@ -65,7 +65,7 @@ def words_of_tensors(key: torch.Tensor, salt: tuple[int, int], count: int) -> to
     c0 = torch.arange((count + 3) // 4, dtype=torch.int64, device=key.device)
     c1, c2, c3 = (torch.full_like(c0, number) for number in (*salt, 0))
     for _ in range(10):
-        # int64 products wrap around, which leaves all 64 bits as they are; a shift then copies the sign.
+        # int64 products wrap around, so their 64 bits are right; a shift copies the sign bit, which the mask removes.
         p0, p1 = c0 * int(_MULTIPLIER_0), c2 * int(_MULTIPLIER_1)
         c0, c1, c2, c3 = ((p1 >> 32) & low) ^ c1 ^ k0, p1 & low, ((p0 >> 32) & low) ^ c3 ^ k1, p0 & low
         k0, k1 = (k0 + _WEYL_0) & low, (k1 + _WEYL_1) & low

@@ -17,8 +17,8 @@ class Batch:
     parts:  tuples of arrays. If all clients drew equally many samples there is one part, of tensors [C, B, ...];
             otherwise clients with equally many samples share a part, and nothing is padded.
     where:  the clients of each part; None if there is one part for all.
-    traced: whether this shape will occur again, so that tracing a graph for it pays.
-    random: whether the last array of each part, [C, 2], is what random layers draw from.
+    traced: whether this shape will occur again, so that tracing a graph for it pays off.
+    random: whether the last array of each part, [C, 2], holds the words that random layers draw from.
     """
 
     parts: tuple[Arrays, ...]
@@ -39,10 +39,10 @@ class Batch:
     def weighted_by_class(self, weights: torch.Tensor) -> Batch:
         """Return the batch with each sample's weight multiplied by that of its class, [C, classes]."""
         parts = []
-        for i, (inputs, targets, *present) in enumerate(self.parts):
+        for i, (inputs, targets, *rest) in enumerate(self.parts):
             own = (weights if self.where is None else weights[self.where[i]]).gather(1, targets.long())
-            words = [present.pop()] if self.random else []
-            parts.append((inputs, targets, own * present[0] if present else own, *words))
+            words = [rest.pop()] if self.random else []
+            parts.append((inputs, targets, own * rest[0] if rest else own, *words))
         return Batch(tuple(parts), self.where, self.traced, self.random)
 
     def numbered(self, clients: np.ndarray) -> Batch:

@@ -33,9 +33,9 @@ def deal_groups(member: np.ndarray, groups: int, clients: int, rng: np.random.Ge
     order = rng.permutation(len(member))
     order = order[np.argsort(member[order], kind="stable")]
     starts = np.concatenate([[0], np.cumsum(np.bincount(member, minlength=groups))])
-    place = np.arange(len(member)) - starts[member[order]]
+    position = np.arange(len(member)) - starts[member[order]]
     owners = np.empty(len(member), np.int64)
-    owners[order] = member[order] + groups * (place % members[member[order]])
+    owners[order] = member[order] + groups * (position % members[member[order]])
     return owners
 
 

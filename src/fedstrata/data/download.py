@@ -34,7 +34,7 @@ Directory = str | Path | None
 """A data directory; None for the default."""
 
 Progress = Callable[[str], None] | None
-"""A function that is called with a line of text from time to time during a download, or None."""
+"""A function to call with a line of text from time to time during a download, or None."""
 
 
 @dataclass(frozen=True)
@@ -254,10 +254,10 @@ def _members(archive: Path) -> Generator[tuple[str, bool, Callable[[], IO[bytes]
                 if not entry.is_dir():
                     yield entry.filename, True, partial(packed.open, entry)
     else:
-        with tarfile.open(archive) as tape:
-            for item in tape:
+        with tarfile.open(archive) as tar:
+            for item in tar:
                 if not item.isdir():
-                    yield item.name, item.isfile(), partial(tape.extractfile, item)
+                    yield item.name, item.isfile(), partial(tar.extractfile, item)
 
 
 def _unpack(archive: Path, member: str, folder: Path, address: str) -> Path:

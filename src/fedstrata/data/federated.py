@@ -161,11 +161,11 @@ class FederatedData:
             raise InputError("The data have no clients.")
         if client_names and len(client_names) != len(clients):
             raise invalid("number of client names", len(client_names), f"{len(clients)}, one per client")
-        taken: set[object] = set()
+        seen: set[object] = set()
         for client in client_names:
-            if not isinstance(client, str) or not client or client in taken:
+            if not isinstance(client, str) or not client or client in seen:
                 raise invalid("name of a client", client, "a text that no other client has")
-            taken.add(client)
+            seen.add(client)
         titles = [f"client {k}" + (f" ({client_names[k]})" if client_names else "") for k in range(len(clients))]
         declared = classes or 0
         pairs: list[intake.Pair] = []

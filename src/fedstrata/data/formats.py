@@ -64,7 +64,7 @@ def npz(path: Path, *names: str) -> dict[str, np.ndarray]:
     except InputError:
         raise
     except MemoryError:
-        raise unreadable(path, "an array in it is too large for the memory") from None
+        raise unreadable(path, "an array in it is too large for memory") from None
     except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile, zlib.error) as error:
         raise unreadable(path, f"it is not a readable .npz file without pickled objects ({error})") from None
     for name, array in arrays.items():
@@ -81,7 +81,7 @@ def idx(path: Path) -> np.ndarray:
     """Read an idx file (the format of MNIST): an array of any shape, of the type named in its header."""
     content = read_bytes(path)
     if len(content) < 4 or content[:2] != b"\0\0" or content[2] not in _IDX_TYPES:
-        raise unreadable(path, f"wrong magic number {content[:4].hex() or '(empty)'}, this is not an idx file")
+        raise unreadable(path, f"wrong magic number {content[:4].hex() or '(empty)'}: this is not an idx file")
     kind, dimensions = np.dtype(_IDX_TYPES[content[2]]), content[3]
     start = 4 + 4 * dimensions
     if len(content) < start:
@@ -90,7 +90,7 @@ def idx(path: Path) -> np.ndarray:
     expected = start + prod(shape) * kind.itemsize
     if len(content) != expected:
         state = "truncated" if len(content) < expected else "too long"
-        raise unreadable(path, f"it is {state}: shape {shape} takes {expected} bytes, it has {len(content)}")
+        raise unreadable(path, f"it is {state}: shape {shape} takes {expected} bytes, but it has {len(content)}")
     return np.frombuffer(content, kind, offset=start).reshape(shape).astype(kind.newbyteorder("="), copy=False)
 
 

@@ -1,4 +1,4 @@
-"""Rows of shared arrays, grouped by client: one copy of the data, however many clients and parts."""
+"""Rows of shared arrays, grouped by client: one copy of the data, however many clients and parts there are."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class Part:
         return Part.of(self.arrays, kept), Part.of(self.arrays, held)
 
     def gather(self, clients: np.ndarray, positions: np.ndarray, lengths: np.ndarray | None, traced: bool) -> Batch:
-        """Return the samples at ``positions`` [C, B] of each client; with ``lengths`` [C], only its first ones."""
+        """Return the samples at ``positions`` [C, B] of each client; with ``lengths`` [C], only that many of them."""
         index = torch.from_numpy(self.offsets[clients][:, None] + positions)
         if lengths is None:
             return Batch((self._take(index),), traced=traced)

@@ -1,6 +1,6 @@
 """Partitions: rules that divide the rows of a data set among clients.
 
-A partition is a frozen value. Called with the targets and keys of the training rows, it returns an array of row numbers
+A partition is immutable. Called with the targets and keys of the training rows, it returns an array of row numbers
 for each client. The same seed gives the same division, and no row goes to two clients.
 
     >>> rows = dirichlet(alpha=0.1)(targets, None, clients=100, rng=np.random.default_rng(0))

@@ -171,7 +171,7 @@ SAMPLINGS: Registry[type[Sampling]] = Registry(
 
 
 def check_balanced(batch_size: int, counts: np.ndarray, clients: np.ndarray) -> None:
-    """Refuse a batch size below the number of classes of a client: the mean of a batch would be biased."""
+    """Raise if the batch size is below a client's number of classes: the mean of a batch would be biased."""
     classes = (counts > 0).sum(1)
     most = int(classes.argmax())
     if batch_size < classes[most]:

@@ -48,7 +48,8 @@ class Experiment:
             if config.data != DataTable() or config.model != ModelTable():
                 raise InputError(f"The problem {kind} brings its own data: leave out [data] and [model].")
             if config.pretrain.rounds:
-                raise InputError(f"The problem {kind} has no model to pre-train: leave out [pretrain], or rounds = 0.")
+                remedy = "leave out [pretrain], or set rounds = 0"
+                raise InputError(f"The problem {kind} has no model to pre-train: {remedy}.")
             self.problem, self.data = builder.data(**{"seed": config.train.seed, **config.problem.options})
 
     def start_from(self, run: Run) -> None:
@@ -138,7 +139,7 @@ def build_model(config: Config, data: FederatedData) -> torch.nn.Module:
     outputs = width if one_per_target else data.classes or width
     outputs = PROBLEMS[config.problem.name].outputs or outputs
     name, options = config.model.name, config.model.options
-    check(zoo.MODELS.find(name), options)  # first, as an option called seed would clash with the argument
+    check(zoo.MODELS.find(name), options)  # checked first: an option called seed would clash with the argument
     return zoo.model(
         name, tuple(inputs.shape[1:]), outputs, seed=config.train.seed, augment=config.model.augment, **options
     )

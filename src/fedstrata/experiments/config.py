@@ -51,18 +51,18 @@ class Config(Options, owner="the configuration"):
     problem: ProblemTable = param(ProblemTable(), "the problem")
     pretrain: PretrainTable = param(PretrainTable(), "plain federated learning before the run")
     algorithm: AlgorithmTable = param(AlgorithmTable(), "the algorithm")
-    algorithms: dict[str, dict[str, Any]] = param({}, "options of single algorithms, by name")
+    algorithms: dict[str, dict[str, Any]] = param({}, "options of individual algorithms, by name")
     train: Settings = param(Settings(), "how to train")
     evaluate: Evaluation = param(Evaluation(), "what to measure")
     channel: Channel = param(PLAIN, "clipping, noise and compression of the clients' answers")
     faults: Faults | None = param(None, "how to handle clients that fail")
-    diagnostics: dict[str, Any] = param({}, "what to record of local steps")
+    diagnostics: dict[str, Any] = param({}, "what to record about local steps")
     tune: TuneTable = param(TuneTable(), "how to search for hyperparameters")
     compare: CompareTable = param(CompareTable(), "how to repeat runs")
     plot: PlotTable = param(PlotTable(), "what to plot")
     variants: dict[str, dict[str, Any]] = param({}, "changes to the experiment, by label")
     digest: dict[str, str] = param({}, "digests of the data and the starting point, in the config.toml of a run")
-    written_by: dict[str, Any] = param({}, "version and format that wrote the config.toml of a run")
+    written_by: dict[str, Any] = param({}, "version that wrote the config.toml of a run, and its format")
 
     def to_toml(self, *without: str) -> Tables:
         """Return the resolved configuration as TOML tables, complete enough to run again, without the named tables."""
@@ -211,6 +211,6 @@ def import_file(path: Path) -> None:
 
 
 def _line(error: Exception, path: Path) -> str:
-    """Return which line of a file an error came from, for a message; empty if it did not get that far."""
+    """Return which line of the file raised an error, for a message; empty if none did."""
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename) == path]
     return f"line {lines[-1]}, " if lines else ""

@@ -15,11 +15,11 @@ from fedstrata.problems import PROBLEMS
 Tables = dict[str, Any]
 
 SHARED = ("lr", "dual_lr", "steps", "server_lr", "weight_decay")
-"""Hyperparameters with the same meaning in every algorithm, which a comparison may share; Greek letters differ."""
+"""Hyperparameters with the same meaning in every algorithm, which a comparison may share; Greek letters vary."""
 
 
 def shared_options(options: Tables, name: str) -> Tables:
-    """Return those of one algorithm's options that also apply to another one, ``name``."""
+    """Return the options of one algorithm that also apply to another one, ``name``."""
     own = options_of(ALGORITHMS[name])
     return {k: v for k, v in options.items() if k in SHARED and k in own}
 

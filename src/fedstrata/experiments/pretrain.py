@@ -122,7 +122,7 @@ def pretrain(
         experiment.config.settings,
         experiment.evaluation,
     )
-    make_clients(experiment.problem, experiment.data, experiment.config.settings)  # a device, a participation
+    make_clients(experiment.problem, experiment.data, experiment.config.settings)  # checks device and participation
     pretraining.check()
     if out is None:
         experiment.start_from(pretraining.run(None, callbacks))

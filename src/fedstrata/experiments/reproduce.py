@@ -25,15 +25,15 @@ class ExperimentFile:
 def folders() -> list[Path]:
     """Return the ``experiments`` folders of the working directory, of its parents, and of the package's checkout."""
     here = Path.cwd()
-    places = [here, *here.parents]
+    parents = [here, *here.parents]
     checkout = Path(__file__).resolve().parents[3]
-    if (checkout / "pyproject.toml").is_file() and checkout not in places:
-        places.append(checkout)
-    return [p / "experiments" for p in places if (p / "experiments").is_dir()]
+    if (checkout / "pyproject.toml").is_file() and checkout not in parents:
+        parents.append(checkout)
+    return [p / "experiments" for p in parents if (p / "experiments").is_dir()]
 
 
 def find_all() -> list[ExperimentFile]:
-    """Return every experiment; where two folders share a name, that of the nearest folder."""
+    """Return every experiment; if a name is in several folders, the one in the nearest folder is used."""
     files: dict[str, ExperimentFile] = {}
     for folder in folders():
         for path in sorted(folder.rglob("*.toml")):
@@ -44,10 +44,10 @@ def find_all() -> list[ExperimentFile]:
 
 def find(name: str) -> list[ExperimentFile]:
     """Return the experiments that ``name`` refers to: a TOML file or a directory of them, by path or by name."""
-    for place in (Path(name), *(folder / name for folder in folders())):
-        if place.is_dir() and any(place.glob("*.toml")):
-            return [ExperimentFile(_name(path), path) for path in sorted(place.glob("*.toml"))]
-        for path in (place, place.with_name(f"{place.name}.toml")):
+    for target in (Path(name), *(folder / name for folder in folders())):
+        if target.is_dir() and any(target.glob("*.toml")):
+            return [ExperimentFile(_name(path), path) for path in sorted(target.glob("*.toml"))]
+        for path in (target, target.with_name(f"{target.name}.toml")):
             if path.suffix == ".toml" and path.is_file():
                 return [ExperimentFile(_name(path), path)]
     names = {f.name for f in find_all()}

@@ -81,7 +81,7 @@ def _variants(config: Config) -> dict[str, Config]:
         if same is not None:
             raise InputError(
                 f"The variants {same!r} and {label!r} are the same experiment. Change one of them, or leave out the "
-                "--set of what they differ in."
+                "--set that makes them equal."
             )
         seen.append((label, plain, search))
     return variants

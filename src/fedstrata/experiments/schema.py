@@ -36,22 +36,22 @@ _OPTIONS = param({}, "options of the named object")
 class ModelTable(WithOptions, owner="the model table"):
     """A model and its options."""
 
-    name: str = param("mlp", "a model of `fedstrata list models`")
-    augment: Sequence[str] = param((), "random changes of images in training", choices=tuple(AUGMENTATIONS))
+    name: str = param("mlp", "a model from `fedstrata list models`")
+    augment: Sequence[str] = param((), "random changes to images in training", choices=tuple(AUGMENTATIONS))
     options: dict[str, Any] = _OPTIONS
 
 
 class ProblemTable(WithOptions, owner="the problem table"):
     """A problem and its options."""
 
-    name: str = param("erm", "a problem of `fedstrata list problems`")
+    name: str = param("erm", "a problem from `fedstrata list problems`")
     options: dict[str, Any] = _OPTIONS
 
 
 class AlgorithmTable(WithOptions, owner="the algorithm table"):
     """An algorithm and its hyperparameters."""
 
-    name: str = param("fedavg", "an algorithm of `fedstrata list algorithms`")
+    name: str = param("fedavg", "an algorithm from `fedstrata list algorithms`")
     options: dict[str, Any] = _OPTIONS
 
 
@@ -66,7 +66,7 @@ class PretrainTable(WithOptions, owner="the pretrain table"):
 class DataTable(Options, owner="the data table"):
     """The data, and how they are partitioned over clients."""
 
-    name: str = param("digits", "a data set of `fedstrata list datasets`")
+    name: str = param("digits", "a data set from `fedstrata list datasets`")
     options: dict[str, Any] = param({}, "options of the data set, e.g. `{ length = 40 }` for shakespeare")
     directory: str | None = param(
         None, "data directory; by default the environment variable FEDSTRATA_DATA, else `~/.cache/fedstrata`"
@@ -98,7 +98,7 @@ class CompareTable(Options, owner="the compare table"):
 
     seeds: int | None = param(
         None,
-        "runs of each algorithm or variant, with seeds counted from train.seed; by default 1, 3 for reproduce",
+        "runs of each algorithm or variant, with seeds counted from train.seed; by default 1, or 3 for reproduce",
         least=1,
     )
 

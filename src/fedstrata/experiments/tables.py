@@ -10,17 +10,17 @@ from fedstrata.training.metrics.catalogue import IN_TABLES, measure
 
 def measured(summary: Row) -> str:
     """Say in a sentence which data a run was measured on."""
-    where = summary.get("measured_on")
-    if not where:
+    data_of = summary.get("measured_on")
+    if not data_of:
         return "Measured by your own evaluation function."
-    parts = {"on the pooled": where["pooled"], "per client on its": where["clients"]}
-    places = "; ".join(f"{how} {data}" for how, data in parts.items() if data != "nothing")
-    adapted = f" The model is {where['model']}." if "model" in where else ""
-    return f"Measured {places or 'on nothing'}.{adapted}"
+    parts = {"on the pooled": data_of["pooled"], "per client on its": data_of["clients"]}
+    phrases = "; ".join(f"{how} {data}" for how, data in parts.items() if data != "nothing")
+    adapted = f" The model is {data_of['model']}." if "model" in data_of else ""
+    return f"Measured {phrases or 'on nothing'}.{adapted}"
 
 
 def measured_in_all(summaries: Mapping[str, Sequence[Row]]) -> str:
-    """Say which data the runs of a comparison were measured on; a sentence that is not for all names its labels."""
+    """Say which data the runs of a comparison were measured on; a sentence about some of them names their labels."""
     labels: dict[str, dict[str, None]] = {}
     for label, group in summaries.items():
         for summary in group:
@@ -29,8 +29,8 @@ def measured_in_all(summaries: Mapping[str, Sequence[Row]]) -> str:
             if model:
                 labels.setdefault(f"The model is {model}", {})[label] = None
     return " ".join(
-        sentence if len(of) == len(summaries) else f"{', '.join(of)}: {sentence[0].lower()}{sentence[1:]}"
-        for sentence, of in labels.items()
+        sentence if len(own) == len(summaries) else f"{', '.join(own)}: {sentence[0].lower()}{sentence[1:]}"
+        for sentence, own in labels.items()
     )
 
 

@@ -244,8 +244,12 @@ def _claim(folder: Path, settings: str) -> None:
     file = folder / "config.json"
     if file.exists():
         if file.read_text() != settings:
-            raise InputError(f"{folder} has a search with other settings. Nothing was overwritten: choose another.")
+            raise InputError(
+                f"The directory {folder} has a search with other settings. Nothing was overwritten: choose another."
+            )
     elif any(folder.iterdir()):
-        raise InputError(f"The directory {folder} is not empty and has no search. Nothing was overwritten.")
+        raise InputError(
+            f"The directory {folder} is not empty and has no search. Nothing was overwritten: choose another."
+        )
     else:
         write_atomically(file, settings.encode())

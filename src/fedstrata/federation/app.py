@@ -34,7 +34,7 @@ client_app = ClientApp()
 
 @client_app.query()
 def query(message: Message, context: Context) -> Message:
-    """Answer one message of the server."""
+    """Answer one message from the server."""
     received = from_records(message.content)
     experiment = str(context.run_config["experiment"])
     reply = reply_to(received.text, list(received.arrays), experiment, context.node_config)

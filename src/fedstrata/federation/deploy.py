@@ -32,7 +32,7 @@ def write_federation(
     hosts: names and addresses of the server; nodes connect to the first, on ``port``.
     """
     if folder.exists() and not folder.is_dir():
-        raise InputError(f"The folder {folder} is a file. Nothing was overwritten. Choose another.")
+        raise InputError(f"{folder} is a file, not a folder. Nothing was overwritten. Choose another.")
     if folder.exists() and any(folder.iterdir()):
         raise InputError(f"The folder {folder} exists and is not empty. Nothing was overwritten. Choose another.")
     check_config(config, len(nodes))
@@ -84,7 +84,7 @@ def write_app(
     server_data: Path | None = None,
     modules: Sequence[Path] = (),
 ) -> None:
-    """Write the Flower app of an experiment for these nodes, public keys by name. It contains settings and no code."""
+    """Write the Flower app of an experiment, with settings and no code, for ``nodes``: public keys by name."""
     check_config(config, len(nodes))
     experiment = experiment_text(config)
     public = {_check_name(name): keys.canonical(key) for name, key in nodes.items()}
@@ -94,14 +94,14 @@ def write_app(
 
 
 def add_app(config: Config, folder: Path, name: str, nodes: Sequence[str], modules: Sequence[Path] = ()) -> None:
-    """Add the app of another experiment to a federation, for these nodes of it, or for all if ``nodes`` is empty."""
+    """Add the app of another experiment to a federation, for the nodes in ``nodes``, or for all if it is empty."""
     public = _nodes_of(folder)
     for node in nodes:
         if node not in public:
             raise unknown("node", node, tuple(public), str(folder))
     new = folder / _check_name(name, "app")
     if new.exists() or name == "runs":
-        raise InputError(f"The folder {new} exists. Nothing was overwritten. Choose another name.")
+        raise InputError(f"The folder {new} already exists. Nothing was overwritten. Choose another name.")
     chosen = {node: key for node, key in public.items() if not nodes or node in nodes}
     write_app(config, new, chosen, (folder / "runs" / name).resolve(), modules=modules)
 
@@ -148,7 +148,7 @@ def _read_public(path: Path) -> str:
 
 
 def _check_name(name: str, what: str = "node") -> str:
-    """Return a name that can be the name of a folder; raise for any other."""
+    """Return the name if a folder can have it; raise otherwise."""
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", name):
         raise invalid(f"name of the {what}", name, "letters, digits, '_', '-' and '.'")
     return name

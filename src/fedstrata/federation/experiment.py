@@ -15,18 +15,18 @@ from fedstrata.experiments.build import build_algorithm, named_problem
 from fedstrata.experiments.config import OF_SEVERAL_RUNS, Config, import_file
 from fedstrata.models import MODELS
 from fedstrata.training.metrics.evaluation import Evaluation
-from fedstrata.training.preflight import check_passage
+from fedstrata.training.preflight import check_channel_and_faults
 
 
 def check_config(config: Config, nodes: int) -> None:
     """Raise if a federation of this many nodes cannot run the experiment, as far as can be checked without data."""
     named_problem(config)
     build_algorithm(config)
-    check_passage(config.settings, nodes)
+    check_channel_and_faults(config.settings, nodes)
     check(MODELS.find(config.model.name), config.model.options)
     cohort_size(config.train.participation, nodes)
     if config.brings_data:
-        raise InputError(f"The problem {config.problem.name} brings its own data, but a federation uses the nodes'.")
+        raise InputError(f"The problem {config.problem.name} brings its own data, which a federation cannot use.")
     if config.pretrain.rounds:
         raise InputError("A federation does not pre-train: leave out [pretrain].")
     default = Evaluation()
@@ -38,7 +38,7 @@ def check_config(config: Config, nodes: int) -> None:
 
 
 def tables_for_nodes(config: Config) -> dict[str, Any]:
-    """Return the tables of the experiment that apply in a federation; ``[data]`` says only how nodes split theirs."""
+    """Return the tables of the experiment that apply in a federation; ``[data]`` says only how nodes split data."""
     data = config.data
     split: dict[str, Any] = {name: getattr(data, name) for name in ("holdout", "support") if getattr(data, name)}
     if data.seed is not None:

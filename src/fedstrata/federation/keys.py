@@ -17,7 +17,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from fedstrata.core.errors import InputError
 
 SERVER_DAYS, AUTHORITY_DAYS = 397, 3650
-"""How many days certificates are valid. Every node has a copy of the authority's, so that one must last."""
+"""How many days certificates are valid. Every node has a copy of the authority's certificate, so it must last."""
 
 _PEM = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
 
@@ -46,7 +46,7 @@ def make_certificates(folder: Path, hosts: Sequence[str]) -> None:
 
 
 def renew_certificate(folder: Path, ca_key: Path) -> datetime.datetime:
-    """Replace the server's certificate by one for the same names, and keep the old one; return the expiry date."""
+    """Replace the server's certificate with one for the same names, and keep the old one; return the expiry date."""
     try:
         authority = serialization.load_pem_private_key(ca_key.read_bytes(), None)
         root = x509.load_pem_x509_certificate((folder / "ca.crt").read_bytes())

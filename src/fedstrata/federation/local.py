@@ -1,4 +1,4 @@
-"""A whole federation on this machine, to try it out and for tests."""
+"""A whole federation on this machine, for trials and tests."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def run_locally(
     names = list(data.client_names) if data.client_names else [f"node{k}" for k in range(nodes)]
     say(f"Writing the data of {nodes} nodes, certificates and keys to {folder}")
     write_node_data(data, folder, names)
-    # Last, because a resumed run takes it as the sign that the data are complete.
+    # Written last: to a resumed run, this file means that the data are complete.
     write_atomically(folder / "config.toml", tomli_w.dumps(_tables(config, nodes)).encode())
     failure = error_file(out)
     failure.unlink(missing_ok=True)
@@ -72,7 +72,7 @@ def run_locally(
 
 
 def _check_directories(config: Config, nodes: int, folder: Path, out: Path, resume: bool) -> None:
-    """Refuse to overwrite a run, or to resume it with other settings."""
+    """Raise if this would overwrite a run, or resume it with other settings."""
     settings = folder / "config.toml"
     if resume and settings.exists():
         refuse_other_settings(read_toml(settings), _tables(config, nodes), out)
@@ -91,8 +91,8 @@ def _start(federation: Federation, config: Config, out: Path, modules: Sequence[
     """Write the app, and start the SuperLink and the SuperNodes."""
     folder, names = federation.folder, federation.names
     public = federation.make_keys()
-    ready = config.replace(data=config.data.replace(holdout=0.0, support=0.0))  # the data have been split
-    write_app(ready, folder / "app", public, out.resolve(), (folder / "server" / "data").resolve(), modules)
+    split = config.replace(data=config.data.replace(holdout=0.0, support=0.0))  # the data are split already
+    write_app(split, folder / "app", public, out.resolve(), (folder / "server" / "data").resolve(), modules)
     say(f"Starting a SuperLink on {federation.address} (TLS, node authentication)")
     federation.start_server()
     for name in names:

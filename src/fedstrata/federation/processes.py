@@ -1,4 +1,4 @@
-"""Child processes: each with a log, and all of them ended at exit."""
+"""Child processes: each has a log, and all of them are ended at exit."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def environment(home: Path) -> dict[str, str]:
 class Processes:
     """Child processes by name. The output of NAME goes to ``folder/NAME.log``.
 
-    Use it in a ``with`` statement: every process that it started is ended, however the block is left.
+    Use it in a ``with`` statement: every process that it started is ended, however the block ends.
     """
 
     def __init__(self, folder: Path) -> None:

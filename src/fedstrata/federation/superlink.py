@@ -85,13 +85,13 @@ class Federation(Processes):
 
     def flwr(self, *words: str) -> dict[str, Any]:
         """Run a command of flwr; return its output, parsed from JSON."""
-        done = self._flwr(*words, "--format", "json")
+        result = self._flwr(*words, "--format", "json")
         try:
-            answer: dict[str, Any] = json.loads(done.stdout)
+            answer: dict[str, Any] = json.loads(result.stdout)
         except json.JSONDecodeError:
-            raise FedstrataError(f"flwr {words[0]} failed: {(done.stderr or done.stdout).strip()}") from None
+            raise FedstrataError(f"flwr {words[0]} failed: {(result.stderr or result.stdout).strip()}") from None
         if not answer.get("success"):
-            raise FedstrataError(f"flwr {words[0]} failed: {answer.get('error-message', done.stderr)}")
+            raise FedstrataError(f"flwr {words[0]} failed: {answer.get('error-message', result.stderr)}")
         return answer
 
     def _flwr(self, *words: str) -> subprocess.CompletedProcess[str]:

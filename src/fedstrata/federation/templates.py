@@ -60,7 +60,7 @@ def app_file(
 
 def node_file(name: str, key_made_here: bool) -> str:
     """Return the configuration of a node."""
-    key = "node.key of this folder: hand it over safely" if key_made_here else "the key whose public half you sent"
+    key = "node.key in this folder: hand it over securely" if key_made_here else "the key whose .pub file you sent"
     return f"""\
 # Configuration of the node {name}. Paths are on the node: change them to where its files are.
 data = "/path/to/data.npz"            # inputs and targets; or a folder with train.npz and test.npz
@@ -96,7 +96,7 @@ exec flower-superlink --host 127.0.0.1 --port {port} \\
 
 
 def proxy_file(listen: str, superlink: int) -> str:
-    """Return an nginx configuration that lets nodes reach the SuperLink, but lets nobody submit runs to it."""
+    """Return an nginx configuration that lets nodes reach the SuperLink, but lets no one submit runs to it."""
     return f"""\
 # The reverse proxy for nodes: nginx -p $PWD -c nginx.conf
 worker_processes 1;

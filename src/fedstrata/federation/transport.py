@@ -43,7 +43,7 @@ class FlowerTransport:
         numbers: dict[str, int] = {}
         for info in self.grid.get_nodes():
             if info.public_key and info.node_id in online:
-                with suppress(FedstrataError):  # a key of another kind is not one of ours
+                with suppress(FedstrataError):  # a key of another type is not one of ours
                     numbers[keys.canonical(info.public_key)] = info.node_id
         return numbers
 
@@ -56,14 +56,14 @@ class FlowerTransport:
     def fetch(self, message_id: str, node: int) -> Reply | None:
         """Return the reply to a message once it has arrived; accept none from another node.
 
-        Replies are pulled one at a time, because a reply's metadata, its origin included, are written by its sender.
+        Pulls replies one at a time, because the sender of a reply writes its metadata, including its origin.
         """
         for message in self.grid.pull_messages([message_id]):
             if message.has_error():
                 return Reply(error=f"failed ({message.error.reason or message.error.code})")
             source, answered = message.metadata.src_node_id, message.metadata.reply_to_message_id
             if (source, answered) != (node, message_id) and source != FLOWER:
-                return Reply(error="answered as another node, or another message", kind="forged")
+                return Reply(error="answered as another node, or to another message", kind="forged")
             try:
                 return from_records(message.content)
             except Exception as error:  # a node may send anything
@@ -84,8 +84,8 @@ def from_records(content: RecordDict) -> Reply:
     records: Any = content["arrays"]
     text, signature = header["text"], header["signature"]
     if not isinstance(text, str) or not isinstance(signature, bytes):
-        raise TypeError("a header holds a text and a signature")
+        raise TypeError("a header must hold a text and a signature")
     arrays = tuple(records[name].numpy() for name in sorted(records))
     if any(type(array) is not np.ndarray for array in arrays):
-        raise TypeError("a record holds plain arrays")
+        raise TypeError("a record must hold plain arrays")
     return Reply(text, signature, arrays)

@@ -53,7 +53,7 @@ Version = tuple[int, int]
 
 
 class Refused(FedstrataError):
-    """Something arrived that cannot be used; ``kind`` says in one word why, ``detail`` in a few."""
+    """Something arrived that cannot be used; ``kind`` gives the reason in one word, ``detail`` in a few."""
 
     def __init__(self, kind: Kind, detail: str) -> None:
         self.kind = kind
@@ -63,7 +63,7 @@ class Refused(FedstrataError):
 
 @dataclass(frozen=True)
 class Call:
-    """A request of the server to a node.
+    """A request from the server to a node.
 
     kind:    "describe" (the shape of the node's data), "work" or "measure".
     run:     the id under which the node stores the state of this run.
@@ -71,7 +71,7 @@ class Call:
     client:  the number of the node's client among ``clients``; ``name`` is the node's name.
     classes: the number of classes in the data of all nodes.
     kept:    the version of the client's state to start from: that of the last exchange in which it kept something and
-             the server took its answer. None if there is none yet.
+             the server accepted its answer. None if there is none yet.
     rejoins: whether the client may start without that version if it has lost it.
     oldest:  the oldest version that the run may still go back to.
     work:    the method of the algorithm to run, or a query.
@@ -116,7 +116,7 @@ def _version(value: Any) -> Version | None:
 
 @dataclass(frozen=True)
 class Reply:
-    """The reply of a node: a header with its signature, and arrays; or an error in words, and what kind it is."""
+    """The reply of a node: a header with its signature, and arrays; or the text of an error, and its kind."""
 
     text: str = ""
     signature: bytes = b""
@@ -131,13 +131,13 @@ def sender() -> dict[str, Any]:
 
 
 def mismatch(header: Mapping[str, Any], sender: str, receiver: str) -> str:
-    """Return why a message in another format cannot be read; empty for one in this format."""
+    """Return why a message in another format cannot be read; empty if it has this format."""
     if header.get("protocol") == PROTOCOL:
         return ""
     version, protocol = header.get("version", "of an older version"), header.get("protocol", 1)
     return (
-        f"{sender} runs fedstrata {str(version)[:40]} (message format {str(protocol)[:40]}), {receiver} fedstrata "
-        f"{__version__} (message format {PROTOCOL}). Install the same version on both."
+        f"{sender} runs fedstrata {str(version)[:40]} (message format {str(protocol)[:40]}), but {receiver} runs "
+        f"fedstrata {__version__} (message format {PROTOCOL}). Install the same version on both."
     )
 
 

@@ -22,10 +22,10 @@ class Flat:
     The vector holds the trainable parameters one after another, in the order of ``named_parameters()``; parameters are
     views into it, never copies. Frozen parameters and buffers are constants. The module is copied, and the copy never
     changes, so several problems can share it, on several devices. Dropout and other random layers draw by names
-    (``models/random.py``), inside :meth:`drawing_from` only.
+    (``models/random.py``), and only inside :meth:`drawing_from`.
 
     batchnorm: what to do with running statistics (BatchNorm), which are state that a pure function cannot hold:
-               ``"refuse"`` raises an error, ``"group"`` replaces the layer by GroupNorm, ``"batch"`` always uses the
+               ``"refuse"`` raises an error, ``"group"`` replaces the layer with GroupNorm, ``"batch"`` always uses the
                statistics of the batch.
     """
 
@@ -34,8 +34,8 @@ class Flat:
             raise invalid("model", module, "a torch.nn.Module, e.g. nn.Linear(4, 2) or fs.models.model('mlp', ...)")
         if any(isinstance(p, nn.parameter.UninitializedParameter) for p in module.parameters()):
             raise InputError(
-                f"The model {type(module).__name__} has lazy layers without weights yet: call it once on a batch of "
-                "inputs before you pass it."
+                f"The model {type(module).__name__} has lazy layers that have no weights yet: call it once on a batch "
+                "of inputs before you pass it."
             )
         self.module = _without_state(copy.deepcopy(module), batchnorm)
         trainable = [(n, p) for n, p in self.module.named_parameters() if p.requires_grad]
@@ -79,7 +79,7 @@ class Flat:
         return out
 
     def drawing_from(self, words: torch.Tensor | None) -> AbstractContextManager[None]:
-        """Let random layers draw from these two words [2] of a batch; None means that they change nothing."""
+        """Let random layers draw from these two words [2] of a batch; with None they change nothing."""
         return self._noise.drawing_from(words)
 
     def place(self, device: torch.device) -> None:
@@ -95,7 +95,7 @@ class Flat:
         self._constants[device] = {n: copies[id(t)] for n, t in tensors}
 
     def pure(self, inputs: torch.Tensor) -> torch.Tensor:
-        """Run the module at its initial weights; refuse it if it draws random numbers or changes its buffers."""
+        """Run the module at its initial weights; raise if it draws random numbers or changes its buffers."""
         buffers = [b.clone() for b in self.module.buffers()]
         before = torch.get_rng_state()
         with torch.no_grad():
@@ -135,7 +135,7 @@ class Flat:
         return torch.cat([state[n].detach().reshape(-1) for n in self.names])
 
     def last_matrix(self) -> slice:
-        """Return the slice of the vector with the matrix of the last layer, by the order of ``named_parameters``."""
+        """Return the slice of the vector with the matrix of the last layer, in the order of ``named_parameters``."""
         end = self.size
         for shape, size in zip(reversed(self.shapes), reversed(self.sizes), strict=True):
             if len(shape) >= 2:
@@ -144,7 +144,7 @@ class Flat:
         raise InputError(f"The model {type(self.module).__name__} has no layer with a matrix.")
 
     def layers(self) -> Literal["dense", "convolutional", "recurrent"]:
-        """Return the kind of its layers, which decides how many clients should advance together."""
+        """Return the type of its layers, which decides how many clients should advance together."""
         modules = list(self.module.modules())
         if any(isinstance(m, nn.RNNBase) for m in modules):
             return "recurrent"
@@ -178,7 +178,7 @@ def _without_state(module: nn.Module, batchnorm: BatchNormRule) -> nn.Module:
 
 
 def _replaced(module: nn.Module, name: str, layer: nn.Module) -> nn.Module:
-    """Return the module with another layer in the place called ``name``."""
+    """Return the module with its layer ``name`` replaced."""
     if not name:
         return layer
     parent, _, leaf = name.rpartition(".")

@@ -1,8 +1,8 @@
-"""Layers that draw random numbers: dropout and random changes of images, reproducible on every engine and chunk.
+"""Layers that draw random numbers: dropout and random changes to images, reproducible on every engine and chunk.
 
 Inside a run their numbers are a function of names, like a batch: of seed, client, round, exchange, step, level and
-stream, of the layer, and of the place in the layer's input. Two gradients on one batch see the same numbers, which is
-what variance-reduced methods need. When a model is evaluated, and in the module that a run returns if it is in
+stream, of the layer, and of the position in the layer's input. Two gradients on one batch see the same numbers, as
+variance-reduced methods require. When a model is evaluated, and in the module that a run returns if it is in
 evaluation mode, these layers change nothing.
 """
 
@@ -20,10 +20,10 @@ from fedstrata.core.errors import InputError, invalid, is_number
 
 
 class Noise:
-    """What the random layers of one model draw from while a function of a problem runs.
+    """What a model's random layers draw from while a function of a problem runs.
 
     words: two random words [2] of the client's batch; None when nothing is random, as in an evaluation.
-    calls: how often the model has been called since; every call has numbers of its own.
+    calls: how often the model has been called with these words; every call draws its own numbers.
     """
 
     def __init__(self) -> None:
@@ -61,7 +61,7 @@ class RandomLayer(nn.Module):
 
 
 class Dropout(RandomLayer):
-    """Dropout; ``channels`` drops whole channels. It stands for the ``nn.Dropout`` that it was made from."""
+    """Dropout; ``channels`` drops whole channels. It replaces ``original``, a dropout layer of PyTorch."""
 
     def __init__(self, p: float, channels: bool, original: nn.Module) -> None:
         super().__init__()
@@ -87,7 +87,7 @@ class RandomFlip(RandomLayer):
 
 
 class RandomCrop(RandomLayer):
-    """Shift each image by up to ``padding`` pixels in both directions, filled with zeros, in training only."""
+    """Shift each image by up to ``padding`` pixels along both axes, and fill with zeros, in training only."""
 
     def __init__(self, padding: int = 4) -> None:
         super().__init__()
@@ -111,11 +111,11 @@ class RandomCrop(RandomLayer):
 
 
 AUGMENTATIONS: dict[str, type[RandomFlip] | type[RandomCrop]] = {"flip": RandomFlip, "crop": RandomCrop}
-"""Random changes of images by their name in a configuration file."""
+"""Random changes to images, by name in a configuration file."""
 
 
 def by_names(name: str, layer: nn.Module) -> nn.Module | None:
-    """Return the layer whose numbers are drawn by names for a layer of PyTorch that is random; None if it is not."""
+    """Return a layer that draws by names to replace a random layer of PyTorch; None if the layer is not random."""
     whole = isinstance(layer, nn.Dropout1d | nn.Dropout2d | nn.Dropout3d)
     if type(layer) is nn.Dropout or whole:
         return Dropout(layer.p, whole, layer) if layer.p > 0 else None  # type: ignore[arg-type,operator]

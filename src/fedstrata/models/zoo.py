@@ -221,7 +221,7 @@ def model(
 ) -> nn.Module:
     """Build a model by name, with initial weights that depend only on ``seed``; torch's random state is unchanged.
 
-    ``augment`` puts random changes of images before it, "flip" and "crop", which are made in training only.
+    ``augment`` adds random changes to images before the model, "flip" and "crop", which apply in training only.
     """
     build = MODELS.find(name)
     wrong = [a for a in augment if a not in AUGMENTATIONS]

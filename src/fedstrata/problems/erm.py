@@ -58,7 +58,7 @@ LOSSES: dict[str, Losses] = {
 LOSS = param(
     "cross_entropy", "loss of a sample; in Python also a function (outputs, targets) -> losses", choices=LOSSES
 )
-BATCHNORM = param("refuse", "BatchNorm layers: refuse them, replace them by GroupNorm, or use batch statistics only")
+BATCHNORM = param("refuse", "BatchNorm layers: refuse them, replace them with GroupNorm, or use batch statistics only")
 
 
 @builder

@@ -60,15 +60,15 @@ def _gradient(fn: Function, derivatives: int) -> tuple[Form, Form]:
 
 
 def _pullback(fn: Level) -> tuple[Form, Form]:
-    faster: Function | None = getattr(fn, "pullback", None)  # a level may have its own J^T cotangent
+    own: Function | None = getattr(fn, "pullback", None)  # a level may compute J^T cotangent itself
 
     def one(u: torch.Tensor, cotangent: torch.Tensor, batch: Arrays) -> Tensors:
         _, pull = _linearised(fn, u, batch)
         return (pull(cotangent),)
 
     def many(u: torch.Tensor, cotangent: torch.Tensor, batch: Arrays) -> Tensors:
-        if faster is not None:
-            return (faster(u, cotangent, batch),)
+        if own is not None:
+            return (own(u, cotangent, batch),)
         _, pull = _linearised_many(fn, u, batch)
         return (pull(cotangent),)
 
@@ -287,7 +287,7 @@ class Oracles:
     def _without_vmap(
         self, name: Name, vectors: Tensors, batches: tuple[Arrays, ...], traced: bool, error: RuntimeError
     ) -> Tensors:
-        """Run one client at a time from now on; an error in the function itself occurs again and is raised."""
+        """Run one client at a time from now on; an error in the function itself is raised again."""
         out = self._one_by_one(name, vectors, batches, traced)
         self._alone.add(name)
         reason = str(error).split("\n")[0]
@@ -315,13 +315,13 @@ def _groups(batches: Sequence[Batch], clients: int) -> Iterator[tuple[torch.Tens
         for i, where in enumerate(batch.where or ()):
             part[b, where] = i
             row[b, where] = torch.arange(len(where))
-    kinds, kind = torch.unique(part, dim=1, return_inverse=True)
-    for i in range(kinds.shape[1]):
-        where = torch.nonzero(kind == i).squeeze(1)
+    groups, group = torch.unique(part, dim=1, return_inverse=True)
+    for i in range(groups.shape[1]):
+        where = torch.nonzero(group == i).squeeze(1)
         yield (
             where,
             tuple(
-                tuple(a[row[b, where].to(a.device)] for a in batch.parts[int(kinds[b, i])])
+                tuple(a[row[b, where].to(a.device)] for a in batch.parts[int(groups[b, i])])
                 for b, batch in enumerate(batches)
             ),
         )

@@ -55,13 +55,13 @@ class Problem:
     numbered:   whether the outer function's batch ends with the client's number.
     mixture:    whether the dual weights the clients: y is on the simplex, one entry per client. The outer function is
                 then numbered, and at uniform y it is the client's own loss.
-    takes_weights: whether every function accepts batches with sample weights, as balanced sampling draws them; the
+    takes_weights: whether every function accepts batches with sample weights, as balanced sampling adds them; the
                 weights are the last array, or the last before the client's number.
     best_y:     ``best_y(x, batch) -> y``: the unprojected maximiser of f(x, .), if f is quadratic in y with the same
                 Hessian on all batches, so that the mean of the maximisers over batches maximises the mean of f.
     ranks:      whether the model only ranks, so that no threshold on its outputs is meaningful: metrics then omit
                 accuracy.
-    known:      the solution (x, y) if it is known, with y None without a dual, for metrics.
+    known:      the solution (x, y) if it is known, for metrics; y is None without a dual.
     perturbs:   whether the dual is a perturbation added to every input: metrics then also measure under attack.
     flat:       the model whose weights are the first entries of the vector, if there is one.
     predict:    ``predict(x, inputs) -> outputs`` of the model, for metrics.

@@ -19,14 +19,14 @@ class Randomised(tuple[torch.Tensor, ...]):
 
     @staticmethod
     def of(arrays: Sequence[torch.Tensor]) -> Randomised:
-        """Return arrays of which the last one is the words."""
+        """Return the arrays without the last one, which becomes ``words``."""
         randomised = Randomised(arrays[:-1])
         randomised.words = arrays[-1]
         return randomised
 
 
 def with_random_layers(problem: Problem) -> Problem:
-    """Return the problem with functions whose random layers draw from their batch, or change nothing without words."""
+    """Return the problem with random layers that draw from the words of a batch, or change nothing without words."""
     flat = problem.flat
     if flat is None or not flat.random:
         return problem

@@ -34,7 +34,7 @@ class Callback:
         """Round ``round``, counted from 1, is done."""
 
     def on_local_step(self, clock: Clock, ids: np.ndarray, reports: Reports) -> None:
-        """The clients ``ids`` took a local step together; ``reports`` holds what the algorithm reports of it.
+        """The clients ``ids`` took a local step together; ``reports`` holds what the algorithm reports about it.
 
         Reports are only computed for callbacks that override this method. An algorithm may later change a reported
         tensor in place: clone what you keep.
@@ -73,13 +73,13 @@ class Titled(Callback):
 
     @property
     def wants_local_steps(self) -> bool:
-        """Whether the listener wants them."""
+        """Whether the listener wants local steps."""
         return self.listener.wants_local_steps
 
     def for_pretraining(self) -> Callback | None:
-        """Append to the title that this is the pre-training, if the listener wants to hear of it."""
-        listens = self.listener.for_pretraining() is not None
-        return Titled(self.listener, f"{self.title}, pre-training") if listens else None
+        """Return a listener whose title says that this is the pre-training, if the listener follows it."""
+        follows = self.listener.for_pretraining() is not None
+        return Titled(self.listener, f"{self.title}, pre-training") if follows else None
 
 
 class ShowProgress(Callback):

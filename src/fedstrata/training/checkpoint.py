@@ -1,13 +1,13 @@
 """Checkpoints: safetensors and JSON, atomic, the last two kept.
 
 Round r has ``round-r.safetensors``, the server's vectors, and ``clients-r-*.safetensors``, the rows that clients wrote
-since the previous checkpoint: a checkpoint costs as much as a round changed, not as much as all clients hold.
-Occasionally all rows are rewritten, in pieces. ``round-r.json`` is written last, with the counts and the names and
-SHA-256 of all files it needs. A checkpoint exists once its JSON does; a kill at any moment leaves the previous one.
+since the previous checkpoint, so its cost depends on what a round changed, not on what all clients hold. Occasionally
+all rows are rewritten, in pieces. ``round-r.json`` is written last, with the counts and the names and SHA-256 of all
+files it needs. A checkpoint exists once its JSON does; a kill at any moment leaves the previous one.
 
 Syncing to disk after every round would often cost more than the round, so a checkpoint is synced only if thirty
-seconds have passed since the last one that was, which is also kept; the logs of the run are synced with it. A kill
-loses at most the current round, a power failure at most half a minute.
+seconds have passed since the last synced one, which is kept too; the logs of the run are synced with it. A kill loses
+at most the current round, a power failure at most half a minute.
 """
 
 from __future__ import annotations
@@ -180,7 +180,7 @@ def _with_hash(manifest: dict[str, Any]) -> bytes:
 
 
 _NEEDED = ("round", "counts", "seconds", "durable", "server", "clients")
-"""What a manifest of this format has."""
+"""The keys of every manifest in this format."""
 
 
 def _read_manifest(path: Path) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from fedstrata.training.callbacks import Callback, Reports
 class Diagnostics(Callback):
     """Record what local steps report: one row per round, and one per step of selected clients.
 
-    The row of a round has ``local_steps``, of the client with the most. With ``norms``, every local step of the
+    The row of a round has ``local_steps``, the most of any client. With ``norms``, every local step of the
     selected clients has its own row: {round, client, step, vhat}. With ``rates``, the row of a round has the effective
     learning rates of its clients: mean (``rate``), minimum (``rate_least``), maximum (``rate_most``), and standard
     deviation over mean (``rate_spread``; 0 if all clients have the same rate). A client's effective rate is the median
@@ -80,9 +80,9 @@ class Diagnostics(Callback):
         chosen = [c for c, k in enumerate(ids) if isinstance(self.clients, int) or k in self.clients]
         if chosen and names:
             squares = {name: _rows(name, reports, ids)[chosen].square().sum(1).tolist() for name in names}
-            for place, c in enumerate(chosen):
+            for index, c in enumerate(chosen):
                 row = {"round": number, "client": int(ids[c]), "step": clock.step + 1}
-                row |= {name: values[place] for name, values in squares.items()}
+                row |= {name: values[index] for name, values in squares.items()}
                 self._norms.setdefault(int(ids[c]), []).append(row)
         if self.rates and self._reported("rate", reports):
             values = _rows("rate", reports, ids).median(1).values

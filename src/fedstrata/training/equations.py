@@ -49,7 +49,7 @@ class NumpyClient:
 
 
 def built(algorithm: Algorithm | type[Algorithm], **options: Any) -> Algorithm:
-    """Return an algorithm, given it or its class, with these options."""
+    """Return an algorithm, given as an instance or a class, with these options."""
     if isinstance(algorithm, Algorithm):
         return algorithm.replace(**options)
     if isinstance(algorithm, type) and issubclass(algorithm, Algorithm):

@@ -140,7 +140,7 @@ _SHARED: dict[int, Oracles] = {}
 
 
 def shared_oracles(problem: Problem) -> Oracles:
-    """Return the oracles of a problem, the same ones in every call: graphs traced in one run are used by all."""
+    """Return the oracles of a problem, the same ones in every call, so that all runs share traced graphs."""
     return _SHARED.setdefault(id(problem), Oracles(problem))
 
 
@@ -171,6 +171,6 @@ def run_rounds(algorithm: Algorithm, clients: Clients, rounds: int) -> tuple[Any
 def play(
     algorithm: Algorithm, problem: Problem, data: FederatedData, rounds: int, **settings: Any
 ) -> tuple[Any, Usage]:
-    """Run rounds without evaluation or checkpoints; return the state, and what was used in all."""
+    """Run rounds without evaluation or checkpoints; return the state, and what was used in total."""
     clients = simulated_clients(problem, data, rounds, **settings)
     return run_rounds(algorithm, clients, rounds)[0], clients.usage

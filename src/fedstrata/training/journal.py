@@ -33,7 +33,7 @@ class Resumed:
 
 
 class Journal:
-    """Records a run: tells its callbacks, and writes its run directory on the first rank.
+    """Records a run: calls its callbacks, and writes its run directory on the first rank.
 
     history:  one row per evaluation.
     left_out: how often each client was left out of an exchange.
@@ -97,11 +97,11 @@ class Journal:
                 warnings.warn(f"No checkpoint in {directory.path} to resume from: starting at round 0.", stacklevel=5)
         elif saved.round > rounds:
             raise invalid(
-                "rounds", rounds, f"at least {saved.round}, which the run in {directory.path} has done already"
+                "rounds", rounds, f"at least {saved.round}, which the run in {directory.path} has already done"
             )
         elif not _fits(saved, algorithm, problem):
             folder = directory.checkpoints.folder
-            raise InputError(f"The checkpoint in {folder} is not one of {algorithm.name} on this problem.")
+            raise InputError(f"The checkpoint in {folder} does not belong to {algorithm.name} on this problem.")
         done = -1 if saved is None else saved.round
         self.history = [row for row in rows if row["round"] <= done]
         lost = (saved.evaluations or 0) - len(self.history) if saved is not None else 0

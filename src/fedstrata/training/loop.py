@@ -85,7 +85,7 @@ class Loop:
         return result
 
     def _due(self) -> bool:
-        """Whether the run is evaluated after the rounds that are done."""
+        """Whether the run is evaluated after the last finished round."""
         rounds = self.settings.rounds
         every = self.settings.eval_every or max(1, rounds // 20)
         return self.done % every == 0 or self.done == rounds
@@ -145,7 +145,7 @@ class Loop:
 
     def _diverged(self, what: str) -> Diverged:
         return Diverged(
-            f"{self.algorithm.name} diverged in round {self.done}: {what}. A smaller learning rate is the usual remedy."
+            f"{self.algorithm.name} diverged in round {self.done}: {what}. Try a smaller learning rate."
             f"{self.journal.last_checkpoint}"
         )
 
@@ -197,5 +197,5 @@ class Loop:
         return summary
 
     def _note(self) -> str:
-        who = f"{self.clients.sampled} of {self.data.clients} clients a round"
+        who = f"{self.clients.sampled} of {self.data.clients} clients per round"
         return f"{who}, {self.clients.engine.describe(self.settings.chunk, self.clients.sampled)}"

@@ -79,7 +79,7 @@ def plot(
 
 
 def _chosen(runs: Runs, measures: Sequence[str] | None, axis: str, log: Sequence[str]) -> list[str]:
-    """Check what was asked for, and return the measures to plot."""
+    """Check the arguments, and return the measures to plot."""
     if axis not in AXES:
         raise unknown("axis", axis, AXES)
     measured = {k for group in runs.values() for run in group for row in run for k in row} - set(AXES)
@@ -201,7 +201,7 @@ def _draw_rates(panel: Axes, rows: Sequence[Row]) -> None:
     rounds = [r["round"] for r in rows]
     panel.plot(rounds, [r["rate"] for r in rows], ".-", markersize=5, label="mean")
     low, high = ([r[k] for r in rows] for k in ("rate_least", "rate_most"))
-    panel.fill_between(rounds, low, high, alpha=0.2, linewidth=0, label="least to most")
+    panel.fill_between(rounds, low, high, alpha=0.2, linewidth=0, label="minimum to maximum")
     panel.set_xlabel("rounds")
     panel.set_ylabel("effective learning rate of clients")
     panel.set_yscale("log")

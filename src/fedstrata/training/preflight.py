@@ -25,7 +25,7 @@ def check_run(
     _check_sampling(problem, data, settings)
     _check_dual(problem, data, algorithm, settings)
     algorithm.check(problem, settings.participation, data.clients)
-    check_passage(settings, data.clients)
+    check_channel_and_faults(settings, data.clients)
     if algorithm.auxiliary:
         _check_auxiliary(algorithm, data)
     if problem.flat is None and problem.query is None:
@@ -37,13 +37,13 @@ def check_run(
 
 
 def check_pretraining(channel: Channel, pretrains: bool) -> None:
-    """Raise if a run with noise starts from another one, which the noise does not cover."""
+    """Raise if a run with noise starts from a pre-training, which the noise does not cover."""
     if channel.noise and pretrains:
         raise InputError("The noise of a channel does not cover a pre-training: leave out one of the two.")
 
 
-def check_passage(settings: Settings, clients: int) -> None:
-    """Raise if there is noise without an accountant, or an injected fault of a client that does not exist."""
+def check_channel_and_faults(settings: Settings, clients: int) -> None:
+    """Raise if there is noise without an accountant, or an injected fault for a client that does not exist."""
     check_privacy(settings.channel)
     inject = None if settings.faults is None else settings.faults.inject
     for client in () if inject is None else inject.clients:
@@ -64,7 +64,7 @@ def _check_sampling(problem: Problem, data: FederatedData, settings: Settings) -
     sampling = settings.sampling
     if sampling == "balanced" and not problem.takes_weights:
         fit = ", ".join(name for name, kind in SAMPLINGS.items() if not kind.weighted)
-        raise invalid("sampling", sampling, f"one of {fit}: the problem {problem.name} takes no weights of samples")
+        raise invalid("sampling", sampling, f"one of {fit}: the problem {problem.name} takes no sample weights")
     if sampling in ("stratified", "balanced") and not data.classes:
         raise InputError(f"The sampling {sampling!r} needs classes, which the data {data.name!r} do not have.")
     if sampling == "balanced" and settings.batch_size is not None:
@@ -77,23 +77,23 @@ def _check_dual(problem: Problem, data: FederatedData, algorithm: Algorithm, set
         raise invalid(f"length of y0 of the problem {problem.name}", len(problem.y0), f"{data.clients}, one per client")
     per_client = problem.numbered and problem.y0 is not None and len(problem.y0) == data.clients
     if per_client and settings.weighting == "samples" and not algorithm.mixture:
-        why = f"the dual of the problem {problem.name} has an entry for each client, and means would weigh them twice"
+        why = f"the dual of the problem {problem.name} has an entry for each client, and means would weight them twice"
         raise invalid("weighting", "samples", f"'uniform': {why}")
 
 
 def _check_auxiliary(algorithm: Algorithm, data: FederatedData) -> None:
     if data.classes < 2:
-        raise invalid(f"number of classes for {algorithm.name}", data.classes, "at least 2: it weighs classes")
+        raise invalid(f"number of classes for {algorithm.name}", data.classes, "at least 2: it weights classes")
     if data.auxiliary is None:
         raise InputError(
             f"{algorithm.name} needs samples on the server, some of every class (data {data.name!r} have none there): "
             "split with auxiliary=8 (data.auxiliary in a file), which moves 8 rows of each class from the "
-            "clients to the server, or give it others with with_auxiliary(inputs, targets)."
+            "clients to the server, or add others with with_auxiliary(inputs, targets)."
         )
 
 
 def _try_out(problem: Problem, data: FederatedData) -> None:
-    """Raise if a user's functions fail on a few samples, or return the wrong shapes, before a hundred clients do."""
+    """Try a user's functions on a few samples; raise if they fail or return wrong shapes, before all clients run."""
     two, three = (_sizes_on(problem, data, samples) for samples in (2, 3))
     for k, (size, other) in enumerate(zip(two, three, strict=True), 1):
         if size != other:

@@ -31,7 +31,7 @@ def problem_of_round(problem: Problem, learned: torch.Tensor | None, number: int
 
 
 def prepare(clients: Clients, number: int = 0) -> None:
-    """Before the first round that is run, ``number``: answer the problem's query, and switch to the informed problem.
+    """Answer the problem's query, and switch to the informed problem, before the first round to run, ``number``.
 
     The answer is in every checkpoint, so a resumed run does not ask again.
     """
@@ -71,7 +71,7 @@ def one_round(
 
 
 def _rejoin_before(algorithm: Algorithm, state: Any, clients: Clients, lost: np.ndarray) -> None:
-    """Let clients rejoin as if at the end of the round before this one."""
+    """Let clients rejoin as if at the end of the previous round."""
     number, earlier = clients.progress.round, clients.before(lost)
     _enter(clients, number - 1)
     algorithm.rejoin(state, earlier)
@@ -80,7 +80,7 @@ def _rejoin_before(algorithm: Algorithm, state: Any, clients: Clients, lost: np.
 
 
 def _enter(clients: Clients, number: int, learned: torch.Tensor | None = None) -> None:
-    """Switch to the problem of this round, if it is another one."""
+    """Switch to the problem of this round, if it differs."""
     problem = problem_of_round(clients.problem, learned, number, clients.progress.rounds)
     if problem is not clients.problem:
         clients.engine.adopt(problem)

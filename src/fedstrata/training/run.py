@@ -34,6 +34,6 @@ class Run:
     def model(self) -> nn.Module:
         """Return the trained model as an ordinary module: the one at ``x``, before any steps inside the problem.
 
-        For the one after them see :func:`fedstrata.training.metrics.adaptation.adapted_point`.
+        For the model after those steps, see :func:`fedstrata.training.metrics.adaptation.adapted_point`.
         """
         return self.problem.model(self.x)

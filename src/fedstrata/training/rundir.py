@@ -23,7 +23,7 @@ from fedstrata.training.fingerprint import refuse_other_settings
 
 try:
     import fcntl
-except ImportError:  # not on Windows
+except ImportError:  # on Windows
     fcntl = None  # type: ignore[assignment]
 
 _STARTED = ".started-by"
@@ -44,12 +44,12 @@ class RunDirectory:
         self._handle: int | None = None
 
     def open(self, config: dict[str, Any], resume: bool) -> None:
-        """Start a new run here, or prepare to resume the one that is here."""
+        """Start a new run in this directory, or prepare to resume the run in it."""
         settings = self.path / "config.toml"
         if self.path.is_dir():
             self._lock()
         if self.path.exists() and not self.path.is_dir():
-            raise InputError(f"The run directory {self.path} is a file. Nothing was overwritten: choose another.")
+            raise InputError(f"{self.path} is a file, not a directory. Nothing was overwritten: choose another.")
         if settings.exists() and resume:
             remove_leftovers(self.path)
             old = read_toml(settings)
@@ -107,7 +107,7 @@ class RunDirectory:
         write_atomically(self.path / "config.toml", tomli_w.dumps(config).encode())
 
     def rows(self) -> list[Row]:
-        """Return the rows of metrics.jsonl, without a line that a kill cut off; other damaged lines are warned of."""
+        """Return the rows of metrics.jsonl, without a line that a kill cut off; warn about other damaged lines."""
         return read_rows(self.metrics, "round")
 
     def faults(self) -> list[Row]:

@@ -20,7 +20,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Settings(Options, owner="the run"):
-    """How to train: one frozen value for everything inside a run."""
+    """How to train: one immutable object for everything inside a run."""
 
     rounds: int = param(100, "rounds of training", least=1)
     batch_size: int | None = param(
@@ -31,19 +31,21 @@ class Settings(Options, owner="the run"):
     sampling: str = param(
         "uniform",
         "how batches are drawn: with replacement, in shuffled passes, in each client's class proportions, or with "
-        "equal numbers of its classes and weights that keep means unbiased",
+        "equally many samples of each class and weights that keep means unbiased",
         choices=SAMPLINGS,
     )
     seed: int = param(0, "random seed of the run", least=0)
     chunk: int | Literal["auto"] = param(
-        "auto", "clients that are computed together; auto uses a rule measured by bench/chunk.py", least=1
+        "auto", "how many clients to compute together; auto uses a rule measured by bench/chunk.py", least=1
     )
     threads: int | None = param(
         None, "torch threads during the run; by default as many as torch uses", least=1, most=1024
     )
     device: str = param("cpu", "torch device")
     eval_every: int | None = param(
-        None, "rounds between evaluations; by default a twentieth of all. The first and last are always made", least=1
+        None,
+        "rounds between evaluations; by default a twentieth of all; the start and the end are always evaluated",
+        least=1,
     )
     checkpoint_every: int = param(1, "rounds between checkpoints", least=1)
     state_memory: int = param(

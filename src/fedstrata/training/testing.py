@@ -60,7 +60,7 @@ __all__ = [
 ]
 
 TOLERANCES = {torch.float32: 1e-5, torch.float64: 1e-10}
-"""How far runs with other chunks may be apart."""
+"""How much runs with different chunks may differ."""
 
 
 def check_algorithm(algorithm: Algorithm | type[Algorithm], **options: Any) -> None:
@@ -123,7 +123,7 @@ def check_refusals(algorithm: Algorithm) -> None:
 
 
 def check_state(algorithm: Algorithm, problem: Problem, data: FederatedData) -> None:
-    """Check two rounds: methods of clients are ``@remote``, and what they are sent can be sent to another computer.
+    """Check two rounds: methods of clients are ``@remote``, and messages to them can be sent to another computer.
 
     States are finite, keep their shapes, are not modified in place, and can be saved.
     """
@@ -138,7 +138,7 @@ def check_state(algorithm: Algorithm, problem: Problem, data: FederatedData) -> 
         for name, tensor in tensors.items():
             _expect(bool(torch.isfinite(tensor).all()), f"{name} is NaN or infinite after {rounds} rounds.")
         shapes.append({name: tuple(tensor.shape) for name, tensor in tensors.items()})
-    _expect(shapes[0] == shapes[1], f"round returns a state of {shapes[1]}, start one of {shapes[0]}.")
+    _expect(shapes[0] == shapes[1], f"round returns a state of {shapes[1]}, but start one of {shapes[0]}.")
     _check_in_place(algorithm, problem, data)
     for request in requests:
         own = getattr(type(algorithm), request.name, None) is getattr(request.work, "__func__", ...)
@@ -244,7 +244,7 @@ def check_resume(algorithm: Algorithm, problem: Problem, data: FederatedData) ->
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "run"
         train(problem, data, algorithm, settings=half, out=out)
-        straight = train(problem, data, algorithm, settings=whole)  # in between, to disturb what is kept elsewhere
+        straight = train(problem, data, algorithm, settings=whole)  # in between, to disturb any state kept elsewhere
         resumed = train(problem, data, algorithm, settings=whole, out=out, resume=True)
     for name, a, b in (("x", resumed.x, straight.x), ("y", resumed.y, straight.y)):
         same = a is b is None or (a is not None and b is not None and torch.equal(a, b))
@@ -258,7 +258,7 @@ def check_resume(algorithm: Algorithm, problem: Problem, data: FederatedData) ->
 
 @torch.no_grad()
 def _check_in_place(algorithm: Algorithm, problem: Problem, data: FederatedData) -> None:
-    """Check that a round leaves the state that it gets alone: a checkpoint or a caller may still hold it."""
+    """Check that a round does not change the state that it gets: a checkpoint or a caller may still hold it."""
     clients = simulated_clients(problem, data, 1, batch_size=4)
     state = started(algorithm, clients)
     before = {name: tensor.clone() for name, tensor in tensors_of(algorithm, state).items()}

@@ -58,12 +58,12 @@ def train(
 
     settings:  the options below as one object, instead of as keywords.
     evaluate:  ``(problem, data, x, y) -> {name: number}``; an :class:`Evaluation` by default.
-    out:       the run directory; it must be new, unless ``resume`` continues the run in it.
-    resume:    resume from the last checkpoint; ``rounds`` may grow, and a schedule in shares of training with it.
+    out:       the run directory; it must be new, or with ``resume`` hold the run to resume.
+    resume:    resume from the last checkpoint; ``rounds`` may grow, and schedules in fractions of training with it.
     callbacks: listeners: progress, loggers, diagnostics.
     config:    what to write to config.toml; by default the settings of this call.
     pretrain:  the run that trained the problem's model, if any: what it used is added to every row.
-    engine:    makes the engine if clients are not in this process; by default they are, or in its ranks.
+    engine:    makes the engine if clients are elsewhere; by default they are in this process or its ranks.
     """
     check_run(problem, data, algorithm, settings, evaluate)
     if pretrain is not None and not isinstance(pretrain, Run):
@@ -101,7 +101,7 @@ def make_clients(
     ranks: Ranks = ALONE,
     make_engine: MakeEngine | None = None,
 ) -> Clients:
-    """Return the clients of a run, on its device, with the engine that the ranks call for."""
+    """Return the clients of a run, on its device, with the engine that fits the ranks."""
     try:
         device = torch.device(settings.device)
         if device.type == "meta":

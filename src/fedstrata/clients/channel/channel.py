@@ -40,10 +40,10 @@ class Channel(Options, owner="the channel"):
     )
     top: float = param(0.01, "fraction of the entries that top_k sends", above=0, most=1)
     clip: float | None = param(None, "largest norm of a client's update, over all its tensors", above=0)
-    bound: float | None = param(None, "the same limit enforced by the server, for clients that do not clip", above=0)
+    bound: float | None = param(None, "the same limit, enforced by the server, for clients that do not clip", above=0)
     reduce: Literal["mean", "median", "trimmed_mean"] = param(
         "mean",
-        "how the server combines updates, coordinate-wise; medians and trimmed means resist bad clients",
+        "how the server combines updates, coordinate by coordinate; medians and trimmed means resist bad clients",
     )
     trim: float = param(
         0.1, "fraction of the clients that trimmed_mean drops at each end, at least one client", above=0, below=0.5
@@ -65,16 +65,16 @@ class Channel(Options, owner="the channel"):
 
     def send(self, client: Client, name: str, updates: torch.Tensor) -> Parcel:
         """Pack the updates [C, n] of the clients' method ``name``; keep the error of compression for the next one."""
-        kind = PARCELS[self.compress]
+        packing = PARCELS[self.compress]
         if self.compress == "none":
-            parcel = kind.pack(updates, self)
+            parcel = packing.pack(updates, self)
         else:
             unsent = client.kept(f"unsent.{name}", torch.zeros_like(updates))
             updates = updates + unsent
-            parcel = kind.pack(updates, self)
-            left = updates - parcel.unpack()
-            finite = torch.isfinite(left).all(1, keepdim=True)  # a diverged answer must not corrupt the next ones
-            kept = {f"unsent.{name}": torch.where(finite, left, unsent)}
+            parcel = packing.pack(updates, self)
+            error = updates - parcel.unpack()
+            finite = torch.isfinite(error).all(1, keepdim=True)  # a diverged answer must not corrupt later ones
+            kept = {f"unsent.{name}": torch.where(finite, error, unsent)}
             client.keep(None, **kept)
         return parcel if self.clip is None else parcel.scaled(shortening(parcel.unpack(), self.clip))
 

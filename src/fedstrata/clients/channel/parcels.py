@@ -78,8 +78,8 @@ class TopK(Parcel):
     def pack(updates: torch.Tensor, channel: Channel) -> TopK:
         """Pack updates [C, n]."""
         n = updates.shape[1]
-        places = updates.abs().topk(TopK._entries(n, channel), dim=1).indices
-        return TopK({"values": updates.gather(1, places), "places": places.to(torch.int32)}, n)
+        positions = updates.abs().topk(TopK._entries(n, channel), dim=1).indices
+        return TopK({"values": updates.gather(1, positions), "places": positions.to(torch.int32)}, n)
 
     def unpack(self) -> torch.Tensor:
         """Return the updates [C, n] as received."""
@@ -89,8 +89,8 @@ class TopK(Parcel):
     @staticmethod
     def layout(n: int, dtype: torch.dtype, channel: Channel) -> Layout:
         """Return the layout of a parcel."""
-        kept = TopK._entries(n, channel)
-        return {"values": ((kept,), dtype), "places": ((kept,), torch.int32)}
+        entries = TopK._entries(n, channel)
+        return {"values": ((entries,), dtype), "places": ((entries,), torch.int32)}
 
     @staticmethod
     def _entries(n: int, channel: Channel) -> int:

@@ -1,6 +1,6 @@
 """Public data sets by name, each a function that returns a :class:`Dataset` ready for a model.
 
-``digits`` and ``breast_cancer`` come with scikit-learn and ``sinusoid`` is generated: they need no files. All others
+``digits`` and ``breast_cancer`` come with scikit-learn and ``sinusoid`` is generated, so they need no files. All others
 are read in their standard file formats from the data directory (see :func:`load`). In binary sets, class 1 is the
 positive class.
 

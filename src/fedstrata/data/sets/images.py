@@ -24,7 +24,7 @@ def digits() -> Dataset:
 
     Alpaydin and Kaynak, "Optical Recognition of Handwritten Digits", UCI 1998; CC BY 4.0.
     """
-    from sklearn.datasets import load_digits  # importing it takes a second that most sets do not need
+    from sklearn.datasets import load_digits  # takes a second to import, and most sets do not need it
 
     bunch = load_digits()
     images = (bunch.images[:, None] / 16).astype(np.float32)
@@ -41,7 +41,7 @@ def mnist(data_dir: Directory = None, progress: Progress = None) -> Dataset:
     ``data_dir`` and ``progress`` are those of :func:`fedstrata.data.load`.
 
     LeCun et al., "Gradient-Based Learning Applied to Document Recognition", Proceedings of the IEEE 1998; the authors
-    state no licence, CC BY-SA 3.0 is commonly given.
+    state no licence (CC BY-SA 3.0 is commonly given).
     """
     return _idx_set("mnist", "mnist", 0.1307, 0.3081, data_dir, progress)
 
@@ -111,7 +111,7 @@ def omniglot(
     """
     drawings = formats.omniglot(locate("omniglot.npz", data_dir, progress))
     background = np.flatnonzero(~drawings.evaluation.astype(bool))
-    # Row i of the matrix weighs each old pixel by how much of it lies in new pixel i.
+    # Row i of the matrix weights each old pixel by how much of it lies in new pixel i.
     new, old = np.arange(size)[:, None] * 105 / size, np.arange(105)
     weights = np.clip(np.minimum(new + 105 / size, old + 1) - np.maximum(new, old), 0, None) * size / 105
     weights = weights.astype(np.float32)

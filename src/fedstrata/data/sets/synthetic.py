@@ -13,8 +13,8 @@ from fedstrata.data.sets.common import SETS
 @registered(SETS)
 def sinusoid(
     tasks: int = param(25, "number of tasks; task i does not depend on it", least=1),
-    samples: int = param(100, "training rows of each task; it has as many test rows", least=1),
-    noise: float = param(0.0, "standard deviation of the noise of training and test targets", least=0),
+    samples: int = param(100, "training rows of each task, and as many test rows", least=1),
+    noise: float = param(0.0, "standard deviation of the noise on training and test targets", least=0),
     seed: int = param(0, "seed of tasks, inputs and noise", least=0),
 ) -> Dataset:
     """Generate sinusoids, the regression tasks of MAML: 2,500 training and 2,500 test rows by default, one input.
@@ -33,7 +33,7 @@ def sinusoid(
         rng = np.random.default_rng([seed, task])
         amplitude, phase = rng.uniform(0.1, 5), rng.uniform(0, np.pi)
         inputs[task] = rng.uniform(-5, 5, 2 * samples)
-        # In double precision, from the rounded inputs: targets are then exact up to one rounding.
+        # Computed in double precision from the rounded inputs, so that targets are exact up to one rounding.
         curve = amplitude * np.sin(inputs[task].astype(np.float64) - phase)
         targets[task] = curve + noise * rng.standard_normal(2 * samples)
     (x, test_x), (y, test_y) = (

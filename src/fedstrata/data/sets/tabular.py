@@ -22,7 +22,7 @@ def breast_cancer() -> Dataset:
 
     Wolberg et al., "Breast Cancer Wisconsin (Diagnostic)", UCI 1995; CC BY 4.0.
     """
-    from sklearn.datasets import load_breast_cancer  # importing it takes a second that most sets do not need
+    from sklearn.datasets import load_breast_cancer  # takes a second to import, and most sets do not need it
 
     bunch = load_breast_cancer()
     return split_and_standardise("breast_cancer", bunch.data, 1 - bunch.target)

@@ -1,4 +1,4 @@
-"""How a node answers a message of the server: check it, do the work, sign the reply."""
+"""How a node answers a message from the server: check it, do the work, sign the reply."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def reply_to(text: str, arrays: list[np.ndarray], experiment: str, node: Mapping
 
 
 def _for_server(error: Exception) -> str:
-    """Return the part of an error that the server may see: our own words. Those of other packages may quote data."""
+    """Return what the server may see of an error: only our own words, since those of other packages may quote data."""
     if isinstance(error, WorkError):
         return str(error).partition(": ")[0]
     return str(error) if isinstance(error, FedstrataError) else type(error).__name__

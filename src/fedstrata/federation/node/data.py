@@ -1,4 +1,4 @@
-"""The data of a node: read from its disk, described for the server, and put in its place among all clients."""
+"""The data of a node: read from its disk, described for the server, and placed among the data of all clients."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def read_data(node: Mapping[str, Any], config: Config) -> NodeData:
     """Read the data that the node's configuration names: a file, or a folder with train.npz, support.npz, test.npz."""
     path = path_of(node, "data")
     if not path.exists():
-        raise InputError(f"There is no {path}, which the node configuration names as its data.")
+        raise InputError(f"There is no {path}, the data in the node's configuration.")
     parts = _parts_of_folder(path) if path.is_dir() else _parts_of_file(path)
     train = parts.get("train")
     if train is None:

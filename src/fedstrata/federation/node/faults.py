@@ -37,7 +37,7 @@ class InjectedFault:
         return InjectedFault(inject, kind)
 
     def before_work(self) -> None:
-        """Stop here if the fault is that there is no answer."""
+        """Raise :class:`NoAnswer` if the client must not answer."""
         if self.kind == "drop":
             raise NoAnswer
 
@@ -59,7 +59,7 @@ class InjectedFault:
         return tree_map(lambda leaf: scaled(leaf, factors), value)
 
     def spoil_parcel(self, parcel: Parcel) -> tuple[torch.Tensor, ...]:
-        """Return the tensors of a packed answer with the fault applied to the update in it."""
+        """Return the tensors of a packed answer with the fault applied to its update."""
         tensors = tuple(parcel.scaled(self.inject.factor_of(self.kind)).tensors.values())
         return tuple(_garbage(tensors)) if self.kind == "garbage" else tensors
 

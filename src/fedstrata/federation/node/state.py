@@ -2,7 +2,7 @@
 
 Every exchange in which the client keeps something writes a *version* of its state: a file, named after the exchange and
 written atomically. The server says which version is current. So a node that was killed or is asked again, or whose
-server went back to a checkpoint, starts from the state that belongs to that of the server.
+server went back to a checkpoint, starts from the state that matches the server's.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from fedstrata.core.files import remove_leftovers, write_atomically
 from fedstrata.federation.wire import Version
 
 RUNS_KEPT, OLD = 3, 30 * 24 * 3600.0
-"""A new run removes the state of runs that are older than ``OLD`` seconds, but leaves ``RUNS_KEPT`` of them."""
+"""A new run removes the state of runs that are older than ``OLD`` seconds, but keeps ``RUNS_KEPT`` of them."""
 
 _RUN = re.compile(r"[0-9a-f]{32}")
 _VERSION = re.compile(r"state-(\d{8})-(\d{4})\.safetensors")
@@ -39,7 +39,7 @@ class StateFolder:
     def load(
         self, version: Version | None, client: int, clients: int, memory_limit: int, rejoins: bool = False
     ) -> ClientState:
-        """Return a version of the state, empty for None; remove later ones, which the server has not taken.
+        """Return a version of the state, empty for None; remove later ones, which the server has not accepted.
 
         If the version is missing, a client that rejoins starts from an empty state.
         """
@@ -61,7 +61,7 @@ class StateFolder:
         return state
 
     def save(self, version: Version, state: ClientState) -> bool:
-        """Write a version of the state if it has changed since it was loaded; return whether it did."""
+        """Write a version of the state if it has changed since it was loaded; return whether it was written."""
         if not state.take_changes():
             return False
         if not self.path.exists():

@@ -39,7 +39,7 @@ Header = dict[str, Any]
 def work(
     config: Config, data: FederatedData, call: Call, message: Any, node: Mapping[str, Any]
 ) -> tuple[Header, list[np.ndarray]]:
-    """Run the method of the algorithm, or answer the query, that the call names; return a header and arrays."""
+    """Run the algorithm's method, or answer the query, that the call names; return a header and arrays."""
     settings = config.settings
     policy, channel = settings.faults, settings.channel
     fault = InjectedFault.of(None if policy is None else policy.inject, call)
@@ -97,7 +97,7 @@ def _request(algorithm: Algorithm, call: Call, message: Any, rounds: int, device
 
 
 def _method(algorithm: Algorithm, name: str) -> Callable[..., Any]:
-    """Return a query, or a method of the algorithm that is marked ``@remote``; refuse anything else."""
+    """Return a query, or a method of the algorithm that is marked ``@remote``; raise for anything else."""
     kind = type(algorithm)
     methods = [method for method in dir(kind) if is_remote(getattr(kind, method, None))]
     allowed: dict[str, Callable[..., Any]] = {method: getattr(algorithm, method) for method in methods}

@@ -1,4 +1,4 @@
-"""The data as the server sees them: nodes describe theirs, and rows of zeros stand in for their samples."""
+"""The data as the server sees them: nodes describe theirs, and rows of zeros replace their samples."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Say = Callable[[str], None]
 Description = dict[str, Any]
 
 FEW_CLASSES, MORE_CLASSES = 1000, 10
-"""A node may report this many classes, and this many times as many as any other; more is taken for an error."""
+"""A node may report this many classes, or this many times as many as any other node; more is an error."""
 
 
 def data_of_nodes(nodes: Nodes, state: ServerState, server_data: Path | None, say: Say) -> FederatedData:
@@ -40,7 +40,7 @@ def data_of_nodes(nodes: Nodes, state: ServerState, server_data: Path | None, sa
     )
     sizes = [max(1, description["rows"]) for description in descriptions]
     offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
-    rows = torch.zeros(1, dtype=torch.int64).expand(int(offsets[-1]))  # every row is the same one
+    rows = torch.zeros(1, dtype=torch.int64).expand(int(offsets[-1]))  # all rows are the same one
     test = None if server_data is None else _read_pair(server_data / "test.npz", row)
     counts = [description["classes"] for description in descriptions]
     classes = max(counts) if all(counts) else 0  # floats 0 and 1 are classes only if no node has other values
@@ -69,7 +69,7 @@ def _descriptions(nodes: Nodes, state: ServerState, say: Say) -> list[Descriptio
     for k, reply in sorted(replies.items()):
         version = str(reply.header.get("version"))[:40]
         if version != __version__:
-            say(f"{names[k]} runs fedstrata {version}, the server fedstrata {__version__}")
+            say(f"{names[k]} runs fedstrata {version}, but the server runs fedstrata {__version__}")
     descriptions = [read_description(replies[k], name) for k, name in enumerate(names)]
     state.update(descriptions=descriptions)
     return descriptions
@@ -116,8 +116,9 @@ def _check_classes(counts: list[int], names: tuple[str, ...], pooled: int = 0) -
         others = max([pooled, *counts[:k], *counts[k + 1 :]])
         if others and counts[k] > max(FEW_CLASSES, MORE_CLASSES * others):
             raise InputError(
-                f"{name} has labels of {counts[k]} classes, the other nodes and the server's test data of at most "
-                f"{others}. Check the labels of {name}; if they are right, give the server test data with such labels."
+                f"{name} has labels of {counts[k]} classes, but the other nodes and the server's test data have at "
+                f"most {others}. Check the labels of {name}; if they are right, give the server test data with such "
+                "labels."
             )
 
 

@@ -1,4 +1,4 @@
-"""The engine of a federation: work is done by nodes, one client on each."""
+"""The engine of a federation: nodes do the work, with one client on each."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Federated(Engine):
     """Sends requests to nodes. A reply that cannot be used is dropped, and its node is named.
 
     A client's state is on its node, with a version for every exchange in which it kept something. The server knows
-    which version is current: that of the last exchange in which it took the client's answer.
+    which version is current: that of the last exchange in which it accepted the client's answer.
     """
 
     secret_noise = True
@@ -43,12 +43,12 @@ class Federated(Engine):
         self._layouts: dict[str, Layout] = {}
 
     def answers(self, request: Request) -> Iterator[Answer | Fault]:
-        """Yield the answers in the order of the clients, in whatever order they arrived."""
+        """Yield the answers in the order of the clients, whatever order they arrived in."""
         checked, refused = self._ask(request)
         usual = self._usual_layout(request, checked)
         for client in [client for client, answer in checked.items() if answer.layout != usual]:
             del checked[client]
-            refused[client] = Refused("shape", "sent an answer of another shape than most nodes")
+            refused[client] = Refused("shape", "sent an answer with a different shape from most nodes")
         wrong = check_steps(request, checked, self.side.data.sizes, self.side.batch_size)
         refused |= wrong
         checked = {client: answer for client, answer in checked.items() if client not in wrong}
@@ -61,7 +61,7 @@ class Federated(Engine):
                 self._kept[client] = request.clock.round + 1, request.exchange
 
     def _ask(self, request: Request) -> tuple[dict[int, CheckedAnswer], dict[int, Refused]]:
-        """Ask the nodes; return the answers that can be used, and for every other client why there is none."""
+        """Ask the nodes; return the usable answers, and for every other client why there is none."""
         form, arrays = wire.pack(request.message)
         largest = 16 * (sum(a.nbytes for a in arrays) + self.side.oracles.problem.x0.nbytes) + (1 << 20)
         limit = self._nodes.policy.max_bytes or largest
@@ -92,7 +92,7 @@ class Federated(Engine):
         return {k: replace(call, client=k, kept=self._kept.get(k), oldest=self._oldest.get(k)) for k in clients}
 
     def _usual_layout(self, request: Request, checked: dict[int, CheckedAnswer]) -> Layout | None:
-        """Return the layout that answers must have: the one that all had before, or else the most frequent one."""
+        """Return the layout that answers must have: the one that all had earlier, or else the most frequent one."""
         if request.name in self._layouts:
             return self._layouts[request.name]
         layouts = [answer.layout for answer in checked.values()]
@@ -109,7 +109,7 @@ class Federated(Engine):
         return Answer(places, value, checked.samples * times, checked.steps, checked.sent * times)
 
     def describe(self, chunk: int | str, sampled: int) -> str:
-        """Say how the clients of a cohort advance."""
+        """Describe how clients are computed, for a line of progress."""
         return "each on its node"
 
     def saved(self, round: int) -> None:
@@ -125,10 +125,10 @@ class Federated(Engine):
         self._checkpoints.append((now, dict(self._kept)))
 
     def extra(self) -> dict[str, Any]:
-        """Return what a checkpoint must hold: also the version of each client's state."""
+        """Return what a checkpoint must hold, including the version of each client's state."""
         return {**super().extra(), "kept": {str(client): list(version) for client, version in self._kept.items()}}
 
     def restore(self, extra: dict[str, Any]) -> None:
-        """Continue from what :meth:`extra` returned."""
+        """Resume from what :meth:`extra` returned."""
         super().restore(extra)
         self._kept = {int(client): (version[0], version[1]) for client, version in extra["kept"].items()}

@@ -25,7 +25,7 @@ class FederatedEvaluation:
     """Measures on the server's test data if it has any; otherwise, or if the experiment asks for it, on the nodes.
 
     A node measures on its own test data. Loss, accuracy and AUC are reported as mean, worst and spread over the nodes,
-    as in a simulation. If the server has no test data, the mean weighted by samples stands in for the pooled measure.
+    as in a simulation. If the server has no test data, the mean weighted by samples replaces the pooled measure.
     """
 
     def __init__(

@@ -61,7 +61,7 @@ class CheckedAnswer:
 
 
 def verify(reply: Reply, public: str, nonce: str, limit: int) -> Verified:
-    """Accept a reply signed by the owner of this public key, for the call with this nonce; refuse any other.
+    """Accept a reply signed by the owner of this public key, for the call with this nonce; raise for any other.
 
     limit: the largest reply in bytes.
     """
@@ -71,7 +71,7 @@ def verify(reply: Reply, public: str, nonce: str, limit: int) -> Verified:
     if size > limit:
         raise Refused("size", f"answered with {size:,} bytes, more than {limit:,}")
     if not keys.is_signed(public, reply.signature, wire.digest(reply.text, reply.arrays)):
-        raise Refused("forged", "answered without its signature")
+        raise Refused("forged", "answered without a valid signature")
     try:
         header = json.loads(reply.text)
     except (ValueError, RecursionError):
@@ -114,7 +114,7 @@ def read_answer(reply: Verified, channel: Channel | None, largest: int) -> Check
             raise Refused("shape", "sent an answer without exactly one row per tensor")
     samples, steps, kept = header.get("samples"), header.get("steps"), header.get("kept")
     if not _is_count(samples) or not _is_count(steps) or not isinstance(kept, bool):
-        raise Refused("type", "did not report its numbers of samples and steps, and whether it kept something")
+        raise Refused("type", "did not report its numbers of samples and steps, or whether it kept something")
     sent = sum(a.nbytes for a in reply.arrays)
     layout = str(nesting), tuple((tuple(leaf.shape[1:]), str(leaf.dtype)) for leaf in leaves)
     return CheckedAnswer(value, layout, samples, steps, sent, kept)
@@ -146,8 +146,8 @@ def _zeros(form: Any, largest: int, depth: int = 0) -> Any:
 
 def _unpacked(channel: Channel, names: Any, value: Any, like: FlatAnswer) -> Any:
     """Check every tensor of a packed answer, and unpack it."""
-    kind, n, dtype = PARCELS[channel.compress], like.updates.shape[1], like.updates.dtype
-    layout = kind.layout(n, dtype, channel)
+    packing, n, dtype = PARCELS[channel.compress], like.updates.shape[1], like.updates.dtype
+    layout = packing.layout(n, dtype, channel)
     if names != list(layout) or not isinstance(value, tuple) or len(value) != len(layout):
         raise Refused("type", "did not pack its answer for the channel of the run")
     tensors = dict(zip(layout, value, strict=True))
@@ -158,7 +158,7 @@ def _unpacked(channel: Channel, names: Any, value: Any, like: FlatAnswer) -> Any
         if tensor.shape != (1, *shape):
             raise Refused("shape", f"sent {name} of shape {tuple(tensor.shape)} instead of {(1, *shape)}")
     try:
-        return like.restore(kind(tensors, n).unpack())
+        return like.restore(packing(tensors, n).unpack())
     except (RuntimeError, IndexError):  # entries at positions that do not exist
         raise Refused("shape", "sent a packed answer that cannot be unpacked") from None
 
@@ -176,7 +176,7 @@ def usual_layout(layouts: Sequence[Layout], shapes: Sequence[tuple[int, ...]]) -
 
 
 def read_description(reply: Verified, name: str) -> dict[str, Any]:
-    """Check the description of its data by the node called ``name``."""
+    """Check a node's description of its data; ``name`` is the node's name."""
     header = reply.header
     if not is_description(header):
         raise InputError(f"{name} did not describe its data properly. Got {str(header)[:300]!r}.")

@@ -22,7 +22,7 @@ POLL = 0.2
 """Seconds between two checks for replies."""
 
 SHORT = 1 << 20
-"""The largest reply in bytes to a call that is not work."""
+"""The largest reply in bytes to a call other than "work"."""
 
 Replies = tuple[dict[int, Verified], dict[int, Refused]]
 """The verified replies by client, and for every other client why there is none."""
@@ -54,7 +54,7 @@ class Roster:
 
 @dataclass(frozen=True)
 class Nodes:
-    """Sends calls to the nodes of a roster, and waits for their replies as long as the policy says."""
+    """Sends calls to the nodes of a roster, and waits for their replies until the policy's timeout."""
 
     transport: Transport
     roster: Roster

@@ -1,4 +1,4 @@
-"""What the server must remember of a run in addition to its checkpoints, in a file next to the run directory."""
+"""What the server must keep about a run besides its checkpoints, in a file next to the run directory."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class ServerState:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """Return the saved fields; raise if one of them cannot be what :meth:`ServerState.update` wrote."""
+    """Return the saved fields; raise if :meth:`ServerState.update` cannot have written one of them."""
     checks: dict[str, Callable[[Any], bool]] = {
         "run": lambda value: isinstance(value, str) and re.fullmatch("[0-9a-f]{32}", value) is not None,
         "descriptions": lambda value: value is None or (isinstance(value, list) and all(map(is_description, value))),
@@ -93,7 +93,7 @@ class SavedLedger(Ledger):
         self.releases = dict(state.releases)
 
     def add(self, exchanges: int, clients: int) -> None:
-        """Record a noisy exchange with a cohort of ``clients``, its ``exchanges``-th one."""
+        """Record the ``exchanges``-th noisy exchange with a cohort of ``clients``."""
         super().add(exchanges, clients)
         self._state.update(releases=self.releases)
 

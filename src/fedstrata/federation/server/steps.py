@@ -1,4 +1,4 @@
-"""Checks of the local steps that nodes report: schedules count them, so a wrong number changes everybody's rates."""
+"""Checks of the local steps that nodes report: schedules count them, so a wrong number changes every client's rates."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fedstrata.federation.server.inbox import MOST_ROWS, CheckedAnswer
 from fedstrata.federation.wire import Refused
 
 LOOPS = 4
-"""How many local loops over all its steps the work of one exchange may have."""
+"""How many local loops, each over all its steps, the work of one exchange may have."""
 
 
 def check_steps(
@@ -23,8 +23,8 @@ def check_steps(
 ) -> dict[int, Refused]:
     """Return the clients that cannot have taken as many steps as they report.
 
-    No client takes more than the algorithm's options allow. Unless they are epochs, all take the same number: that of
-    most clients; of two numbers that are equally frequent, the smaller one.
+    No client takes more than the algorithm's options allow. Unless steps are given in epochs, all clients take the same
+    number: the most frequent one, or the smallest if several are equally frequent.
 
     sizes: the declared numbers of samples of all clients, all 1 if they were not declared.
     """
@@ -41,7 +41,7 @@ def check_steps(
     usual = max(counts, key=counts.count, default=0)
     for client, answer in checked.items():
         if client not in refused and answer.steps != usual:
-            refused[client] = Refused("type", f"reported {answer.steps} local steps, other nodes {usual}")
+            refused[client] = Refused("type", f"reported {answer.steps} local steps, but other nodes reported {usual}")
     return refused
 
 

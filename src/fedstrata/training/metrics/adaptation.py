@@ -47,7 +47,7 @@ def adapted_point(
     own = problem.adapt or (None, None)
     steps, lr = own[0] if steps is None else steps, own[1] if lr is None else lr
     if steps is None or lr is None or problem.predict is None:
-        raise InputError(f"The problem {problem.name} has no inner gradient steps: pass a model's steps and lr.")
+        raise InputError(f"The problem {problem.name} has no inner gradient steps of a model: pass steps and lr.")
     ends = (adapt(problem, x, pieces(data.part(1), client, rows), steps, lr) for client in range(data.clients))
     total = torch.zeros_like(x)
     for end in ends:

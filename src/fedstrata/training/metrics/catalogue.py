@@ -1,4 +1,4 @@
-"""All measures, what is known about each, and which of them progress, tables and plots show."""
+"""All measures, their properties, and which of them progress, tables and plots show."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ MEASURES: dict[str, Measure] = {measure.name: measure for measure in _ALL}
 
 
 def measure(name: str) -> Measure:
-    """Return what is known about a measure; one of the user's own is called by its name."""
+    """Return the properties of a measure; a user's own measure gets the defaults."""
     return MEASURES.get(name, Measure(name))
 
 
@@ -72,10 +72,10 @@ POOLED = (*PER_CLIENT, "accuracy_worst_class", "attacked_loss", "attacked_accura
 """Measures of the unadapted model on one set of samples."""
 
 RANKING = ("auc", "accuracy", "loss")
-"""The first of these that a run has ranks the trials of a search that names no measure."""
+"""If a search names no measure, the first of these that a run has ranks its trials."""
 
 IN_PROGRESS = ("loss", "accuracy", "accuracy_worst", "auc", "auc_worst", "attacked_accuracy", "distance", "epsilon")
-"""Measures on a line of progress, in order."""
+"""Measures that a line of progress shows, in order."""
 
 IN_TABLES = (
     *("auc", "adapted_auc", "auc_mean", "auc_worst"),
@@ -83,10 +83,10 @@ IN_TABLES = (
     *("personal_accuracy_mean", "personal_accuracy_worst", "personal_loss_mean"),
     *("loss", "distance", "distance_dual", "gradient_norm"),
 )
-"""Measures in a table that names none, in order."""
+"""Measures that a table shows by default, in order."""
 
 IN_PLOTS = (
     *("auc", "auc_worst", "personal_accuracy_mean", "accuracy", "attacked_accuracy", "accuracy_worst"),
     *("personal_loss_mean", "distance", "gradient_norm", "loss"),
 )
-"""The order in which measures are chosen for a plot that names none."""
+"""Measures that a plot shows by default, in order of preference."""

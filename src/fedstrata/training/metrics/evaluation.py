@@ -34,18 +34,18 @@ from fedstrata.training.metrics.objective import gradient_norm as gradient_norm
 from fedstrata.training.metrics.objective import objective as objective
 
 Evaluate = Callable[[Problem, FederatedData, torch.Tensor, torch.Tensor | None], Measures]
-"""What measures a model: ``(problem, data, x, y) -> {name: number}``."""
+"""A function that measures a model: ``(problem, data, x, y) -> {name: number}``."""
 
 
 @runtime_checkable
 class Evaluator(Protocol):
-    """What measures a model, and says in the summary of a run what it measured on; a plain function only measures."""
+    """Measures a model, and says in the summary of a run which data it used; a plain function only measures."""
 
     def __call__(self, problem: Problem, data: FederatedData, x: torch.Tensor, y: torch.Tensor | None) -> Measures:
         """Return the measures at ``x`` (and ``y``)."""
 
     def about(self, problem: Problem, data: FederatedData, x: torch.Tensor, y: torch.Tensor | None) -> dict[str, Any]:
-        """Return ``measured_on``, the data of the measures, and ``per_client``, those of each client at x (and y)."""
+        """Return ``measured_on``, the data used, and ``per_client``, the measures of each client at x (and y)."""
 
 
 class Evaluation(Options, owner="the evaluation"):
@@ -79,7 +79,7 @@ class Evaluation(Options, owner="the evaluation"):
         "gradient steps that adapt the model to each client for the personal measures; by default the problem's",
         least=0,
     )
-    adapt_lr: float | None = param(None, "their learning rate; by default the problem's", above=0)
+    adapt_lr: float | None = param(None, "learning rate of the adaptation; by default the problem's", above=0)
     adapt_rows: int | None = param(None, "largest number of rows that a client adapts on; by default all", least=1)
     stationarity: bool = param(False, "also measure objective and gradient_norm on all training data")
     attack_radius: float | None = param(
@@ -87,7 +87,7 @@ class Evaluation(Options, owner="the evaluation"):
         "also measure under the worst shared perturbation of this norm; by default the problem's",
         above=0,
     )
-    attack_steps: int = param(10, "gradient steps to find that perturbation", least=0)
+    attack_steps: int = param(10, "gradient steps to find the worst perturbation", least=0)
 
     def __call__(self, problem: Problem, data: FederatedData, x: torch.Tensor, y: torch.Tensor | None) -> Measures:
         """Return the measures at ``x`` (and ``y``)."""
@@ -206,7 +206,7 @@ class Evaluation(Options, owner="the evaluation"):
         return None
 
     def attacks(self, problem: Problem, inputs: torch.Tensor) -> bool:
-        """Whether the model is measured under attack as well."""
+        """Whether the model is also measured under attack."""
         if self.attack_radius is None and not problem.perturbs:
             return False
         if problem.predict is None:
@@ -244,7 +244,7 @@ def measured_on(problem: Problem, data: FederatedData, evaluation: Evaluation) -
 
 
 def pooled_is_training(data: FederatedData) -> bool:
-    """Whether pooled measures use the training data, as there is no test data."""
+    """Whether pooled measures use the training data because there are no test data."""
     return data.test is None and data.client_test is None
 
 
