@@ -18,7 +18,9 @@ EXPERIMENTS = sorted((ROOT / "experiments").rglob("*.toml"))
 FREE = ("digits", "breast_cancer", "sinusoid")
 
 
-@pytest.mark.parametrize("path", EXAMPLES, ids=lambda p: p.stem)
+@pytest.mark.parametrize(
+    "path", [pytest.param(p, id=p.stem, marks=() if p.stem == "digits" else pytest.mark.slow) for p in EXAMPLES]
+)
 def test_every_example_runs(path: Path) -> None:
     config = read(path, ["train.rounds=2", "train.threads=1"])
     if not config.brings_data and config.data.name not in FREE and "FEDSTRATA_DATA" not in os.environ:
@@ -49,6 +51,7 @@ def test_every_experiment_can_be_read(path: Path) -> None:
         assert set(config.tune.search) <= set(config.variants)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif("FEDSTRATA_DATA" not in os.environ, reason="MNIST needs the data directory FEDSTRATA_DATA")
 @pytest.mark.parametrize("name", ["comfedl", "mfcgd", "adamfcgd", "local_scgdm", "local_moml"])
 def test_a_small_gamma_does_not_overflow_on_mnist(name: str) -> None:

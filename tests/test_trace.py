@@ -19,6 +19,7 @@ def loss_of(model: str) -> tuple:
     return problem, lambda x, inputs, targets: problem.outer(x, (inputs, targets))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["logreg", "mlp", "lenet5"])
 def test_a_graph_gives_the_same_bits_on_other_numbers(model):
     problem, loss = loss_of(model)
@@ -121,6 +122,7 @@ def test_an_error_in_the_function_itself_is_raised():
         oracles.outer_grads(torch.ones(3, 2), None, Batch(((torch.ones(3, 1, 5),),)))
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:There is a performance drop because we have not yet implemented the batching rule")
 def test_a_recurrent_model_trains_with_one_client_and_with_several():
     class Reader(torch.nn.Module):

@@ -274,6 +274,7 @@ def prepared(case: str, rounds: int, **options: Any) -> fs.Run:
     return fs.train(problem, data, algorithm, rounds=rounds, **options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("case", "options"), [*((case, {}) for case in PREPARED), ("robust, adamfcgd", {"state_memory": 1})]
 )
@@ -741,6 +742,7 @@ def repeated_rows(counts: list[list[int]]) -> fs.FederatedData:
     return fs.FederatedData.from_arrays(pairs, classes=3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chunk", [1, 4])
 @pytest.mark.parametrize("name", ["erm", "robust", "maml", "damaml", "agnostic"])
 def test_weights_undo_what_balanced_batches_do(name: str, chunk: int) -> None:
@@ -1261,6 +1263,7 @@ def test_an_unknown_loss_is_refused() -> None:
         fs.erm(nn.Linear(2, 2), "cross_entrpy")
 
 
+@pytest.mark.slow
 def test_batch_statistics_of_one_feature_vector_per_sample_can_be_trained() -> None:
     """A BatchNorm1d layer has no statistics of one sample; the check of the model must not trip over that."""
     _, data = smooth_example()

@@ -227,6 +227,7 @@ def half_idle(clients: int) -> tuple[fs.Problem, fs.FederatedData]:
     return fs.Problem(outer, torch.zeros(6), name="idle"), fs.FederatedData.from_arrays(pairs)
 
 
+@pytest.mark.slow
 @product("aggregate, weighting", ["mean", "max"], ["uniform", "samples"])
 def test_vhat_never_falls_below_eps_squared(aggregate: str, weighting: str) -> None:
     """In float32 a mean of equal numbers may come out smaller than they are, round after round."""

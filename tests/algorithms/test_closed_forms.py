@@ -54,6 +54,7 @@ def reached(q: Quadratic, algorithm: fs.Algorithm, rounds: int) -> tuple[float, 
 # --- full batches ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @repeats("jacobian", ["exact", "product"])
 def test_mfcgd_finds_the_solution(jacobian: str) -> None:
     gradient, distance = reached(example(), fs.MFCGD(gamma=0.3, steps=1, jacobian=jacobian), 150)
@@ -61,6 +62,7 @@ def test_mfcgd_finds_the_solution(jacobian: str) -> None:
     assert distance < 1e-10
 
 
+@pytest.mark.slow
 @repeats("matrix", reversed(MATRICES))
 def test_adamfcgd_finds_the_solution_with_every_matrix(matrix: str) -> None:
     gradient, distance = reached(example(), fs.AdaMFCGD(gamma=0.1, steps=1, rho=0.1, matrix=matrix), 200)
@@ -68,6 +70,7 @@ def test_adamfcgd_finds_the_solution_with_every_matrix(matrix: str) -> None:
     assert distance < 1e-6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("algorithm", "expected"),
     [

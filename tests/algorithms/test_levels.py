@@ -318,6 +318,7 @@ def test_an_identity_under_a_moving_average_changes_nothing_only_with_weight_one
     assert apart(less, expected) > 1e-4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("levels", [1, 2])
 def test_compositional_auc_with_tiny_steps_is_auc(levels: int) -> None:
     linear = nn.Linear(3, 1, dtype=torch.float64)

@@ -63,6 +63,7 @@ def far(one: Any, other: Any) -> float:
     return float((one.x - other.x).abs().max())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("setting", "steps"), [*((s, 4) for s in SETTINGS), ("epochs", fs.Epochs(1.5))])
 def test_equal_weights_without_momentum_are_fedavg(setting: str, steps: Any) -> None:
     """And so is the first round with any slope, in which all classes weigh 1; the second is not."""

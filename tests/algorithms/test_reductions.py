@@ -270,6 +270,7 @@ def holds(name: str, setting: str) -> bool:
     return setting in same.only and not (everyone and "participation" in SETTINGS[setting])
 
 
+@pytest.mark.slow
 @table(
     "name, setting",
     [(name, setting) for name in SAME for setting in SETTINGS if holds(name, setting)],

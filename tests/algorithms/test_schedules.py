@@ -73,6 +73,7 @@ def test_an_interval_is_exact_at_powers_and_beside_them(base: int, rounding: str
     assert exponent > 6
 
 
+@pytest.mark.slow
 @product("base, rounding", [1.1, 1.5, 2, 2.718281828, 3.0, 4.0, 7.5, 10, 4999.0], ["floor", "ceil"])
 def test_an_interval_is_the_references(base: float, rounding: str) -> None:
     steps = fs.Interval(6, base, rounding)

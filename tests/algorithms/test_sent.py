@@ -104,6 +104,7 @@ def test_every_choice_of_an_option_sends_what_its_row_says(name: str, option: st
         check(quick(ALGORITHMS[name], **{option: value}), variant, torch.float64, 1.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "algorithm",
     [
@@ -143,6 +144,7 @@ def test_what_a_problem_asks_comes_on_top(name: str, world: str) -> None:
             assert before.steps == 0
 
 
+@pytest.mark.slow
 @product("variant, inner_rounds", ["minimax", "compositional"], [1, 2, 5])
 def test_fednest_makes_2t_plus_2_exchanges_or_3(variant: str, inner_rounds: int) -> None:
     algorithm = fs.FedNest(inner_rounds=inner_rounds)

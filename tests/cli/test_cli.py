@@ -54,6 +54,7 @@ def test_run_writes_a_directory_and_prints_a_table(fedstrata, experiment, tmp_pa
     assert found == {"checkpoint", "config.toml", "metrics.jsonl", "model.safetensors", "plot.png", "summary.json"}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_pictures")
 def test_config_of_a_run_runs_again_with_the_same_result(fedstrata, experiment, tmp_path):
     fedstrata("run", experiment, "--out", tmp_path / "a", "--quiet", "--set", "algorithm.steps={epochs=1}")
@@ -137,6 +138,7 @@ def test_tune_gives_every_algorithm_the_same_number_of_trials(fedstrata, experim
     assert code == 0
 
 
+@pytest.mark.slow
 def test_a_trial_runs_what_it_reports(fedstrata, experiment, tmp_path, monkeypatch):
     """Options of the file, schedules and integers are compatible with the search."""
     used = []
@@ -192,6 +194,7 @@ def test_settings_that_would_have_no_effect_are_refused(fedstrata, experiment, s
     assert code == 2 and message in err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["algorithms", "problems", "datasets", "models", "partitions", "schedules"])
 def test_list_has_a_line_for_each(fedstrata, kind):
     code, printed, _ = fedstrata("list", kind, "--json")
@@ -479,6 +482,7 @@ def test_partition_describes_the_clients(fedstrata, experiment, tmp_path):
     assert code == 0 and printed.startswith("4 clients with ") and (tmp_path / "x.png").exists()
 
 
+@pytest.mark.slow
 def test_the_installed_command_exits_with_its_code_and_starts_light(experiment, tmp_path):
     words = ["run", str(experiment), "--set", "algorithm.name=nothing"]
     command = [sys.executable, "-X", "importtime", "-m", "fedstrata", *words]
@@ -557,6 +561,7 @@ def test_run_shows_and_draws_what_the_file_asks_for(fedstrata, tmp_path, monkeyp
     assert code == 2 and "Unknown name 'towers'. Did you mean 'tower'?" in " ".join(err.split())
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_pictures")
 def test_resuming_with_another_schedule_is_refused_and_names_both(fedstrata, tmp_path):
     path = tmp_path / "experiment.toml"

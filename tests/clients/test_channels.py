@@ -546,6 +546,7 @@ def test_one_client_that_sends_a_thousandfold_spoils_the_mean_and_nothing_else()
 # --- resume ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compress", ["top_k", "quantise"])
 def test_what_compression_dropped_survives_a_resume(compress: str, tmp_path: Path) -> None:
     problem, data = smooth_example()

@@ -119,6 +119,7 @@ def kept(parts: list[dict[str, torch.Tensor]]) -> dict[str, dict[int, torch.Tens
     return out
 
 
+@pytest.mark.slow
 @one_per(lambda name: CASES[name].name, "name", CASES)
 def test_ranks_do_what_a_process_alone_does(name: str, launch: Launch) -> None:
     case = CASES[name]
@@ -137,6 +138,7 @@ def test_ranks_do_what_a_process_alone_does(name: str, launch: Launch) -> None:
         torch.testing.assert_close(ours[table][client], theirs[table][client], atol=tolerance, rtol=tolerance)
 
 
+@pytest.mark.slow
 @one_per(lambda name: CASES[name].name, "name", CASES)
 def test_all_ranks_hold_the_same_bits_after_every_round(name: str, launch: Launch) -> None:
     first, *others = (rank["digests"] for rank in launch.of(name))

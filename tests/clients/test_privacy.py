@@ -219,6 +219,7 @@ def test_epsilon_is_no_less_than_that_of_the_gaussian_mechanism(noise: float, ex
     assert delta(claimed) < 1e-5 < delta(0.85 * claimed)  # sound, and not far from the best that can be said
 
 
+@pytest.mark.slow
 def test_epsilon_falls_with_noise_and_grows_with_what_is_released() -> None:
     def worth(noise: float, releases: dict[str, int], clients: int = 5, delta: float = 1e-5) -> float:
         return epsilon(fs.Channel(clip=1.0, noise=noise, delta=delta), releases, clients)

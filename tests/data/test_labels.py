@@ -48,6 +48,7 @@ def test_float_labels_have_accuracy_and_auc(loss: Any, outputs: int) -> None:
     assert row["accuracy"] > 0.6 and row["auc"] > 0.8 and row["auc_worst"] > 0.6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", ["binary_cross_entropy", "cross_entropy"])
 def test_float_labels_give_the_numbers_of_integers(loss: str) -> None:
     problem = fs.erm(linear(1 if loss.startswith("binary") else 2), loss)

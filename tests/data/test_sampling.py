@@ -128,6 +128,7 @@ def test_stratified_batches_hold_the_classes_in_proportion(sizes: list[int], bat
         assert (np.abs(counts - batch_size * np.array(sizes) / 20) < ends).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch_size", [3, 7])
 def test_stratified_sampling_is_unbiased(batch_size: int) -> None:
     size, steps = 11, 6000
@@ -174,6 +175,7 @@ def test_the_weights_of_balanced_batches_make_means_unbiased(batch_size: int) ->
         assert weights.mean() == pytest.approx(1.0, rel=1e-12)
 
 
+@pytest.mark.slow
 def test_balanced_batches_draw_every_row_of_a_class_equally_often() -> None:
     sampler, steps = balanced(7), 6000
     drawn = np.concatenate([sampler.positions(step, 4)[0][0] for step in range(steps)])

@@ -75,6 +75,7 @@ def test_breast_cancer() -> None:
     assert data.test_inputs.mean(0).abs().max() > 1e-3
 
 
+@pytest.mark.slow
 @needs_data
 @pytest.mark.filterwarnings("ignore:The data set cifar.* is incomplete")
 @pytest.mark.parametrize("name", COUNTS)
@@ -101,6 +102,7 @@ def test_counts_of_real_sets(name: str) -> None:
         assert (data.inputs.std((0, 2, 3)) - 1).abs().max() < 0.03
 
 
+@pytest.mark.slow
 @needs_data
 def test_real_w8a() -> None:
     data = load("w8a")
@@ -109,6 +111,7 @@ def test_real_w8a() -> None:
     assert 0.0295 < data.targets.double().mean() < 0.03
 
 
+@pytest.mark.slow
 @needs_data
 @pytest.mark.parametrize(("name", "rows", "positive"), [("pneumoniamnist", 5232, 3883), ("breastmnist", 624, 168)])
 def test_validation_rows_are_added(name: str, rows: int, positive: int) -> None:
@@ -118,6 +121,7 @@ def test_validation_rows_are_added(name: str, rows: int, positive: int) -> None:
     assert -1 <= data.inputs.min() < data.inputs.max() <= 1
 
 
+@pytest.mark.slow
 @needs_data
 def test_real_omniglot() -> None:
     data = load("omniglot", size=21)
@@ -132,6 +136,7 @@ def test_real_omniglot() -> None:
     assert torch.bincount(data.test_targets).tolist() == [4] * 964
 
 
+@pytest.mark.slow
 @needs_data
 def test_real_shakespeare() -> None:
     data = load("shakespeare")

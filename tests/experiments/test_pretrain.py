@@ -244,6 +244,7 @@ MOMENTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:No checkpoint in .* starting at round 0")
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_a_killed_run_that_is_resumed_ends_like_one_that_was_not(moment: str, straight: Path, tmp_path: Path) -> None:
@@ -399,6 +400,7 @@ rounds = 5
 """
 
 
+@pytest.mark.slow
 def test_variants_change_it_or_switch_it_off(fedstrata, write, tmp_path: Path) -> None:
     out = tmp_path / "out"
     path = write(BASE, PRETRAIN, VARIANTS)

@@ -11,19 +11,24 @@ from types import ModuleType
 import numpy as np
 import pytest
 
+from fedstrata.algorithms.algorithm import ALGORITHMS
+
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
 SCRIPTS = sorted(EXPERIMENTS.glob("*/*.py"))
 
 
 def script(path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """Import a script; matplotlib's backend stays as it is."""
+    """Import a script; matplotlib's backend and the list of algorithms stay as they are."""
     monkeypatch.setattr("matplotlib.use", lambda *_, **__: None)
     name = f"experiment_{path.parent.name}_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     monkeypatch.setitem(sys.modules, name, module)
+    known = set(ALGORITHMS)
     spec.loader.exec_module(module)
+    for name in set(ALGORITHMS) - known:
+        del ALGORITHMS[name]
     return module
 
 

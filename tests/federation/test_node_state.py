@@ -221,6 +221,7 @@ def test_a_damaged_state_of_the_server_is_an_error_that_names_the_file(text: str
         ServerState.of(tmp_path / "run", resume=True)
 
 
+@pytest.mark.slow
 def test_noise_covers_repeated_rounds_and_cannot_be_predicted(tmp_path: Path) -> None:
     noisy = {"algorithm": {"name": "fedavg", "steps": 2}, "channel": {"clip": 0.1, "noise": 2.0}}
     nodes = site(tmp_path, made(DIGITS, noisy, {"train": {"rounds": 4}}))
@@ -317,6 +318,7 @@ def test_a_server_that_goes_back_behind_a_loss_ends_with_the_same_bits(tmp_path:
     assert_same_bits(other.again().serve(tmp_path / "run", resume=True), straight)
 
 
+@pytest.mark.slow
 def test_a_node_that_missed_the_first_estimates_rejoins_as_in_a_simulation(tmp_path: Path) -> None:
     config = made(whole("fgda").to_toml(), {"faults": {"quorum": 1, "retries": 0, "timeout": 5.0}})
 
@@ -357,6 +359,7 @@ def missing(work: str, round: int, also: Change = lambda nodes, sent, reply: rep
     return change
 
 
+@pytest.mark.slow
 def test_a_node_that_rejoins_keeps_the_state_that_a_checkpoint_needs(tmp_path: Path) -> None:
     """It takes part in the mean of the stage, but not in the best y, and then rejoins, all in round 2."""
     nodes = site(tmp_path, made(CANCER, STAGES))
@@ -369,6 +372,7 @@ def test_a_node_that_rejoins_keeps_the_state_that_a_checkpoint_needs(tmp_path: P
     assert run.summary["left_out"] == straight.summary["left_out"] == {"node1": 2}
 
 
+@pytest.mark.slow
 def test_a_node_whose_rejoining_fails_still_has_what_it_kept(tmp_path: Path) -> None:
     def no_join(nodes: Site, sent: Sent, reply: Reply) -> Reply:
         return gone(nodes, sent, reply) if sent.header["work"] == "join" else reply
@@ -379,6 +383,7 @@ def test_a_node_whose_rejoining_fails_still_has_what_it_kept(tmp_path: Path) -> 
     assert rounds == {3, 4}, "round 5 starts a stage, which needs nothing of the one before"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("channel", [{}, {"compress": "top_k", "top": 0.3}], ids=["plain", "top_k"])
 def test_a_node_that_rejoins_does_as_in_a_simulation(channel: Tables, tmp_path: Path) -> None:
     config = made(CANCER, STAGES, {"channel": channel} if channel else {})
@@ -394,6 +399,7 @@ def test_a_node_that_rejoins_does_as_in_a_simulation(channel: Tables, tmp_path: 
     assert run.summary["left_out"] == {"node1": expected.summary["left_out"]["client 1"]}
 
 
+@pytest.mark.slow
 @repeats("name", ["fgda", "local_sgdam", "codasca"])
 def test_nodes_rejoin_before_a_round_that_has_no_quorum_without_them(name: str, tmp_path: Path) -> None:
     nodes = site(tmp_path, whole(name))

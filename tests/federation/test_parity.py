@@ -185,6 +185,7 @@ CLIPPED: Tables = {"channel": {"compress": "top_k", "top": 0.3, "clip": 0.05}}
 QUANTISED: Tables = {"channel": {"compress": "quantise"}}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "name", "over"),
     [

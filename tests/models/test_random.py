@@ -123,6 +123,7 @@ def run(algorithm: fs.Algorithm, problem: str = "erm", out: Path | None = None, 
     return fs.train(getattr(fs, problem)(net), data, algorithm, out=out, **how)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("problem", ["erm", "maml"])
 @pytest.mark.parametrize("batch_size", [8, None])
 def test_a_run_with_dropout_does_not_depend_on_the_chunk(problem: str, batch_size: int | None) -> None:
@@ -131,6 +132,7 @@ def test_a_run_with_dropout_does_not_depend_on_the_chunk(problem: str, batch_siz
     torch.testing.assert_close(one.x, three.x, atol=1e-12, rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_a_resumed_run_with_dropout_ends_with_the_same_bits(tmp_path: Path) -> None:
     algorithm = fs.FedAvg(lr=0.1, steps=fs.Epochs(1))
     straight = run(algorithm, out=tmp_path / "straight")
@@ -140,6 +142,7 @@ def test_a_resumed_run_with_dropout_ends_with_the_same_bits(tmp_path: Path) -> N
     assert without_seconds(resumed.history) == without_seconds(straight.history)
 
 
+@pytest.mark.slow
 def test_dropout_changes_training_and_not_the_measures() -> None:
     with_dropout, again = run(fs.FedAvg(lr=0.1, steps=3)), run(fs.FedAvg(lr=0.1, steps=3), seed=2)
     assert not torch.equal(with_dropout.x, again.x)

@@ -268,6 +268,7 @@ class Note(Callback):
         self.note = note
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampling", ["uniform", "epochs"])
 @pytest.mark.parametrize(
     "algorithm", [fs.FedAvg(lr=0.5, steps=3), fs.FedLALR(lr=0.01, steps=fs.Epochs(1)), fs.Scaffold(lr=0.5, steps=2)]

@@ -84,6 +84,7 @@ def test_without_a_perturbation_it_is_ordinary_learning() -> None:
     assert moved != pytest.approx(objective(plain, DATA, plain.x0, None), rel=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "algorithm",
     [fs.LocalSGDA(dual_lr=5.0, steps=3), fs.FGDA(lam=5.0, steps=3), fs.CODASCA(lr=0.5, steps=3), fs.CDMA(steps=3)],

@@ -219,6 +219,7 @@ def test_first_order_treats_every_jacobian_as_the_identity() -> None:
     assert (full.options["first_order"], first.options["first_order"]) == (False, True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first_order", [False, True])
 def test_a_clients_first_step_is_along_the_gradient(first_order: bool) -> None:
     """One client alone, all its data at once: the estimates of the first step are exact."""
@@ -236,6 +237,7 @@ def test_a_clients_first_step_is_along_the_gradient(first_order: bool) -> None:
     torch.testing.assert_close(run.y, 0.3 * in_y, atol=1e-10, rtol=0)
 
 
+@pytest.mark.slow
 def test_it_learns_to_rank_and_is_measured_after_the_steps() -> None:
     data = binary([(30, 5), (25, 10), (31, 4)], dtype=np.float32)
     problem = fs.compositional_auc(model(dtype=torch.float32), 1, 0.2)
@@ -336,6 +338,7 @@ def test_a_resumed_run_gives_the_same_bits(straight: fs.Run, tmp_path: Path, sto
     assert_same(scheduled(out=tmp_path / "run", resume=True), straight)
 
 
+@pytest.mark.slow
 def test_decays_at_round_numbers_stay_when_a_run_is_extended(straight: fs.Run, tmp_path: Path) -> None:
     by_number = fs.StepDecay(LR, at=(5, 8), factor=0.3)
     scheduled(by_number, rounds=6, out=tmp_path / "run")
@@ -429,6 +432,7 @@ rounds = 4
 """
 
 
+@pytest.mark.slow
 def test_the_config_of_a_run_holds_the_table_and_runs_again(fedstrata: Any, tmp_path: Path) -> None:
     path = tmp_path / "experiment.toml"
     path.write_text(FILE)
@@ -532,6 +536,7 @@ def test_odd_classes_are_legal(counts: list[tuple[int, int]], batch_size: int | 
 # --- models and options ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_batch_norm_is_refused_or_replaced() -> None:
     network = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Tanh(), nn.Linear(4, 1)).double()
     with pytest.raises(fs.InputError, match="keeps running statistics"):

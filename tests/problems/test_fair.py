@@ -198,6 +198,7 @@ def test_as_many_numbers_as_classes_go_up_before_the_first_round() -> None:
 # --- the worst client ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", [fs.DRFA(steps=2), fs.AFL(), fs.LocalSGDA(steps=2)], ids=lambda a: a.name)
 def test_over_clients_it_is_agnostic_learning(algorithm: fs.Algorithm) -> None:
     data = skewed(SIZES["unequal"])

@@ -210,6 +210,7 @@ def test_a_wrong_function_is_an_error_before_training(
 # --- the example of the docstring ------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_example_in_the_docstring_is_the_mean_plus_the_deviation() -> None:
     doc = (fs.multilevel.__doc__ or "").partition("Options:")[0]
     lines = [line for line in doc.splitlines() if line.startswith(" " * 4)]
@@ -317,6 +318,7 @@ def test_an_estimate_of_the_deviation_may_be_below_zero(power: int, v: float) ->
     assert slope.tolist() == pytest.approx([1.0, expected], rel=1e-12)
 
 
+@pytest.mark.slow
 def test_a_run_with_estimates_below_zero_stays_finite(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fedstrata.problems.oracles.trace", lambda *_: None)
     problem, seen = fs.risk_averse(network(), weight=2.0, smoothing=1e-3), []

@@ -81,6 +81,7 @@ def test_a_client_without_its_state_takes_part_again_from_the_next_round(
     torch.testing.assert_close(run.x, other.x, atol=1e-12, rtol=0)
 
 
+@pytest.mark.slow
 @repeats("name", STRICT)
 @pytest.mark.usefixtures("no_pictures")
 def test_a_run_in_which_a_client_rejoins_can_be_resumed(
@@ -171,6 +172,7 @@ def test_a_lost_client_rejoins_before_a_round_that_has_no_quorum_without_it(
     assert without_seconds(resumed.history) == without_seconds(run.history)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "channel",
     [
