@@ -53,13 +53,16 @@ def test_default_hyperparameters_learn(
     first, last = run.history[0], run.history[-1]
     if kind == "erm":
         assert first["loss"] == pytest.approx(2.302585, abs=1e-4)  # log 10: the model starts at zero
-    if name in ORDINARY:
-        assert last["loss"] < 0.8 * first["loss"]
-        assert last["accuracy"] > 0.6
-        return
-    assert last["loss"] < 0.85 * first["loss"]
-    assert last["accuracy"] > 0.65
-    assert last["accuracy_worst"] > 2 * first["accuracy_worst"] or last["accuracy_worst"] > 0.5
+    falls_to, accuracy = (0.8, 0.6) if name in ORDINARY else (0.85, 0.65)
+    options_used = ", ".join(f"{k} = {v}" for k, v in {**vars(ALGORITHMS[name]()), **options}.items())
+    hint = (
+        f"{name} does not learn {problem} on digits with its default rates ({options_used}): change the defaults in "
+        "src/fedstrata/algorithms, or its line in LEARNED of tests/algorithms/test_learning.py."
+    )
+    assert last["loss"] < falls_to * first["loss"], hint
+    assert last["accuracy"] > accuracy, hint
+    if name not in ORDINARY:
+        assert last["accuracy_worst"] > 2 * first["accuracy_worst"] or last["accuracy_worst"] > 0.5, hint
 
 
 def test_every_algorithm_is_shown_to_learn() -> None:

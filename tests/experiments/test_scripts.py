@@ -37,11 +37,13 @@ def test_a_script_imports(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert callable(script(path, monkeypatch).main)
 
 
+@pytest.mark.slow
 def test_the_moving_average_with_one_level_is_local_scgdam(monkeypatch: pytest.MonkeyPatch) -> None:
     theory = script(EXPERIMENTS / "002" / "theory.py", monkeypatch)
     assert theory.same_at_one_level() < 1e-12
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "expected"), [("storm", 0.18607093), ("average", 1.30119188)])
 def test_estimates_are_tracked_as_in_version_0_1(kind: str, expected: float, monkeypatch: pytest.MonkeyPatch) -> None:
     theory = script(EXPERIMENTS / "002" / "theory.py", monkeypatch)
