@@ -151,6 +151,13 @@ def test_several_classes_have_accuracy_and_no_auc() -> None:
     assert "auc" not in measured
 
 
+def test_two_classes_and_three_logits_have_no_auc() -> None:
+    problem = fs.erm(nn.Linear(2, 3, dtype=torch.float64))
+    data = fs.FederatedData.from_arrays([(np.eye(2), np.array([0, 1])), (np.eye(2), np.array([1, 0]))])
+    measured = Evaluation()(problem, data, problem.x0, None)
+    assert "loss" in measured and not [name for name in measured if name.startswith("auc")]
+
+
 def test_two_logits_score_by_their_difference() -> None:
     outputs = torch.tensor([[1.0, 3.0], [5.0, 4.0]])
     assert metrics.scores(outputs).tolist() == [2.0, -1.0]

@@ -26,6 +26,7 @@ from fedstrata.training.metrics.measures import (
     classifies,
     correct,
     distances,
+    has_auc,
     over_clients,
     pooled_measures,
     predict,
@@ -160,7 +161,7 @@ class Evaluation(Options, owner="the evaluation"):
         measures = {"loss": means(problem.losses(outputs, targets))}
         if classifies(problem, outputs, data.classes):
             measures["accuracy"] = means(correct(outputs, targets))
-        if data.classes == 2:
+        if has_auc(outputs, data.classes):
             pairs = zip(
                 np.split(scores(outputs).cpu().numpy(), part.offsets[1:-1]),
                 np.split(targets.cpu().numpy(), part.offsets[1:-1]),

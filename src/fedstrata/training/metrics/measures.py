@@ -36,7 +36,7 @@ def pooled_measures(problem: Problem, classes: int, outputs: torch.Tensor, targe
         right = correct(outputs, targets).double()
         measures["accuracy"] = float(right.mean())
         measures["accuracy_worst_class"] = min(float(right[targets == c].mean()) for c in torch.unique(targets))
-    if classes == 2:
+    if has_auc(outputs, classes):
         measures["auc"] = auc(scores(outputs).cpu().numpy(), targets.cpu().numpy())
     return measures
 
@@ -71,6 +71,11 @@ def classifies(problem: Problem, outputs: torch.Tensor, classes: int) -> bool:
         and classes > 1
         and (columns == classes or (columns == 1 and classes == 2))
     )
+
+
+def has_auc(outputs: torch.Tensor, classes: int) -> bool:
+    """Whether the outputs rank the samples of two classes: one score for each, or one per class."""
+    return classes == 2 and outputs.reshape(len(outputs), -1).shape[1] <= 2
 
 
 def correct(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
