@@ -251,6 +251,34 @@ def test_a_variant_of_the_wrong_class_is_named_before_anything_runs(fedstrata, w
     assert not (tmp_path / "out").exists()
 
 
+CANNOT_RUN = {
+    "no auxiliary samples": ({"algorithm": {"name": "local_sgdm_rl"}}, "needs samples on the server"),
+    "balanced batches": ({"train": {"sampling": "balanced", "batch_size": 3}}, "batch_size must be at least 10"),
+    "no held-out data": ({"evaluate": {"clients": "test"}}, "Clients have no held-out test data"),
+    "no such device": ({"train": {"device": "nosuch"}}, "The device 'nosuch' cannot be used"),
+    "too many clients": ({"train": {"participation": 20}}, "from 1 to 10"),
+    "noise and pre-training": (
+        {"channel": {"clip": 1.0, "noise": 1.0}, "pretrain": {"rounds": 1}},
+        "The noise of a channel does not cover a pre-training",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CANNOT_RUN)
+def test_every_configuration_is_checked_as_its_run_would_be(case):
+    tables, message = CANNOT_RUN[case]
+    config = parse({"variants": {"good": {}, "bad": tables}}, "here")
+    runs.check_all([config.variant("good")])
+    with pytest.raises(InputError, match=rf"{message}.*\(variant 'bad'\)$"):
+        runs.check_all([config.variant("good"), config.variant("bad")])
+
+
+def test_trials_are_checked_on_their_validation_data(fedstrata, write, no_pictures):
+    path = write(PRESETS.partition("[preset")[0], "[evaluate]\nclients = 'test'\n[tune]\ntrials = 1\n")
+    code, _, err = fedstrata("tune", path, "--algorithms", "fedavg", "--set", "train.rounds=1", "--seeds", "0")
+    assert code == 0, err
+
+
 def test_one_variant_runs_alone_and_its_directory_runs_again(fedstrata, write, tmp_path, no_pictures):
     words = ("run", write(SMALL, VARIANTS), "--variant", "noise = 0.5", "--quiet", "--out", tmp_path / "a")
     assert fedstrata(*words)[0] == 0

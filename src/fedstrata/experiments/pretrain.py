@@ -27,7 +27,7 @@ from fedstrata.training.preflight import check_run
 from fedstrata.training.run import Run
 from fedstrata.training.rundir import RunDirectory
 from fedstrata.training.settings import Settings
-from fedstrata.training.train import make_clients, train
+from fedstrata.training.train import train
 
 
 @dataclass(frozen=True)
@@ -78,12 +78,6 @@ class Pretraining:
         """Everything the weights depend on: the same key gives the same weights."""
         return json.dumps({**self.config, "digest": digest_of(self.problem, self.data)}, sort_keys=True)
 
-    def check(self) -> None:
-        """Raise if the algorithm or the data do not fit; the run itself checks everything else."""
-        with within("[pretrain]"):
-            self.algorithm.check(self.problem, self.settings.participation, self.data.clients)
-            self.problem.check(self.data)
-
     def run(self, out: Path | None, callbacks: Sequence[Callback]) -> Run:
         """Train, or resume the run in ``out``."""
         listeners = [listener for c in callbacks if (listener := c.for_pretraining()) is not None]
@@ -101,6 +95,22 @@ class Pretraining:
             )
 
 
+def check_experiment(experiment: Experiment, pretraining: Pretraining | None) -> None:
+    """Raise if an experiment or its pre-training cannot run."""
+    check_run(
+        experiment.problem,
+        experiment.data,
+        experiment.algorithm,
+        experiment.config.settings,
+        experiment.evaluation,
+        pretrains=pretraining is not None,
+    )
+    if pretraining is not None:
+        first = pretraining
+        with within("[pretrain]"):
+            check_run(first.problem, first.data, first.algorithm, first.settings, first.evaluation)
+
+
 def pretrain(
     experiment: Experiment,
     pretraining: Pretraining,
@@ -115,15 +125,7 @@ def pretrain(
     is in use or belongs to another run must be refused before anything is trained. The run itself adds the digest of
     its starting point later.
     """
-    check_run(
-        experiment.problem,
-        experiment.data,
-        experiment.algorithm,
-        experiment.config.settings,
-        experiment.evaluation,
-    )
-    make_clients(experiment.problem, experiment.data, experiment.config.settings)  # checks device and participation
-    pretraining.check()
+    check_experiment(experiment, pretraining)
     if out is None:
         experiment.start_from(pretraining.run(None, callbacks))
         return

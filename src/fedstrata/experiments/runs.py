@@ -9,10 +9,9 @@ from pathlib import Path
 from fedstrata.core.errors import InputError, within
 from fedstrata.experiments.build import Experiment
 from fedstrata.experiments.config import OF_SEVERAL_RUNS, Config
-from fedstrata.experiments.pretrain import Pretraining, pretrain
+from fedstrata.experiments.pretrain import Pretraining, check_experiment, pretrain
 from fedstrata.training.callbacks import Callback
 from fedstrata.training.diagnostics import Diagnostics
-from fedstrata.training.preflight import check_pretraining
 from fedstrata.training.run import Run
 from fedstrata.training.train import train
 
@@ -38,7 +37,6 @@ def run_config(
         tables = config.to_toml(*OF_SEVERAL_RUNS, "pretrain")
         tables |= {"algorithm": built.algorithm.to_table()}
         pretraining = Pretraining.of(built)
-        check_pretraining(config.channel, pretraining is not None)
         if pretraining is not None:
             tables |= {"pretrain": pretraining.table}
         if pretraining is not None and built.pretrained is None:
@@ -87,15 +85,12 @@ def _variants(config: Config) -> dict[str, Config]:
     return variants
 
 
-def check_all(configs: Iterable[Config]) -> None:
-    """Raise if any of the configurations cannot run."""
+def check_all(configs: Iterable[Config], build: Callable[[Config], Experiment] = Experiment) -> None:
+    """Raise if any of the configurations, or of the experiments that ``build`` makes of them, cannot run."""
     for config in configs:
         with labelled(config):
-            built = Experiment(config)
-            built.algorithm.check(built.problem, config.train.participation, built.data.clients)
-            pretraining = Pretraining.of(built)
-            if pretraining is not None:
-                pretraining.check()
+            experiment = build(config)
+            check_experiment(experiment, Pretraining.of(experiment))
 
 
 def labelled(config: Config) -> AbstractContextManager[None]:

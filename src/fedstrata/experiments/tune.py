@@ -92,7 +92,7 @@ def tune(
         if label not in configs:
             raise unknown(kind, label, configs, "[tune.search]")
     points = {n: latin_hypercube(search_of(c, n), config.tune.trials, config.train.seed) for n, c in configs.items()}
-    check_all(configs.values())
+    check_all(configs.values(), _on_validation_data)
     log = _Log(out, config)
     trials: dict[str, list[Row]] = {label: [] for label in configs}
     pretrained: dict[str, Run] = {}
@@ -168,12 +168,18 @@ def _try(config: Config, callbacks: Sequence[Callback], pretrained: dict[str, Ru
     return {k: statistics.fmean(r[k] for r in rows) for k in rows[0] if all(k in r for r in rows)}
 
 
+def _on_validation_data(config: Config) -> Experiment:
+    """Return the experiment of a trial: it trains on a part of the training rows, and is measured on the others."""
+    experiment = Experiment(config)
+    experiment.data = experiment.data.validation(config.tune.share, config.train.seed)
+    if experiment.evaluation.clients == "train":
+        experiment.evaluation = experiment.evaluation.replace(clients="test")
+    return experiment
+
+
 def _try_once(config: Config, callbacks: Sequence[Callback], pretrained: dict[str, Run]) -> Row | None:
     with labelled(config):
-        experiment = Experiment(config)
-        experiment.data = experiment.data.validation(config.tune.share, config.train.seed)
-        if experiment.evaluation.clients == "train":
-            experiment.evaluation = experiment.evaluation.replace(clients="test")
+        experiment = _on_validation_data(config)
         pretraining = Pretraining.of(experiment)
         if pretraining is not None:
             if pretraining.key not in pretrained:

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from fedstrata.algorithms.algorithm import Algorithm
-from fedstrata.clients.channel import Channel
+from fedstrata.clients.cohort import cohort_size
 from fedstrata.clients.privacy import check_privacy
 from fedstrata.core.errors import InputError, invalid
 from fedstrata.data.federated import FederatedData
@@ -17,15 +17,27 @@ from fedstrata.training.settings import Settings
 
 
 def check_run(
-    problem: Problem, data: FederatedData, algorithm: Algorithm, settings: Settings, evaluate: Evaluate | None
+    problem: Problem,
+    data: FederatedData,
+    algorithm: Algorithm,
+    settings: Settings,
+    evaluate: Evaluate | None,
+    pretrains: bool = False,
 ) -> None:
-    """Raise if a run cannot work; nothing has been written yet."""
-    _check_kinds(problem, data, algorithm)
+    """Raise if a run cannot work; nothing has been written yet.
+
+    pretrains: whether it starts from the model of a pre-training.
+    """
+    _check_kinds(problem, data, algorithm, evaluate)
+    device_of(settings, problem)
     problem.check(data)
     _check_sampling(problem, data, settings)
     _check_dual(problem, data, algorithm, settings)
     algorithm.check(problem, settings.participation, data.clients)
+    cohort_size(settings.participation, data.clients)
     check_channel_and_faults(settings, data.clients)
+    if settings.channel.noise and pretrains:
+        raise InputError("The noise of a channel does not cover a pre-training: leave out one of the two.")
     if algorithm.auxiliary:
         _check_auxiliary(algorithm, data)
     if problem.flat is None and problem.query is None:
@@ -36,10 +48,16 @@ def check_run(
         evaluate.attacks(problem, data.train.arrays[0])
 
 
-def check_pretraining(channel: Channel, pretrains: bool) -> None:
-    """Raise if a run with noise starts from a pre-training, which the noise does not cover."""
-    if channel.noise and pretrains:
-        raise InputError("The noise of a channel does not cover a pre-training: leave out one of the two.")
+def device_of(settings: Settings, problem: Problem) -> torch.device:
+    """Return the device of a run; raise if it cannot hold the numbers of the problem."""
+    try:
+        device = torch.device(settings.device)
+        if device.type == "meta":
+            raise RuntimeError("it holds no numbers")
+        torch.empty(1, dtype=problem.x0.dtype, device=device)
+    except (RuntimeError, AssertionError, TypeError) as error:
+        raise InputError(f"The device {settings.device!r} cannot be used: {error}") from None
+    return device
 
 
 def check_channel_and_faults(settings: Settings, clients: int) -> None:
@@ -51,13 +69,17 @@ def check_channel_and_faults(settings: Settings, clients: int) -> None:
             raise invalid("clients of the injected faults", client, f"from 0 to {clients - 1}")
 
 
-def _check_kinds(problem: Problem, data: FederatedData, algorithm: Algorithm) -> None:
+def _check_kinds(problem: Problem, data: FederatedData, algorithm: Algorithm, evaluate: Evaluate | None) -> None:
     if not isinstance(problem, Problem):
         raise invalid("problem", type(problem).__name__, "a fedstrata Problem, e.g. fs.erm(model)")
     if not isinstance(data, FederatedData):
         raise invalid("data", type(data).__name__, "FederatedData: call .split(...) on a data set first")
     if not isinstance(algorithm, Algorithm):
         raise invalid("algorithm", repr(algorithm), "an Algorithm, e.g. fs.FedAvg(lr=0.1)")
+    if evaluate is not None and (not callable(evaluate) or isinstance(evaluate, type)):
+        got = f"the class {evaluate.__name__}" if isinstance(evaluate, type) else type(evaluate).__name__
+        wants = "a function (problem, data, x, y) -> {name: number}, an Evaluation, e.g. fs.Evaluation(), or left out"
+        raise invalid("evaluate", got, wants)
 
 
 def _check_sampling(problem: Problem, data: FederatedData, settings: Settings) -> None:

@@ -30,7 +30,7 @@ from fedstrata.training.fingerprint import digest_of, settings_of
 from fedstrata.training.journal import Journal
 from fedstrata.training.loop import Loop
 from fedstrata.training.metrics.evaluation import Evaluate, Evaluation
-from fedstrata.training.preflight import check_pretraining, check_run
+from fedstrata.training.preflight import check_run, device_of
 from fedstrata.training.run import Run
 from fedstrata.training.rundir import RunDirectory
 from fedstrata.training.settings import Settings, takes_settings
@@ -65,16 +65,15 @@ def train(
     pretrain:  the run that trained the problem's model, if any: what it used is added to every row.
     engine:    makes the engine if clients are elsewhere; by default they are in this process or its ranks.
     """
-    check_run(problem, data, algorithm, settings, evaluate)
     if pretrain is not None and not isinstance(pretrain, Run):
         raise invalid("pretrain", type(pretrain).__name__, "the Run that came before, or left out")
+    check_run(problem, data, algorithm, settings, evaluate, pretrains=pretrain is not None)
     if resume and out is None:
         raise InputError("resume=True needs out: the run directory to resume.")
     listeners = tuple(c.on_local_step for c in callbacks if c.wants_local_steps)
     ranks = ranks_here()
     if ranks.size > 1 and listeners:
         raise InputError("Diagnostics of local steps work in one process only: run without torchrun, or without them.")
-    check_pretraining(settings.channel, pretrain is not None)
     clients = make_clients(problem, data, settings, out, listeners, ranks, engine)
     directory = None if out is None or not ranks.first else RunDirectory(out)
     journal = Journal(directory, callbacks if ranks.first else (), ranks, kept=out is not None)
@@ -102,13 +101,8 @@ def make_clients(
     make_engine: MakeEngine | None = None,
 ) -> Clients:
     """Return the clients of a run, on its device, with the engine that fits the ranks."""
-    try:
-        device = torch.device(settings.device)
-        if device.type == "meta":
-            raise RuntimeError("it holds no numbers")
-        problem = problem.to(device)
-    except (RuntimeError, AssertionError, TypeError) as error:
-        raise InputError(f"The device {settings.device!r} cannot be used: {error}") from None
+    device = device_of(settings, problem)
+    problem = problem.to(device)
     data = data.to(device, problem.x0.dtype)
     side = ClientSide(
         oracles=Oracles(problem),
