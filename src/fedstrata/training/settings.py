@@ -12,7 +12,7 @@ import torch
 from fedstrata.clients.channel import PLAIN, Channel
 from fedstrata.clients.cohort import Weighting
 from fedstrata.clients.faults import Faults
-from fedstrata.core.errors import InputError, unknown
+from fedstrata.core.errors import InputError, invalid, unknown
 from fedstrata.core.options import Options, explained, options_of, param
 from fedstrata.data.sampling import SAMPLINGS
 
@@ -75,10 +75,12 @@ def takes_settings(function: F) -> F:
         chosen = {name: keywords.pop(name) for name in options_of(Settings) if name in keywords}
         if isinstance(chosen.get("device"), torch.device):
             chosen["device"] = str(chosen["device"])
-        if chosen and "settings" in keywords:
+        settings = keywords.pop("settings", None)
+        if chosen and settings is not None:
             raise InputError(f"Pass either settings or {', '.join(chosen)}, not both.")
-        keywords.setdefault("settings", Settings(**chosen))
-        return function(*args, **keywords)
+        if settings is not None and not isinstance(settings, Settings):
+            raise invalid("settings", type(settings).__name__, "a Settings of fedstrata.training.settings, or left out")
+        return function(*args, settings=Settings(**chosen) if settings is None else settings, **keywords)
 
     parameters = [p.replace(default=None) if p.name == "settings" else p for p in own.parameters.values()]
     parameters += [field.replace(kind=inspect.Parameter.KEYWORD_ONLY) for field in fields]
