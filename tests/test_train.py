@@ -582,6 +582,55 @@ def test_a_state_with_tuples_is_resumed(tmp_path: Path) -> None:
         ALGORITHMS.pop("traces")
 
 
+class Unannotated(NamedTuple):
+    x: torch.Tensor
+    parts: tuple[torch.Tensor, ...] = ()
+
+
+def _no_annotation(self, x, y, clients):  # type: ignore[no-untyped-def]
+    return Unannotated(x, (x,))
+
+
+def _wrong_annotation(self, x, y, clients) -> fs.State:  # type: ignore[no-untyped-def]
+    return Unannotated(x, (x,))  # type: ignore[return-value]
+
+
+def _unknown_annotation(self, x, y, clients) -> Nowhere:  # type: ignore[no-untyped-def, name-defined]  # noqa: F821
+    return Unannotated(x, (x,))
+
+
+def _empty_tuple(self, x, y, clients) -> Unannotated:  # type: ignore[no-untyped-def]
+    return Unannotated(x)
+
+
+@pytest.mark.parametrize(
+    ("start", "message"),
+    [
+        (_no_annotation, r"def start\(self, x, y, clients\) -> Unannotated\. Got no annotation\."),
+        (_wrong_annotation, r"def start\(self, x, y, clients\) -> Unannotated\. Got State\."),
+        (_unknown_annotation, r"The annotations of start of odd cannot be read: name 'Nowhere' is not defined\."),
+        (_empty_tuple, "The tuple parts in the state of odd is empty"),
+    ],
+)
+def test_a_state_that_a_checkpoint_cannot_restore_is_refused_at_the_start(
+    start: Any, message: str, tmp_path: Path
+) -> None:
+    class Odd(fs.Algorithm):
+        name = "odd"
+
+        def round(self, s: Any, clients: fs.Clients) -> Any:
+            return s
+
+    Odd.start = start  # type: ignore[method-assign]
+    try:
+        q = fs.quadratic(clients=2)
+        fs.train(q.problem, q.data, Odd(), rounds=1)  # without a directory there are no checkpoints
+        with pytest.raises(fs.FedstrataError, match=message):
+            fs.train(q.problem, q.data, Odd(), rounds=1, out=tmp_path / "run")
+    finally:
+        ALGORITHMS.pop("odd")
+
+
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
@@ -912,12 +961,15 @@ def test_a_model_with_tied_weights_is_saved_and_resumed(tmp_path: Path) -> None:
     assert torch.equal(model.b.weight, model.a.weight) and not torch.equal(model.a.weight, problem.x0[:16].view(4, 4))
 
 
-def test_a_problem_without_a_model_saves_its_state(tmp_path: Path) -> None:
-    q = fs.quadratic(clients=3, dimension=4, samples=2)
-    run = fs.train(q.problem, q.data, SCAFFOLD, rounds=2, out=tmp_path / "run")
+@pytest.mark.parametrize("algorithm", [SCAFFOLD, fs.MFCGD(average=True, gamma=0.02), fs.LocalSGDA()])
+def test_a_problem_without_a_model_saves_its_solution(algorithm: fs.Algorithm, tmp_path: Path) -> None:
+    make = {"scaffold": fs.quadratic, "mfcgd": fs.composition, "local_sgda": fs.quadratic_saddle}[algorithm.name]
+    q = make(clients=3)
+    run = fs.train(q.problem, q.data, algorithm, rounds=3, out=tmp_path / "run")
     saved = load_file(tmp_path / "run" / "model.safetensors")
-    assert set(saved) == {"x", "c"}
-    assert torch.equal(saved["x"], run.x)
+    assert torch.equal(saved.pop("x"), run.x)
+    assert torch.equal(saved.pop("y"), run.y) if run.y is not None else "y" not in saved
+    assert not saved
     with pytest.raises(fs.InputError, match="has no model"):
         run.model()
 
@@ -1064,6 +1116,32 @@ def test_a_custom_evaluation_is_what_is_recorded(tmp_path: Path) -> None:
     assert "measured_on" not in run.summary
 
 
+BAD_MEASURES: list[tuple[Any, str]] = [
+    (None, r"The result of evaluate must be a table of numbers by name, \{'loss': 0\.5\}\. Got 'NoneType'\."),
+    ({"loss": "low"}, r"The measure 'loss' of evaluate must be a number\. Got 'low'\."),
+    ({"loss": torch.ones(2)}, r"The measure 'loss' of evaluate must be a number\. Got tensor"),
+    ({1: 0.5}, r"The result of evaluate must be a table of numbers by name"),
+    ({"round": 7.5}, r"The name of a measure must be another than those of the row: round, .* Got 'round'\."),
+    ({"seconds": 7.5}, r"Got 'seconds'\. \(evaluate\)"),
+]
+
+
+@pytest.mark.parametrize(("measures", "message"), BAD_MEASURES)
+def test_what_is_not_a_measure_is_refused(measures: Any, message: str) -> None:
+    with pytest.raises(fs.InputError, match=message):
+        train(2, evaluate=lambda *_: measures)
+
+
+def test_a_measure_may_be_anything_that_is_one_number() -> None:
+    measures = {"a": np.float32(0.5), "b": torch.tensor(0.5), "c": True, "finite": 3}
+    row = train(1, evaluate=lambda *_: measures).history[-1]
+    assert {name: row[name] for name in measures} == {"a": 0.5, "b": 0.5, "c": 1.0, "finite": 3.0}
+
+
+def test_settings_that_are_none_are_the_defaults(straight: fs.Run) -> None:
+    assert_same(train(6, settings=None), straight)
+
+
 @pytest.mark.parametrize(
     ("rounds", "eval_every", "expected"),
     [(1, None, [0, 1]), (7, 3, [0, 3, 6, 7]), (40, None, list(range(0, 41, 2)))],
@@ -1177,6 +1255,8 @@ BAD_OPTIONS: list[tuple[dict[str, Any], str]] = [
     ({"algorithm": fs.FedAvg}, r"The algorithm must be an Algorithm, e\.g\. fs\.FedAvg\(lr=0\.1\)"),
     ({"algorithm": "fedavg"}, r"The algorithm must be an Algorithm"),
     ({"problem": nn.Linear(4, 3)}, r"The problem must be a fedstrata Problem, e\.g\. fs\.erm\(model\)\. Got 'Linear'"),
+    ({"evaluate": 3}, r"The evaluate must be a function \(problem, data, x, y\) .* Got 'int'\."),
+    ({"evaluate": fs.Evaluation}, r"The evaluate must be a function .* Got 'the class Evaluation'\."),
     ({"data": [1, 2]}, r"The data must be FederatedData: call \.split\(\.\.\.\) on a data set first\. Got 'list'"),
 ]
 
@@ -1194,6 +1274,12 @@ def test_a_bad_argument_is_refused_before_anything_is_written(
     with pytest.raises(fs.InputError, match=message):
         fs.train(**arguments, out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+def test_settings_must_be_settings() -> None:
+    problem, data = smooth_example()
+    with pytest.raises(fs.InputError, match=r"The settings must be a Settings .*, or left out\. Got 'dict'\."):
+        fs.train(problem, data, SCAFFOLD, settings={"rounds": 2})
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")

@@ -20,7 +20,7 @@ from fedstrata.training.callbacks import Callback
 from fedstrata.training.checkpoint import Checkpoint
 from fedstrata.training.run import Run
 from fedstrata.training.rundir import RunDirectory
-from fedstrata.training.states import state_of, tensors_of
+from fedstrata.training.states import state_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -163,14 +163,15 @@ class Journal:
             self.directory.checkpoints.save(saved, complete)
         engine.saved(done)
 
-    def finish(self, run: Run, algorithm: Algorithm, state: Any) -> None:
-        """Write the model, the summary and the plot."""
+    def finish(self, run: Run) -> None:
+        """Write the model, or without one the solution, the summary and the plot."""
         from fedstrata.training.plots import plot
 
         if self.directory is None:
             return
         flat = run.problem.flat
-        self.directory.write_model(flat.state_dict(run.x[: flat.size]) if flat else tensors_of(algorithm, state))
+        solution = {"x": run.x} if run.y is None else {"x": run.x, "y": run.y}
+        self.directory.write_model(flat.state_dict(run.x[: flat.size]) if flat else solution)
         self.directory.write_summary(run.summary)
         plot({run.summary["algorithm"]: [run.history]}, self.directory.path / "plot.png")
 

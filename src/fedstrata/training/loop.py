@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -13,15 +14,16 @@ from fedstrata.algorithms.algorithm import Algorithm
 from fedstrata.clients.clients import Clients
 from fedstrata.clients.faults import QuorumError
 from fedstrata.clients.privacy import epsilon
-from fedstrata.core.errors import Diverged, FedstrataError
+from fedstrata.core.errors import Diverged, FedstrataError, invalid
 from fedstrata.core.files import Row
 from fedstrata.problems.problem import Problem
 from fedstrata.training.journal import Journal
 from fedstrata.training.metrics.evaluation import Evaluate, Evaluator
+from fedstrata.training.metrics.measures import Measures
 from fedstrata.training.rounds import one_round, prepare, start
 from fedstrata.training.run import Run
 from fedstrata.training.settings import Settings
-from fedstrata.training.states import shapes_of, tensors_of
+from fedstrata.training.states import check_restorable, shapes_of, tensors_of
 
 
 class Loop:
@@ -75,7 +77,7 @@ class Loop:
                     tensors = tensors_of(self.algorithm, self.state)
                     journal.checkpoint(self.done, self.seconds(), tensors, self.clients)
             result = Run(*self.solution(), journal.history, self.summary(), self.problem)
-            journal.finish(result, self.algorithm, self.state)
+            journal.finish(result)
         except QuorumError as error:
             journal.faults(self.clients)
             raise QuorumError(f"{error}{journal.last_checkpoint}") from None
@@ -96,6 +98,8 @@ class Loop:
         if not self.done:
             self.state = start(self.algorithm, self.clients)
             tensors_of(self.algorithm, self.state)
+            if self.journal.kept:
+                check_restorable(self.algorithm, self.state)
             self._check_dtypes("start", {"x": self.algorithm.solution(self.state)[0]}, {"x": self.problem.x0})
 
     def round(self) -> None:
@@ -134,12 +138,13 @@ class Loop:
     def measure(self) -> None:
         """Evaluate, and record the row."""
         row: Row = {"round": self.done, **self.used()}
+        finite = True
         if self.ranks.first:
-            measures = self.evaluation(self.problem, self.data, *self.solution())
-            row["finite"] = math.isfinite(measures.get("loss", 0.0))
-            row |= {k: float(v) for k, v in measures.items() if math.isfinite(v)}
-        row = self.ranks.from_first(row)
-        if not row.pop("finite"):
+            measures = _numbers(self.evaluation(self.problem, self.data, *self.solution()), row)
+            row |= {name: value for name, value in measures.items() if math.isfinite(value)}
+            finite = math.isfinite(measures.get("loss", 0.0))
+        row, finite = self.ranks.from_first((row, finite))
+        if not finite:
             raise self._diverged("the loss is NaN or infinite")
         self.journal.row(row)
 
@@ -199,3 +204,27 @@ class Loop:
     def _note(self) -> str:
         who = f"{self.clients.sampled} of {self.data.clients} clients per round"
         return f"{who}, {self.clients.engine.describe(self.settings.chunk, self.clients.sampled)}"
+
+
+def _numbers(measures: Any, row: Row) -> Measures:
+    """Return what an evaluation measured as numbers; raise if it is anything else, or named as a column of the row."""
+    wants = "a table of numbers by name, {'loss': 0.5}"
+    if not isinstance(measures, Mapping):
+        raise invalid("result of evaluate", type(measures).__name__, wants)
+    numbers = {}
+    for name, value in measures.items():
+        if not isinstance(name, str):
+            raise invalid("result of evaluate", measures, wants)
+        if name in row:
+            raise invalid("name of a measure", name, f"another than those of the row: {', '.join(row)}", "evaluate")
+        numbers[name] = _number(name, value)
+    return numbers
+
+
+def _number(name: str, value: Any) -> float:
+    try:
+        if not isinstance(value, str):
+            return float(value)
+    except (TypeError, ValueError, RuntimeError):  # a tensor of several numbers, for example
+        pass
+    raise invalid(f"measure {name!r} of evaluate", value, "a number")

@@ -24,13 +24,47 @@ def tensors_of(algorithm: Algorithm, state: Any) -> dict[str, torch.Tensor]:
 
 def state_of(algorithm: Algorithm, tensors: dict[str, torch.Tensor]) -> Any:
     """Return the state with these tensors; its class is the return annotation of the algorithm's ``start``."""
-    kind = get_type_hints(type(algorithm).start)["return"]
-    kind = State if kind is Any else kind
+    kind = _state_class(algorithm)
+    if kind is None:
+        raise _not_annotated(algorithm, "MyState", "no annotation")
     values: dict[str, Any] = {name: tensor for name, tensor in tensors.items() if "." not in name}
     for field in {name.partition(".")[0] for name in tensors} - set(values):
         length = sum(name.startswith(f"{field}.") for name in tensors)
         values[field] = tuple(tensors[f"{field}.{i}"] for i in range(length))
     return kind(**values)
+
+
+def _state_class(algorithm: Algorithm) -> Any:
+    """Return the class that ``start`` is annotated with; None if it has no annotation."""
+    try:
+        kind = get_type_hints(type(algorithm).start).get("return")
+    except NameError as error:
+        raise FedstrataError(
+            f"The annotations of start of {algorithm.name} cannot be read: {error}. Define or import the name at the "
+            "top of the module."
+        ) from None
+    return State if kind is Any else kind
+
+
+def _not_annotated(algorithm: Algorithm, wants: str, got: str) -> FedstrataError:
+    return FedstrataError(
+        f"start of {algorithm.name} must be annotated with the class of the state that it returns, which checkpoints "
+        f"are read into: def start(self, x, y, clients) -> {wants}. Got {got}."
+    )
+
+
+def check_restorable(algorithm: Algorithm, state: Any) -> None:
+    """Raise if a checkpoint of this state could not be read."""
+    kind = _state_class(algorithm)
+    if kind is not type(state):
+        got = "no annotation" if kind is None else getattr(kind, "__name__", repr(kind))
+        raise _not_annotated(algorithm, type(state).__name__, got)
+    empty = [name for name, value in state._asdict().items() if isinstance(value, tuple) and not value]
+    if empty:
+        raise FedstrataError(
+            f"The tuple {empty[0]} in the state of {algorithm.name} is empty, and a checkpoint could not be read: "
+            "leave out the field, or let it hold an empty tensor."
+        )
 
 
 def shapes_of(tensors: dict[str, torch.Tensor]) -> dict[str, tuple[int, ...]]:
