@@ -460,7 +460,9 @@ def test_without_any_good_checkpoint_the_run_stops_and_nothing_is_removed(tmp_pa
     for path in (tmp_path / "run" / "checkpoint").glob("*.json"):
         _empty(path)
     before = contents(tmp_path / "run")
-    with pytest.raises(fs.FedstrataError, match=r"All checkpoints in .* are damaged: cannot resume the run"):
+    with pytest.raises(
+        fs.FedstrataError, match=r"All checkpoints in .* are damaged: .* restore the directory from a copy, or start"
+    ):
         train(6, out=tmp_path / "run", resume=True)
     assert contents(tmp_path / "run") == before
 
@@ -501,7 +503,7 @@ def test_a_first_row_cut_off_by_a_kill_is_replaced(tmp_path: Path) -> None:
         path.unlink()
     (tmp_path / "run" / "metrics.jsonl").write_text('{"round": 0, "ste')
     run = train(2, out=tmp_path / "run", resume=True)
-    assert RunDirectory(tmp_path / "run").rows() == run.history
+    assert RunDirectory(tmp_path / "run").metrics.read() == run.history
 
 
 def test_a_run_of_another_format_is_not_resumed(tmp_path: Path) -> None:
@@ -582,6 +584,63 @@ def test_a_state_with_tuples_is_resumed(tmp_path: Path) -> None:
         ALGORITHMS.pop("traces")
 
 
+class Longer(NamedTuple):
+    x: torch.Tensor
+    trace: torch.Tensor
+
+
+def _another_state(self, x, y, clients) -> Longer:  # type: ignore[no-untyped-def]
+    return Longer(x, x)
+
+
+def _half(self, s):  # type: ignore[no-untyped-def]
+    return s.x[:2], None
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"start": _another_state}, r"has fields x, y, but the state of odd has trace, x\."),
+        ({"solution": _half}, r"has a solution x of 2 numbers, but x of the problem quadratic has 5\."),
+    ],
+)
+def test_a_checkpoint_of_another_state_says_what_differs(
+    changed: dict[str, Any], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Odd(fs.Algorithm):
+        name = "odd"
+
+        def round(self, s: Any, clients: fs.Clients) -> Any:
+            return s
+
+    q = fs.quadratic(clients=2, dimension=5)
+    try:
+        fs.train(q.problem, q.data, Odd(), rounds=2, out=tmp_path / "run")
+        for name, method in changed.items():
+            monkeypatch.setattr(Odd, name, method)
+        with pytest.raises(fs.InputError, match=rf"^The checkpoint {message} .* start a new run.*run\)$"):
+            fs.train(q.problem, q.data, Odd(), rounds=3, out=tmp_path / "run", resume=True)
+    finally:
+        ALGORITHMS.pop("odd")
+
+
+def test_warnings_of_a_resumed_run_point_at_its_caller(tmp_path: Path) -> None:
+    train(2, out=tmp_path / "run")
+    (tmp_path / "run" / "metrics.jsonl").unlink()
+    problem, data = smooth_example()
+    with pytest.warns(UserWarning, match="lacks 3 of the 3 rows") as caught:
+        fs.train(problem, data, SCAFFOLD, rounds=2, out=tmp_path / "run", resume=True, **OPTIONS)
+    assert [warning.filename for warning in caught] == [__file__]
+
+
+def test_tensors_that_share_memory_are_written_under_each_name(tmp_path: Path) -> None:
+    base = torch.arange(6.0)
+    tensors = {"a": base, "b": base, "c": base[2:4], "d": base.view(2, 3).T, "empty": base[:0], "none": base[:0]}
+    (tmp_path / "file").write_bytes(checkpoint.to_safetensors(tensors))
+    saved = load_file(tmp_path / "file")
+    assert saved.keys() == tensors.keys() and all(torch.equal(saved[name], tensors[name]) for name in tensors)
+
+
 class Unannotated(NamedTuple):
     x: torch.Tensor
     parts: tuple[torch.Tensor, ...] = ()
@@ -639,7 +698,7 @@ def test_a_state_that_a_checkpoint_cannot_restore_is_refused_at_the_start(
         (lambda s: s._replace(x=1.0), r"must be a NamedTuple of tensors. Got \{'x': 'float'"),
         (
             lambda s: s._replace(x=s.x.float()),
-            r"^round of odd must return a State whose x is torch.float64. Got torch.float32",
+            r"^round of odd must return a State whose x is torch.float64. Got torch.float32.*\(round 1\)$",
         ),
         (
             lambda s: s._replace(x=s.x.long()),

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fedstrata.core.errors import FedstrataError
-from fedstrata.core.files import append_rows, read_toml, write_atomically
+from fedstrata.core.files import Rows, read_toml, write_atomically
 
 FULL = Path("/dev/full")
 
@@ -21,7 +21,7 @@ def test_a_byte_order_mark_is_read_over(tmp_path: Path) -> None:
 @pytest.mark.skipif(not FULL.exists(), reason="needs /dev/full")
 def test_a_full_disk_is_an_error_that_names_the_file() -> None:
     with pytest.raises(FedstrataError, match=r"^The file /dev/full cannot be written: No space left on device\.$"):
-        append_rows(FULL, [{"round": 1}])
+        Rows(FULL).append({"round": 1})
 
 
 def test_a_failed_write_leaves_the_earlier_file_and_nothing_else(tmp_path: Path, monkeypatch) -> None:
@@ -35,3 +35,29 @@ def test_a_failed_write_leaves_the_earlier_file_and_nothing_else(tmp_path: Path,
     with pytest.raises(FedstrataError, match="state cannot be written: No space left on device"):
         write_atomically(file, b"after")
     assert file.read_bytes() == b"before" and list(tmp_path.iterdir()) == [file]
+
+
+def test_rows_are_read_appended_and_kept_up_to_a_round(tmp_path: Path) -> None:
+    rows = Rows(tmp_path / "rows.jsonl", "round")
+    assert rows.read() == rows.keep(3) == [] and not rows.path.exists()
+    rows.append({"round": 1, "loss": 0.5}, {"round": 2})
+    rows.append({"round": 3})
+    with rows.path.open("a") as file:
+        file.write('{"round": 4, "lo')  # cut off by a kill
+    assert rows.keep(2) == rows.read() == [{"round": 1, "loss": 0.5}, {"round": 2}]
+    rows.append({"round": 3})
+    assert [row["round"] for row in rows.read()] == [1, 2, 3]
+
+
+def test_a_row_without_its_whole_numbers_is_named_once_and_dropped(tmp_path: Path) -> None:
+    rows = Rows(tmp_path / "rows.jsonl", "round")
+    rows.append({"round": 1.5}, {"round": 2})
+    with pytest.warns(UserWarning, match=r"^Line 1 of .*rows.jsonl is damaged and left out\.$"):
+        assert rows.keep() == [{"round": 2}]
+    assert rows.read() == [{"round": 2}]
+
+
+def test_nan_in_a_row_is_refused_unless_allowed(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        Rows(tmp_path / "rows.jsonl").append({"loss": float("nan")})
+    Rows(tmp_path / "nan.jsonl", allow_nan=True).append({"loss": float("nan")})

@@ -61,7 +61,7 @@ def local(
     tell = (lambda _: None) if quiet else say
     try:
         summary = run_locally(config, nodes, folder, run, resume, progress(quiet), tell, context.obj or ())
-        print_run(summary, RunDirectory(run).rows(), out, as_json)
+        print_run(summary, RunDirectory(run).metrics.read(), out, as_json)
     finally:
         if out is None:
             shutil.rmtree(folder, ignore_errors=True)

@@ -61,26 +61,54 @@ def remove_leftovers(folder: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def read_rows(path: Path, *whole: str) -> list[Row]:
-    """Return the rows of a .jsonl file, each a table that has whole numbers under the keys ``whole``.
+class Rows:
+    """A .jsonl file of rows, each a table that has whole numbers under the keys ``whole``.
 
-    A last line that was cut off when the process was killed is left out; any other line that is not such a row is left
-    out with a warning.
+    NaN and infinity in a new row are errors unless ``allow_nan`` is set.
     """
-    rows: list[Row] = []
-    bad: list[str] = []
-    content = path.read_bytes() if path.exists() else b""
-    *lines, rest = content.split(b"\n")
-    for number, line in enumerate([*lines, rest] if rest else lines, 1):
-        row = _row(line)
-        if row is not None and all(isinstance(row.get(key), int) for key in whole):
-            rows.append(row)
-        elif number <= len(lines):
-            bad.append(str(number))
-    if bad:
-        what = f"Line {bad[0]} of {path} is" if len(bad) == 1 else f"Lines {listed(bad)} of {path} are"
-        warnings.warn(f"{what} damaged and left out.", stacklevel=2)
-    return rows
+
+    def __init__(self, path: Path, *whole: str, allow_nan: bool = False) -> None:
+        self.path, self._whole, self._allow_nan = path, whole, allow_nan
+
+    def read(self) -> list[Row]:
+        """Return the rows; none if there is no file.
+
+        A last line that was cut off when the process was killed is left out; any other line that is not such a row is
+        left out with a warning.
+        """
+        rows: list[Row] = []
+        bad: list[str] = []
+        content = self.path.read_bytes() if self.path.exists() else b""
+        *lines, rest = content.split(b"\n")
+        for number, line in enumerate([*lines, rest] if rest else lines, 1):
+            row = _row(line)
+            if row is not None and all(isinstance(row.get(key), int) for key in self._whole):
+                rows.append(row)
+            elif number <= len(lines):
+                bad.append(str(number))
+        if bad:
+            what = f"Line {bad[0]} of {self.path} is" if len(bad) == 1 else f"Lines {listed(bad)} of {self.path} are"
+            warnings.warn(f"{what} damaged and left out.", stacklevel=2)
+        return rows
+
+    def append(self, *rows: Row) -> None:
+        """Append rows."""
+        lines = self._lines(rows)
+        try:
+            with self.path.open("a") as file:
+                file.write(lines)
+        except OSError as error:
+            _cannot_write(self.path, error)
+
+    def keep(self, up_to: int | None = None) -> list[Row]:
+        """Drop the rows of rounds after ``up_to``, if given, and damaged lines; return the others."""
+        rows = [row for row in self.read() if up_to is None or row["round"] <= up_to]
+        if self.path.exists():
+            write_atomically(self.path, self._lines(rows).encode())
+        return rows
+
+    def _lines(self, rows: Iterable[Row]) -> str:
+        return "".join(json.dumps(row, allow_nan=self._allow_nan) + "\n" for row in rows)
 
 
 def _row(line: bytes) -> Row | None:
@@ -89,25 +117,6 @@ def _row(line: bytes) -> Row | None:
     except (ValueError, RecursionError):  # a UnicodeDecodeError is a ValueError too
         return None
     return row if isinstance(row, dict) else None
-
-
-def write_rows(path: Path, rows: Iterable[Row], allow_nan: bool = False) -> None:
-    """Write a .jsonl file with these rows; NaN and infinity are errors unless allowed."""
-    write_atomically(path, _lines(rows, allow_nan).encode())
-
-
-def append_rows(path: Path, rows: Iterable[Row], allow_nan: bool = False) -> None:
-    """Append rows to a .jsonl file; NaN and infinity are errors unless allowed."""
-    lines = _lines(rows, allow_nan)
-    try:
-        with path.open("a") as file:
-            file.write(lines)
-    except OSError as error:
-        _cannot_write(path, error)
-
-
-def _lines(rows: Iterable[Row], allow_nan: bool) -> str:
-    return "".join(json.dumps(row, allow_nan=allow_nan) + "\n" for row in rows)
 
 
 def read_toml(path: Path) -> dict[str, Any]:

@@ -18,7 +18,7 @@ def read_runs(paths: Iterable[Path]) -> dict[str, list[list[Row]]]:
     """Read the histories in run directories; those of one algorithm or variant share a label."""
     runs: dict[str, list[list[Row]]] = {}
     for path in paths:
-        history = RunDirectory(path).rows()
+        history = RunDirectory(path).metrics.read()
         if not history:
             hint = f" Did you mean {path}/*?" if any(path.glob("*/metrics.jsonl")) else ""
             raise InputError(f"There is no run with metrics in {path}.{hint}")

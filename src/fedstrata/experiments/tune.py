@@ -16,7 +16,7 @@ import tomli_w
 
 from fedstrata.algorithms.algorithm import ALGORITHMS
 from fedstrata.core.errors import Diverged, FedstrataError, InputError, invalid, unknown
-from fedstrata.core.files import Row, append_rows, read_rows, write_atomically, write_rows
+from fedstrata.core.files import Row, Rows, write_atomically
 from fedstrata.core.options import options_of
 from fedstrata.experiments import runs
 from fedstrata.experiments.build import Experiment, build_algorithm
@@ -225,14 +225,12 @@ class _Log:
     """The trials in ``folder``, including those of an interrupted search of the same experiment."""
 
     def __init__(self, folder: Path | None, config: Config) -> None:
-        self.path = None if folder is None else folder / "trials.jsonl"
+        self.file: Rows | None = None
         self.rows: list[Row] = []
-        if folder is None or self.path is None:
-            return
-        _claim(folder, json.dumps(config.to_toml("compare", "plot"), sort_keys=True))
-        if self.path.exists():
-            self.rows = read_rows(self.path)
-            write_rows(self.path, self.rows)
+        if folder is not None:
+            _claim(folder, json.dumps(config.to_toml("compare", "plot"), sort_keys=True))
+            self.file = Rows(folder / "trials.jsonl")
+            self.rows = self.file.keep()
 
     def find(self, trial: Row) -> Row | None:
         """Return the logged row of a trial, if there is one."""
@@ -240,8 +238,8 @@ class _Log:
 
     def append(self, row: Row) -> None:
         """Log a trial."""
-        if self.path is not None:
-            append_rows(self.path, [row])
+        if self.file is not None:
+            self.file.append(row)
 
 
 def _claim(folder: Path, settings: str) -> None:

@@ -135,13 +135,13 @@ class _Progress:
 
     def __init__(self, directory: RunDirectory, names: list[str], callbacks: Sequence[Callback]) -> None:
         self._directory, self._names, self._callbacks = directory, names, callbacks
-        self.rounds = {row["round"] for row in directory.rows()}
-        self._faults = set(map(Fault.of, directory.faults()))
+        self.rounds = {row["round"] for row in directory.metrics.read()}
+        self._faults = set(map(Fault.of, directory.faults.read()))
 
     def update(self) -> None:
         """Pass on the faults and evaluations since the last call."""
-        faults = [fault for fault in map(Fault.of, self._directory.faults()) if fault not in self._faults]
-        rows = [row for row in self._directory.rows() if row["round"] not in self.rounds]
+        faults = [fault for fault in map(Fault.of, self._directory.faults.read()) if fault not in self._faults]
+        rows = [row for row in self._directory.metrics.read() if row["round"] not in self.rounds]
         for callback in self._callbacks:
             for _, group in groupby(faults, key=lambda fault: fault.round):
                 callback.on_faults(list(group), self._names)

@@ -15,7 +15,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,9 +24,30 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 
-from fedstrata.core.errors import FedstrataError
+from fedstrata.core.errors import FedstrataError, InputError
 from fedstrata.core.files import sync, write_atomically
-from fedstrata.core.version import FORMAT
+from fedstrata.core.version import FORMAT, __version__
+
+
+def to_safetensors(tensors: Mapping[str, torch.Tensor]) -> bytes:
+    """Return tensors in the format of a .safetensors file; those that share memory are written once for each name."""
+    separate: dict[str, torch.Tensor] = {}
+    seen: set[int] = set()
+    for name, tensor in tensors.items():
+        tensor = tensor.detach().cpu().contiguous()
+        memory = tensor.untyped_storage().data_ptr()
+        separate[name] = tensor.clone() if memory in seen else tensor
+        seen.add(memory)
+    return save(separate)
+
+
+def check_format(what: str, found: object, writer: str) -> None:
+    """Raise if ``what`` is in another format than this version resumes; ``writer`` is the version that wrote it."""
+    if found != FORMAT:
+        raise InputError(
+            f"{what} was written by {writer}, in format {found}. This is fedstrata {__version__}, which resumes runs "
+            f"of format {FORMAT}. Finish the run with that version, or start a new one."
+        )
 
 
 class Damaged(FedstrataError):
@@ -103,7 +124,7 @@ class Checkpoints:
             sync(path)
 
     def _write(self, name: str, tensors: dict[str, torch.Tensor], durable: bool) -> dict[str, Any]:
-        content = save({k: v.detach().cpu().contiguous() for k, v in tensors.items()})
+        content = to_safetensors(tensors)
         path = self.folder / f"{name}.safetensors"
         write_atomically(path, content, durable)
         return {"file": path.name, "sha256": hashlib.sha256(content).hexdigest()}
@@ -131,23 +152,24 @@ class Checkpoints:
 
         Nothing is removed, and a file that cannot be read is an error.
         """
-        warnings: list[str] = []
+        damaged: list[str] = []
         for path in sorted(self.folder.glob("round-*.json"), reverse=True):
             try:
-                return self._load(path), warnings
+                saved = self._load(path)
             except Damaged as error:
-                warnings.append(f"Checkpoint {path} is damaged ({error}); falling back to the previous one.")
-        if warnings:
-            raise FedstrataError(f"All checkpoints in {self.folder} are damaged: cannot resume the run. {warnings[0]}")
+                damaged.append(f"Checkpoint {path} is damaged ({error})")
+            else:
+                return saved, [f"{what}; falling back to the previous one." for what in damaged]
+        if damaged:
+            raise FedstrataError(
+                f"All checkpoints in {self.folder} are damaged: cannot resume the run. {damaged[0]}. Nothing was "
+                "removed: restore the directory from a copy, or start a new run in another one."
+            )
         return None, []
 
     def _load(self, path: Path) -> Checkpoint:
         manifest = _read_manifest(path)
-        if manifest.get("format") != FORMAT:
-            raise FedstrataError(
-                f"The checkpoint {path} has the format {manifest.get('format', 1)}. This version of fedstrata reads "
-                f"format {FORMAT}."
-            )
+        check_format(f"The checkpoint {path}", manifest.get("format", 1), "another version of fedstrata")
         state = self._read(manifest["server"])
         for segment in manifest["clients"]:
             self._read(segment)  # check all before using any

@@ -16,7 +16,7 @@ import torch
 
 from fedstrata.core.clock import Clock
 from fedstrata.core.errors import InputError, invalid
-from fedstrata.core.files import Row, append_rows, read_rows, write_rows
+from fedstrata.core.files import Row, Rows
 from fedstrata.core.kinds import Limits
 from fedstrata.core.options import options, param
 from fedstrata.training.callbacks import Callback, Reports
@@ -51,7 +51,8 @@ class Diagnostics(Callback):
     ) -> None:
         self.norms, self.clients, self.rates, self.strict = norms, clients, rates, strict
         self.rounds = None if rounds is None else frozenset(rounds)
-        self.path = None if folder is None else Path(folder) / "diagnostics.jsonl"
+        path = None if folder is None else Path(folder) / "diagnostics.jsonl"
+        self.log = None if path is None else Rows(path, "round", allow_nan=True)
         self.rows: list[Row] = []
         self.title = "this algorithm"
         self._begin()
@@ -64,10 +65,9 @@ class Diagnostics(Callback):
     def on_start(self, title: str, done: int, rounds: int, note: str) -> None:
         """Load the rows of the finished rounds."""
         self.rows, self.title = [], title
-        if self.path is not None:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            self.rows = [r for r in read_rows(self.path, "round") if r["round"] <= done]
-            write_rows(self.path, self.rows, allow_nan=True)
+        if self.log is not None:
+            self.log.path.parent.mkdir(parents=True, exist_ok=True)
+            self.rows = self.log.keep(done)
         self._begin()
 
     def on_local_step(self, clock: Clock, ids: np.ndarray, reports: Reports) -> None:
@@ -105,16 +105,16 @@ class Diagnostics(Callback):
         kept = kept[: self.clients] if isinstance(self.clients, int) else kept
         new = [row, *(step for client in kept for step in self._norms[client])]
         self.rows += new
-        if self.path is not None:
-            append_rows(self.path, new, allow_nan=True)
+        if self.log is not None:
+            self.log.append(*new)
         self._begin()
 
     def on_end(self, run: Any) -> None:
         """Plot the diagnostics."""
-        if run is not None and self.path is not None and self.rows:
+        if run is not None and self.log is not None and self.rows:
             from fedstrata.training.plots import plot_diagnostics
 
-            plot_diagnostics(self.rows, self.path.with_suffix(".png"))
+            plot_diagnostics(self.rows, self.log.path.with_suffix(".png"))
 
 
 def _rows(name: str, reports: Reports, ids: np.ndarray) -> torch.Tensor:

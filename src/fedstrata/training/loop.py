@@ -12,22 +12,24 @@ import torch
 
 from fedstrata.algorithms.algorithm import Algorithm
 from fedstrata.clients.clients import Clients
+from fedstrata.clients.engine import Usage
 from fedstrata.clients.faults import QuorumError
 from fedstrata.clients.privacy import epsilon
-from fedstrata.core.errors import Diverged, FedstrataError, invalid
+from fedstrata.core.errors import Diverged, FedstrataError, invalid, within
 from fedstrata.core.files import Row
 from fedstrata.problems.problem import Problem
+from fedstrata.training.checkpoint import Checkpoint
 from fedstrata.training.journal import Journal
 from fedstrata.training.metrics.evaluation import Evaluate, Evaluator
 from fedstrata.training.metrics.measures import Measures
 from fedstrata.training.rounds import one_round, prepare, start
 from fedstrata.training.run import Run
 from fedstrata.training.settings import Settings
-from fedstrata.training.states import check_restorable, shapes_of, tensors_of
+from fedstrata.training.states import check_restorable, restored, shapes_of, tensors_of
 
 
 class Loop:
-    """A run in progress: ``done`` rounds are finished, ``state`` is the server's."""
+    """A run in progress: ``done`` rounds are finished, ``state`` is the server's, ``tensors`` are its named tensors."""
 
     def __init__(
         self,
@@ -43,6 +45,7 @@ class Loop:
         self.data = clients.engine.side.data
         self.ranks = journal.ranks
         self.state: Any = None
+        self.tensors: dict[str, torch.Tensor] = {}
         self.done = 0
         self.started = time.perf_counter()
 
@@ -51,12 +54,29 @@ class Loop:
         """The problem of the current round."""
         return self.clients.problem
 
-    def open(self, config: dict[str, Any], resume: bool) -> None:
-        """Start a run directory, or resume the run in it from its last checkpoint."""
-        resumed = self.journal.open(config, resume, self.settings.rounds, self.algorithm, self.clients)
-        if resumed is not None:
-            self.state, self.done = resumed.state, resumed.done
-            self.started -= resumed.seconds
+    def restore(self, saved: Checkpoint) -> None:
+        """Continue from a checkpoint."""
+        device, engine = self.problem.x0.device, self.clients.engine
+        self.tensors = {name: tensor.to(device) for name, tensor in saved.state.items()}
+        with within(self.journal.place):
+            self.state = restored(self.algorithm, self.problem, self.tensors)
+        for rows in saved.rows:
+            engine.side.state.load(rows, engine.mine)
+        counts = dict(saved.counts)
+        engine.restore(counts.pop("engine"))
+        self.clients.progress.iteration = counts.pop("iteration")
+        self.clients.usage = Usage(**counts)
+        self.done = saved.round
+        self.started -= saved.seconds
+        engine.saved(self.done)
+
+    def checkpoint(self) -> None:
+        """Write a checkpoint of the last finished round, if the run has a directory."""
+        if not self.journal.kept:
+            return
+        engine, iteration = self.clients.engine, self.clients.progress.iteration
+        counts = {**dataclasses.asdict(self.clients.usage), "iteration": iteration, "engine": engine.extra()}
+        self.journal.checkpoint(Checkpoint(self.done, self.tensors, counts, self.seconds()), engine)
 
     def run(self) -> Run:
         """Run the remaining rounds."""
@@ -74,8 +94,7 @@ class Loop:
                 if self._due():
                     self.measure()
                 if self.done % self.settings.checkpoint_every == 0 or self.done == rounds:
-                    tensors = tensors_of(self.algorithm, self.state)
-                    journal.checkpoint(self.done, self.seconds(), tensors, self.clients)
+                    self.checkpoint()
             result = Run(*self.solution(), journal.history, self.summary(), self.problem)
             journal.finish(result)
         except QuorumError as error:
@@ -97,7 +116,7 @@ class Loop:
         prepare(self.clients, max(0, self.done - 1))
         if not self.done:
             self.state = start(self.algorithm, self.clients)
-            tensors_of(self.algorithm, self.state)
+            self.tensors = tensors_of(self.algorithm, self.state)
             if self.journal.kept:
                 check_restorable(self.algorithm, self.state)
             self._check_dtypes("start", {"x": self.algorithm.solution(self.state)[0]}, {"x": self.problem.x0})
@@ -112,12 +131,13 @@ class Loop:
     def _accept(self, state: Any) -> None:
         """Count the round; raise if its state has other shapes or dtypes than before, or is not finite."""
         self.journal.faults(self.clients)
-        tensors = tensors_of(self.algorithm, state)
-        before = tensors_of(self.algorithm, self.state)
-        got, wants = shapes_of(tensors), shapes_of(before)
-        if got != wants:
-            raise FedstrataError(f"round of {self.algorithm.name} must return a State of {wants}. Got {got}.")
-        self._check_dtypes("round", tensors, before)
+        with within(f"round {self.done + 1}", FedstrataError):
+            tensors = tensors_of(self.algorithm, state)
+            got, wants = shapes_of(tensors), shapes_of(self.tensors)
+            if got != wants:
+                raise FedstrataError(f"round of {self.algorithm.name} must return a State of {wants}. Got {got}.")
+            self._check_dtypes("round", tensors, self.tensors)
+        self.tensors = tensors
         self.done += 1
         for name, value in tensors.items():
             if not bool(torch.isfinite(value).all()):

@@ -13,12 +13,11 @@ from typing import Any
 
 import tomli_w
 import torch
-from safetensors.torch import save
 
 from fedstrata.core.errors import InputError, invalid
-from fedstrata.core.files import Row, append_rows, read_rows, read_toml, remove_leftovers, write_atomically, write_rows
+from fedstrata.core.files import Row, Rows, read_toml, remove_leftovers, write_atomically
 from fedstrata.core.version import FORMAT, __version__
-from fedstrata.training.checkpoint import Checkpoints
+from fedstrata.training.checkpoint import Checkpoints, check_format, to_safetensors
 from fedstrata.training.fingerprint import refuse_other_settings
 
 try:
@@ -35,12 +34,17 @@ def started_by() -> str:
 
 
 class RunDirectory:
-    """The files of one run; another run never overwrites them."""
+    """The files of one run; another run never overwrites them.
+
+    metrics: one row per evaluation.
+    faults:  one row for each client that was left out: when and why.
+    """
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
-        self.metrics = self.path / "metrics.jsonl"
-        self.checkpoints = Checkpoints(self.path / "checkpoint", (self.metrics, self.path / "faults.jsonl"))
+        self.metrics = Rows(self.path / "metrics.jsonl", "round")
+        self.faults = Rows(self.path / "faults.jsonl", "round", "exchange", "client", "left_out")
+        self.checkpoints = Checkpoints(self.path / "checkpoint", (self.metrics.path, self.faults.path))
         self._handle: int | None = None
 
     def open(self, config: dict[str, Any], resume: bool) -> None:
@@ -106,42 +110,13 @@ class RunDirectory:
         config = {**config, "written_by": {"version": __version__, "format": FORMAT}}
         write_atomically(self.path / "config.toml", tomli_w.dumps(config).encode())
 
-    def rows(self) -> list[Row]:
-        """Return the rows of metrics.jsonl, without a line that a kill cut off; warn about other damaged lines."""
-        return read_rows(self.metrics, "round")
-
-    def faults(self) -> list[Row]:
-        """Return the lines of faults.jsonl: who was left out, when and why."""
-        return read_rows(self.path / "faults.jsonl", "round", "exchange", "client", "left_out")
-
-    def truncate(self, rows: list[Row]) -> None:
-        """Replace the rows of metrics.jsonl."""
-        write_rows(self.metrics, rows)
-
-    def append(self, row: Row) -> None:
-        """Append a row to metrics.jsonl."""
-        append_rows(self.metrics, [row])
-
-    def append_faults(self, rows: list[Row]) -> None:
-        """Append lines to faults.jsonl."""
-        append_rows(self.path / "faults.jsonl", rows)
-
-    def truncate_faults(self, rounds: int) -> list[Row]:
-        """Drop the lines of faults.jsonl after this round; return the rest."""
-        path = self.path / "faults.jsonl"
-        rows = [row for row in self.faults() if row["round"] <= rounds]
-        if path.exists():
-            write_rows(path, rows)
-        return rows
-
     def write_summary(self, summary: Row) -> None:
         """Write summary.json."""
         write_atomically(self.path / "summary.json", json.dumps(summary, indent=2).encode())
 
     def write_model(self, tensors: dict[str, torch.Tensor]) -> None:
-        """Write model.safetensors; tensors that share memory, such as tied weights, are written once for each name."""
-        content = save({k: v.detach().cpu().clone(memory_format=torch.contiguous_format) for k, v in tensors.items()})
-        write_atomically(self.path / "model.safetensors", content)
+        """Write model.safetensors."""
+        write_atomically(self.path / "model.safetensors", to_safetensors(tensors))
 
 
 def _check_format(config: dict[str, Any], path: Path) -> None:
@@ -150,9 +125,4 @@ def _check_format(config: dict[str, Any], path: Path) -> None:
     if not isinstance(writer, dict) or not {"version", "format"} <= set(writer):
         wants = "a table with the version and the format that wrote the run"
         raise invalid("key written_by", writer, wants, f"{path / 'config.toml'}")
-    if writer["format"] != FORMAT:
-        raise InputError(
-            f"The run in {path} was written by fedstrata {writer['version']}, in format {writer['format']}. This is "
-            f"fedstrata {__version__}, which resumes runs of format {FORMAT}. Finish the run with that version, or "
-            "start a new one."
-        )
+    check_format(f"The run in {path}", writer["format"], f"fedstrata {writer['version']}")

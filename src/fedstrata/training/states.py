@@ -7,7 +7,8 @@ from typing import Any, get_type_hints
 import torch
 
 from fedstrata.algorithms.algorithm import Algorithm, State
-from fedstrata.core.errors import FedstrataError
+from fedstrata.core.errors import FedstrataError, InputError
+from fedstrata.problems.problem import Problem
 
 
 def tensors_of(algorithm: Algorithm, state: Any) -> dict[str, torch.Tensor]:
@@ -65,6 +66,29 @@ def check_restorable(algorithm: Algorithm, state: Any) -> None:
             f"The tuple {empty[0]} in the state of {algorithm.name} is empty, and a checkpoint could not be read: "
             "leave out the field, or let it hold an empty tensor."
         )
+
+
+def restored(algorithm: Algorithm, problem: Problem, tensors: dict[str, torch.Tensor]) -> Any:
+    """Return the state of a checkpoint; raise if it is not a state of this algorithm on this problem."""
+    found = sorted({name.partition(".")[0] for name in tensors})
+    fields = sorted(getattr(_state_class(algorithm), "_fields", found))
+    if found != fields:
+        raise _other_state(f"fields {', '.join(found)}", f"the state of {algorithm.name} has {', '.join(fields)}")
+    state = state_of(algorithm, tensors)
+    x, y = algorithm.solution(state)
+    sizes = {"x": (x, problem.x0), "y": (y, problem.x0[:0] if problem.y0 is None else problem.y0)}
+    for name, (value, start) in sizes.items():
+        if value is not None and value.shape != start.shape:
+            what = f"a solution {name} of {value.numel()} numbers"
+            raise _other_state(what, f"{name} of the problem {problem.name} has {start.numel()}")
+    return state
+
+
+def _other_state(has: str, wants: str) -> InputError:
+    return InputError(
+        f"The checkpoint has {has}, but {wants}. Resume the run with the algorithm and the problem that it was started "
+        "with, or start a new run in another directory."
+    )
 
 
 def shapes_of(tensors: dict[str, torch.Tensor]) -> dict[str, tuple[int, ...]]:

@@ -83,7 +83,9 @@ def train(
     try:
         if out is not None:
             config = settings_of(problem, data, algorithm, settings) if config is None else config
-            loop.open({**config, "digest": digest_of(problem, data)}, resume)
+            saved = journal.open({**config, "digest": digest_of(problem, data)}, resume, settings.rounds)
+            if saved is not None:
+                loop.restore(saved)
         with torch.no_grad(), prepared(settings.threads):
             return loop.run()
     finally:
