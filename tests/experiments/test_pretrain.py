@@ -448,6 +448,9 @@ def test_another_algorithm_keeps_the_rounds_and_what_is_shared(write) -> None:
         **{"algorithm": "fedprox", "lr": 0.3, "mu": 0.5},
     }
     assert read(path, ["pretrain={rounds=2}"]).pretrain.to_table() == {"rounds": 2, "algorithm": "fedavg"}
+    chosen = "[variants.prox.pretrain]\nalgorithm = 'fedprox'\nlr = 0.2\nmu = 0.1\n"
+    changed = read(write("[pretrain]\nrounds = 7\n", chosen), ["pretrain.algorithm=scaffold"]).variant("prox")
+    assert changed.pretrain.to_table() == {"rounds": 7, "algorithm": "scaffold", "lr": 0.2}
 
 
 # --- tuning ----------------------------------------------------------------------------------------------------------

@@ -441,6 +441,12 @@ def test_another_algorithm_on_the_command_line_keeps_only_what_is_shared(write):
     assert read(path, ["algorithm.name=nonsense"]).algorithm.name == "nonsense"
 
 
+def test_every_key_that_applies_to_a_folder_is_written() -> None:
+    table = {"folder": "sites", "directory": "cache", "holdout": 0.2, "support": 0.1, "auxiliary": 0, "seed": 3}
+    written = parse({"data": table}, "here").to_toml()["data"]
+    assert written == {k: v for k, v in table.items() if k != "auxiliary"}
+
+
 def test_what_is_set_on_the_command_line_wins(tmp_path: Path) -> None:
     path = tmp_path / "file.toml"
     path.write_text(

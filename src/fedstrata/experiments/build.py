@@ -14,7 +14,7 @@ from fedstrata.core.options import check, options_of
 from fedstrata.data import SETS, Dataset, FederatedData, load
 from fedstrata.data.partitions import partition_named
 from fedstrata.experiments.config import Config
-from fedstrata.experiments.schema import DataTable, ModelTable
+from fedstrata.experiments.schema import WITH_FOLDER, DataTable, ModelTable
 from fedstrata.models import zoo
 from fedstrata.problems import PROBLEMS, ProblemKind
 from fedstrata.problems.problem import Problem
@@ -122,8 +122,7 @@ def build_data(config: Config) -> FederatedData:
 
 def _from_folder(table: DataTable, folder: str, seed: int) -> FederatedData:
     default = DataTable()
-    used = ("folder", "directory", "seed", "holdout", "support")
-    unused = [k for k in options_of(DataTable) if k not in used and getattr(table, k) != getattr(default, k)]
+    unused = [k for k in options_of(DataTable) if k not in WITH_FOLDER and getattr(table, k) != getattr(default, k)]
     if unused:
         raise InputError(f"data.folder has one file per client: leave out data.{', data.'.join(unused)}.")
     data = FederatedData.from_folder(folder)

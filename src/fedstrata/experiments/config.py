@@ -15,8 +15,9 @@ from fedstrata.core.errors import InputError, invalid, unknown, within
 from fedstrata.core.files import flatten, read_toml
 from fedstrata.core.options import Options, check, options_of, param
 from fedstrata.experiments import overlay
-from fedstrata.experiments.overlay import Tables, shared_options, slug
+from fedstrata.experiments.overlay import Tables, slug
 from fedstrata.experiments.schema import (
+    WITH_FOLDER,
     AlgorithmTable,
     CompareTable,
     DataTable,
@@ -70,8 +71,7 @@ class Config(Options, owner="the configuration"):
         unset = [name for name in OPTIONAL if getattr(self, name) == getattr(default, name)]
         tables = {k: v for k, v in self.to_table().items() if k not in (*WRITTEN, *unset, *without)}
         if self.data.folder is not None and "data" in tables:
-            used = ("folder", "holdout", "support", "seed")
-            tables["data"] = {k: v for k, v in tables["data"].items() if k in used}
+            tables["data"] = {k: v for k, v in tables["data"].items() if k in WITH_FOLDER}
         if self.brings_data:
             tables = {k: v for k, v in tables.items() if k not in ("data", "model")}
         return tables
@@ -101,12 +101,12 @@ class Config(Options, owner="the configuration"):
         own = self.algorithms.get(name, {})
         if name == self.algorithm.name:
             return own | self.algorithm.options
-        return shared_options(self.algorithm.options, name) | own
+        return overlay.applicable("algorithm", self.algorithm.options, name) | own
 
     def problem_options_of(self, name: str) -> dict[str, Any]:
         """Return the options of ``[problem]`` that another problem also has."""
-        accepted = PROBLEMS.find(name).options
-        return {k: v for k, v in self.problem.options.items() if k in accepted}
+        PROBLEMS.find(name)
+        return overlay.applicable("problem", self.problem.options, name)
 
     def with_algorithm(self, name: str, options: dict[str, Any] | None = None) -> Config:
         """Return the same experiment with another algorithm, with all of its options in ``[algorithm]``."""
@@ -189,9 +189,9 @@ def parse(raw: Tables, where: str) -> Config:
 
 def _with_names(raw: Tables) -> Tables:
     """Return the tables with default names filled in, so that a preset that changes a name is detected."""
-    tables = (DataTable, ModelTable, ProblemTable, AlgorithmTable)
-    names = {k: o.default.name for k, o in options_of(Config).items() if isinstance(o.default, tables)}
-    return {k: {"name": names[k], **v} if k in names and isinstance(v, dict) else v for k, v in raw.items()}
+    declared = options_of(Config)
+    names = {kind: {key: getattr(declared[kind].default, key)} for kind, key in overlay.NAMES.items()}
+    return {k: {**names[k], **v} if k in names and isinstance(v, dict) else v for k, v in raw.items()}
 
 
 def import_file(path: Path) -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 import tomllib
+from collections.abc import Iterable
 from typing import Any
 
 from fedstrata.algorithms.algorithm import ALGORITHMS
 from fedstrata.core.errors import InputError, invalid, unknown
 from fedstrata.core.options import options_of
-from fedstrata.experiments.schema import PretrainTable
 from fedstrata.problems import PROBLEMS
 
 Tables = dict[str, Any]
@@ -18,10 +18,30 @@ SHARED = ("lr", "dual_lr", "steps", "server_lr", "weight_decay")
 """Hyperparameters with the same meaning in every algorithm, which a comparison may share; Greek letters vary."""
 
 
-def shared_options(options: Tables, name: str) -> Tables:
-    """Return the options of one algorithm that also apply to another one, ``name``."""
-    own = options_of(ALGORITHMS[name])
-    return {k: v for k, v in options.items() if k in SHARED and k in own}
+NAMES = {"data": "name", "model": "name", "problem": "name", "algorithm": "name", "pretrain": "algorithm"}
+"""The tables with the options of a named object, and the key of its name."""
+
+
+def applicable(kind: str, options: Tables, name: str) -> Tables:
+    """Return the options of ``[algorithm]``, ``[problem]`` or ``[pretrain]`` that also apply to another ``name``.
+
+    If the name is unknown, these are all of them, since the experiment will be refused.
+    """
+    if name not in (PROBLEMS if kind == "problem" else ALGORITHMS):
+        return options
+    if kind == "problem":
+        kept: Iterable[str] = PROBLEMS[name].options
+    else:
+        kept = {*SHARED} & {*options_of(ALGORITHMS[name])} | ({"rounds"} if kind == "pretrain" else set())
+    return {k: v for k, v in options.items() if k in kept}
+
+
+def _rename(tables: Tables, kind: str, name: Any) -> Tables:
+    """Return the tables with another name in ``[kind]``, and only the options that apply to it."""
+    old, key = tables.get(kind), NAMES[kind]
+    if not isinstance(old, dict) or not isinstance(name, str) or name == old.get(key):
+        return tables
+    return {**tables, kind: {**applicable(kind, old, name), key: name}}
 
 
 def merge(base: Tables, over: Tables) -> Tables:
@@ -44,19 +64,9 @@ def _names_another(old: Tables, new: Tables) -> bool:
 
 def merge_experiment(base: Tables, over: Tables) -> Tables:
     """Merge tables of an experiment; a new algorithm of ``[pretrain]`` keeps the rounds and the shared options."""
-    return merge(_with_pretrainer_of(over, base), over)
-
-
-def _with_pretrainer_of(over: Tables, base: Tables) -> Tables:
-    """Return ``base`` with the algorithm of ``[pretrain]`` in ``over``, and only the options that apply to it."""
-    old, new = base.get("pretrain"), over.get("pretrain")
+    new = over.get("pretrain")
     name = new.get("algorithm") if isinstance(new, dict) else None
-    if not isinstance(old, dict) or not isinstance(name, str) or name not in ALGORITHMS:
-        return base
-    if name == old.get("algorithm", PretrainTable().algorithm):
-        return base
-    rounds = {k: v for k, v in old.items() if k == "rounds"}
-    return {**base, "pretrain": {**rounds, "algorithm": name, **shared_options(old, name)}}
+    return merge(_rename(base, "pretrain", name), over)
 
 
 # --- presets ----------------------------------------------------------------------------------------------------------
@@ -96,7 +106,7 @@ def override(raw: Tables, text: str) -> Tables:
     keeps only the options that apply to it.
     """
     path, value = _parsed(text)
-    raw = _put_over(_with_pretrainer_of(_put({}, path, value, text), raw), path, value, text)
+    raw = _put_over(raw, path, value, text)
     variants = raw.get("variants")
     if isinstance(variants, dict):
         own = {
@@ -135,19 +145,9 @@ def _sets(tables: Any, path: list[str]) -> bool:
 
 def _put_over(tables: Tables, path: list[str], value: Any, text: str) -> Tables:
     """Return the tables with a new value for a key; a new name keeps only the options that apply to it."""
-    kind = path[0]
-    if path[1:] == ["name"] and isinstance(tables.get(kind), dict) and value != tables[kind].get("name"):
-        tables = {**tables, kind: _applicable(kind, value, tables[kind])}
+    if path in (["algorithm", "name"], ["problem", "name"], ["pretrain", "algorithm"]):
+        tables = _rename(tables, path[0], value)
     return _put(tables, path, value, text)
-
-
-def _applicable(kind: str, name: Any, options: Tables) -> Tables:
-    """Return the options that also apply to the algorithm or problem called ``name``."""
-    if kind == "algorithm" and name in ALGORITHMS:
-        return shared_options(options, name)
-    if kind == "problem" and name in PROBLEMS:
-        return {k: v for k, v in options.items() if k in PROBLEMS[name].options}
-    return options
 
 
 def _put(tables: Tables, path: list[str], value: Any, text: str) -> Tables:

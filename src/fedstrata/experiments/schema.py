@@ -93,6 +93,10 @@ class DataTable(Options, owner="the data table"):
     seed: int | None = param(None, "random seed of the data; by default that of the run", least=0)
 
 
+WITH_FOLDER = ("folder", "directory", "holdout", "support", "seed")
+"""The keys of ``[data]`` that apply to data of one's own, in ``data.folder``."""
+
+
 class CompareTable(Options, owner="the compare table"):
     """How ``fedstrata compare`` and ``fedstrata reproduce`` repeat runs."""
 

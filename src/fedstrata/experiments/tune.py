@@ -21,7 +21,7 @@ from fedstrata.core.options import options_of
 from fedstrata.experiments import runs
 from fedstrata.experiments.build import Experiment, build_algorithm
 from fedstrata.experiments.config import Config
-from fedstrata.experiments.overlay import merge
+from fedstrata.experiments.overlay import Tables, merge
 from fedstrata.experiments.pretrain import Pretraining
 from fedstrata.experiments.runs import Say, candidates, check_all, labelled
 from fedstrata.experiments.schema import AlgorithmTable
@@ -29,8 +29,6 @@ from fedstrata.training.callbacks import Callback
 from fedstrata.training.metrics import catalogue
 from fedstrata.training.metrics.catalogue import RANKING
 from fedstrata.training.run import Run
-
-Options = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -47,7 +45,7 @@ class Tuned:
     trials: dict[str, list[Row]]
 
     @cached_property
-    def best(self) -> dict[str, Options]:
+    def best(self) -> dict[str, Tables]:
         """The options of the best trial, by label.
 
         Those of an algorithm are complete, so that a comparison fills in none from ``[algorithm]``.
@@ -136,11 +134,11 @@ def latin_hypercube(ranges: dict[str, tuple[float, float]], trials: int, seed: i
     return [{n: float(f"{c[i]:.4g}") for n, c in columns.items()} for i in range(trials)]
 
 
-def as_options(config: Config, point: dict[str, float]) -> Options:
+def as_options(config: Config, point: dict[str, float]) -> Tables:
     """Return a point of the search as options: integers rounded, and schedules scaled instead of replaced."""
     name = config.algorithm.name
     current = config.options_of(name)
-    options: Options = {}
+    options: Tables = {}
     for option in options_of(ALGORITHMS[name]).values():
         if option.name not in point:
             continue
@@ -216,7 +214,7 @@ def _sorted(rows: list[Row], measure: str | None, label: str) -> list[Row]:
     return sorted(rows, key=lambda r: math.inf if r["measures"] is None else sign * _value(r, measure, label))
 
 
-def _all_options(config: Config, name: str, options: Mapping[str, Any]) -> Options:
+def _all_options(config: Config, name: str, options: Mapping[str, Any]) -> Tables:
     table = build_algorithm(config.with_algorithm(name, dict(options))).to_table()
     return {k: v for k, v in table.items() if k != "name"}
 
