@@ -85,7 +85,7 @@ class Dataset:
                  not occur, or if class labels are floats such as 0.0, 1.0, 2.0.
         name:    the name of the set in messages and tables.
         """
-        tests = ((), ()) if test is None else intake.two_arrays(test, f"the test part of {name}")
+        tests: tuple[Any, Any] = ((), ()) if test is None else intake.two_arrays(test, f"the test part of {name}")
         data = Dataset(name, inputs, targets, *tests, 0 if classes is None else classes, keys)
         if classes is not None:
             return data

@@ -12,7 +12,6 @@ from fedstrata.data.dataset import Dataset
 from fedstrata.data.download import SOURCES, Directory, Progress, data_directory, find, locate
 from fedstrata.data.sets.common import SETS, build, split, split_and_standardise
 
-
 _ADULT_NUMBERS = (0, 2, 4, 10, 11, 12)
 _ADULT_WIDTH = 15
 BANK_HEADER = (

@@ -31,7 +31,7 @@ def reply_to(text: str, arrays: list[np.ndarray], experiment: str, node: Mapping
     """Do what a message asks for; return the signed reply, which names the error if it failed.
 
     experiment: the experiment of the app, as TOML.
-    node:       the node's configuration: data, key, state, import.
+    node:       the node's configuration: data, key, state, import, pool.
     """
     message: dict[str, Any] = json.loads(text)
     answer: list[np.ndarray] = []

@@ -23,6 +23,11 @@ def path_of(node: Mapping[str, Any], name: str) -> Path:
     return Path(str(node[name])).expanduser()
 
 
+def pools(node: Mapping[str, Any]) -> bool:
+    """Whether the node's configuration lets its client answer with collections to be pooled."""
+    return str(node.get("pool", True)).lower() != "false"  # Flower passes the configuration on as text
+
+
 @dataclass(frozen=True)
 class NodeData:
     """The data on this node: (inputs, targets) to train on, for the inner levels, and to test on."""

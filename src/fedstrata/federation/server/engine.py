@@ -88,6 +88,7 @@ class Federated(Engine):
             rejoins=request.rejoins,
             work=f"{QUERY if request.query else ''}{request.name}",
             learned=None if self.learned is None else self.learned.tolist(),
+            pool=request.pool,
         )
         clients = np.unique(request.cohort[request.places]).tolist()
         return {k: replace(call, client=k, kept=self._kept.get(k), oldest=self._oldest.get(k)) for k in clients}
