@@ -105,7 +105,7 @@ class Inject(Options, owner="the injected faults"):
     def spoil(self, value: Any, kinds: Sequence[str | None]) -> tuple[Any, np.ndarray]:
         """Return an answer [C, ...] with the fault of each row applied, and a mask of the rows of the wrong shape.
 
-        The engine makes those rows wrong, or drops them. NaN in whole numbers is such a fault too, since they have none.
+        The engine makes those rows wrong, or drops them. Whole numbers have no NaN: they get the wrong shape instead.
         """
         if not any(leaf.is_floating_point() for leaf in tree_leaves(value)):
             kinds = ["garbage" if kind == "nan" else kind for kind in kinds]
