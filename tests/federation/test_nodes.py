@@ -19,7 +19,7 @@ from fedstrata.experiments.build import Experiment
 from fedstrata.federation import keys, wire
 from fedstrata.federation.deploy import save_arrays
 from fedstrata.federation.experiment import check_config
-from fedstrata.federation.node.data import NodeData, place
+from fedstrata.federation.node.data import NodeData, federated_view
 from fedstrata.federation.server import data as server_data
 from fedstrata.federation.server.nodes import Roster
 from fedstrata.federation.wire import Call, Reply
@@ -260,7 +260,7 @@ def test_a_node_holds_its_share_of_every_class_out() -> None:
     targets = torch.from_numpy(np.random.default_rng(0).permutation(np.repeat([0, 1], [48, 2])))
     own = NodeData((torch.arange(50.0)[:, None], targets), None, None)
     call = Call("work", "run", client=1, clients=3, classes=2)
-    data = place(own, call, made(CANCER, {"data": {"holdout": 0.5, "support": 0.5}}))
+    data = federated_view(own, call, made(CANCER, {"data": {"holdout": 0.5, "support": 0.5}}))
     assert data.client_test is not None and data.support is not None
     assert data.client_test.class_counts.tolist() == [[0, 0], [24, 1], [0, 0]]
     assert data.sizes.tolist() == [0, 25, 0] and data.support.sizes.tolist() == [0, 12, 0]

@@ -21,7 +21,7 @@ from fedstrata.experiments.build import Experiment
 from fedstrata.experiments.config import Config, parse
 from fedstrata.federation import keys, wire
 from fedstrata.federation.experiment import import_modules, plain_evaluation
-from fedstrata.federation.node.data import describe, path_of, place, read_data
+from fedstrata.federation.node.data import describe, federated_view, path_of, read_data
 from fedstrata.federation.node.faults import NoAnswer
 from fedstrata.federation.node.work import Header, work
 from fedstrata.federation.wire import Call, Reply
@@ -66,7 +66,7 @@ def _answer(
     own = read_data(node, config)
     if call.kind == "describe":
         return describe(own, config), []
-    data, content = place(own, call, config), wire.unpack(message.get("form"), arrays)
+    data, content = federated_view(own, call, config), wire.unpack(message.get("form"), arrays)
     if call.kind == "measure":
         return _measure(config, data, content), []
     if call.kind == "work":

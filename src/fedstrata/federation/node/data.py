@@ -1,4 +1,4 @@
-"""The data of a node: read from its disk, described for the server, and placed among the data of all clients."""
+"""The data of a node: read from its disk, described for the server, and seen as those of one client among all."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def describe(own: NodeData, config: Config) -> dict[str, Any]:
     }
 
 
-def place(own: NodeData, call: Call, config: Config) -> FederatedData:
+def federated_view(own: NodeData, call: Call, config: Config) -> FederatedData:
     """Return the data of all clients as this node sees them: its own rows, and none of the other clients."""
 
     def part(pair: intake.Pair) -> Part:
