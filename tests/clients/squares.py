@@ -57,8 +57,8 @@ class Recording(Clients):
         self.seen: list[tuple[Request, Answer]] = []
         super().__init__(*args)
 
-    def _exchange(self, work: Any, message: tuple[Any, ...], rejoins: bool = False) -> Exchange:
-        request = super()._exchange(work, message, rejoins).request
+    def _exchange(self, work: Any, message: tuple[Any, ...], **options: Any) -> Exchange:
+        request = super()._exchange(work, message, **options).request
         return _Recorded(self.engine, request, self.usage, self.faults, self.seen)
 
 

@@ -327,16 +327,19 @@ def test_a_client_drawn_twice_does_the_same_twice(chunk: int, policy: fs.Faults 
 @pytest.mark.parametrize(
     ("number", "probabilities", "message"),
     [
-        (0, None, "number of clients to choose must be at least 1"),
+        (0, None, "number of clients to choose must be a whole number of at least 1 and at most 5"),
+        (1.5, None, r"number of clients to choose must be a whole number .* Got 1\.5"),
+        (2.0, [0.2] * 5, r"number of clients to choose must be a whole number of at least 1\. Got 2\.0"),
+        (True, None, "number of clients to choose must be a whole number"),
         (6, None, "number of clients to choose must be"),
         (2, [0.5, 0.5], "probabilities must be"),
         (2, [0.5, 0.5, -0.5, 0.5, 0.0], "probabilities must be"),
         (2, [0.0] * 5, "probabilities must be"),
         (2, [0.2, 0.2, float("nan"), 0.2, 0.2], "probabilities must be"),
     ],
-    ids=["none", "more than there are", "too few", "negative", "all zero", "NaN"],
+    ids=["none", "a fraction", "a float", "a bool", "more than there are", "too few", "negative", "all zero", "NaN"],
 )
-def test_a_bad_choice_is_refused(number: int, probabilities: list[float] | None, message: str) -> None:
+def test_a_bad_choice_is_refused(number: Any, probabilities: list[float] | None, message: str) -> None:
     clients = make_clients(setting())
     with pytest.raises(fs.InputError, match=message):
         clients.choose(number, None if probabilities is None else np.array(probabilities))

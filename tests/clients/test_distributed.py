@@ -30,7 +30,7 @@ import fedstrata as fs
 from cases import one_per
 from clients.distributed_worker import BIG, CASES, CHAINS, PROBES, ROUNDS, STOP, WIDE, Outcome
 from fedstrata.algorithms import ALGORITHMS
-from fedstrata.clients.distributed import shared_out
+from fedstrata.clients.distributed import digit_bits, digits, from_digits, shared_out
 from fedstrata.clients.ranks import ALONE, joined
 from fedstrata.experiments.config import read
 from fedstrata.experiments.runs import run_config
@@ -157,6 +157,15 @@ def test_clients_keep_their_state_on_their_own_rank(launch: Launch) -> None:
 
 def test_every_algorithm_runs_on_ranks() -> None:
     assert {case.name for case in CASES.values() if case.ranks == 2} == set(ALGORITHMS)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 256, 257, 2000])
+def test_counts_are_exact_on_any_number_of_ranks(ranks: int) -> None:
+    bits = digit_bits(ranks)
+    total = torch.zeros_like(digits([0, 0], bits), dtype=torch.float32)
+    for _ in range(ranks):
+        total += digits([(1 << 48) - 1, 7], bits)
+    assert from_digits(total, bits) == [ranks * ((1 << 48) - 1), ranks * 7]
 
 
 # --- the verbs -------------------------------------------------------------------------------------------------------

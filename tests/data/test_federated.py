@@ -358,9 +358,11 @@ def test_split_follows_the_seed() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"clients": 0}, r"The number of clients must be a whole number of at least 1\. Got 0\."),
-        ({"clients": 2.0}, "number of clients must be a whole number"),
-        ({"clients": True}, "number of clients must be a whole number"),
+        ({"clients": 0}, r"The clients of the split must be a whole number of at least 1\. Got 0\."),
+        ({"clients": 2.0}, "clients of the split must be a whole number"),
+        ({"clients": True}, "clients of the split must be a whole number"),
+        ({"clients": 2, "seed": -1}, r"The seed of the split must be a whole number of at least 0\. Got -1\."),
+        ({"clients": 2, "seed": 0.5}, "seed of the split must be a whole number"),
         ({"clients": 2, "holdout": 1.0}, "holdout of the split must be"),
         ({"clients": 2, "holdout": -0.5}, "holdout of the split must be"),
         ({"clients": 2, "support": 1.5}, "support of the split must be"),

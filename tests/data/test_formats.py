@@ -13,11 +13,12 @@ import pytest
 
 from fedstrata.core.errors import InputError
 from fedstrata.data import formats, tables
+from fedstrata.data.sets import tabular
 
 ADULT = (
     "39, State-gov, 77516, Bachelors, 13, Never-married, Adm-clerical, Not-in-family, White, Male, 2174, 0, 40, Cuba, "
 )
-BANK_HEADER = ";".join(f'"{name}"' for name in tables.BANK_HEADER)
+BANK_HEADER = ";".join(f'"{name}"' for name in tabular.BANK_HEADER)
 BANK = '56;"maid";"married";"basic.4y";"no";"no";"no";"cell";"may";"mon";261;1;999;0;"none";1.1;93.9;-36.4;4.8;5191;'
 
 
@@ -175,7 +176,7 @@ def test_damaged_libsvm(write: Callable[..., Path], content: str, what: str) -> 
 
 @pytest.mark.parametrize("pack", [False, True])
 def test_adult(write: Callable[..., Path], pack: bool) -> None:
-    table = tables.adult(write(f"|1x3 Cross validator\n{ADULT}<=50K.\n{ADULT}>50K\n\n", pack=pack))
+    table = tabular.read_adult(write(f"|1x3 Cross validator\n{ADULT}<=50K.\n{ADULT}>50K\n\n", pack=pack))
     assert table.numbers.tolist() == [[39, 77516, 13, 2174, 0, 40]] * 2
     assert table.words[0].tolist() == [
         "State-gov",
@@ -191,7 +192,7 @@ def test_adult(write: Callable[..., Path], pack: bool) -> None:
 
 
 def test_bank(write: Callable[..., Path]) -> None:
-    table = tables.bank(write(f'{BANK_HEADER}\n{BANK}"yes"\n{BANK}"no"\n'))
+    table = tabular.read_bank(write(f'{BANK_HEADER}\n{BANK}"yes"\n{BANK}"no"\n'))
     assert table.numbers[0].tolist() == [56, 261, 1, 999, 0, 1.1, 93.9, -36.4, 4.8, 5191]
     assert table.words[1].tolist() == ["maid", "married", "basic.4y", "no", "no", "no", "cell", "may", "mon", "none"]
     assert table.targets.tolist() == [1, 0]
@@ -199,14 +200,14 @@ def test_bank(write: Callable[..., Path]) -> None:
 
 def test_damaged_tables(write: Callable[..., Path]) -> None:
     for reader, content, what in (
-        (tables.adult, f"{ADULT}>50K\n{ADULT}0, >50K", "row 2 has 16 fields instead of 15"),
-        (tables.adult, f"{ADULT}maybe", "row 1 has label 'maybe'"),
-        (tables.adult, f"x{ADULT}>50K", "a numeric column has an entry that is not a number"),
-        (tables.adult, "\n", "no rows"),
-        (tables.adult, b"\xff\xfe", "not UTF-8"),
-        (tables.bank, f'{BANK}"yes"', "first line must be the header age;job"),
-        (tables.bank, f'{BANK_HEADER}\n{BANK}"ja"', "label 'ja' instead of 'no' or 'yes'"),
-        (tables.bank, BANK_HEADER, "no rows"),
+        (tabular.read_adult, f"{ADULT}>50K\n{ADULT}0, >50K", "row 2 has 16 fields instead of 15"),
+        (tabular.read_adult, f"{ADULT}maybe", "row 1 has label 'maybe'"),
+        (tabular.read_adult, f"x{ADULT}>50K", "a numeric column has an entry that is not a number"),
+        (tabular.read_adult, "\n", "no rows"),
+        (tabular.read_adult, b"\xff\xfe", "not UTF-8"),
+        (tabular.read_bank, f'{BANK}"yes"', "first line must be the header age;job"),
+        (tabular.read_bank, f'{BANK_HEADER}\n{BANK}"ja"', "label 'ja' instead of 'no' or 'yes'"),
+        (tabular.read_bank, BANK_HEADER, "no rows"),
     ):
         path = write(content)
         refused(lambda reader=reader, path=path: reader(path), path, what)
@@ -223,7 +224,7 @@ def test_encode_uses_training_rows_only() -> None:
 
 
 def test_mammography(write: Callable[..., Path]) -> None:
-    table = tables.mammography(write("1,2,3,4,5,6.5,'-1'\n1,2,3,4,5,7,1\n"))
+    table = tabular.read_mammography(write("1,2,3,4,5,6.5,'-1'\n1,2,3,4,5,7,1\n"))
     assert table.numbers[:, -1].tolist() == [6.5, 7]
     assert table.targets.tolist() == [0, 1]
     for content, what in (
@@ -233,7 +234,7 @@ def test_mammography(write: Callable[..., Path]) -> None:
         ("", "no rows"),
     ):
         path = write(content)
-        refused(lambda path=path: tables.mammography(path), path, what)
+        refused(lambda path=path: tabular.read_mammography(path), path, what)
 
 
 def test_shakespeare(write: Callable[..., Path]) -> None:

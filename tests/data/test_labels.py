@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import fedstrata as fs
+from fedstrata.data import intake
 from fedstrata.experiments import config
 from fedstrata.experiments.build import build_data, build_model
 
@@ -138,13 +139,45 @@ def test_declared_classes_may_be_whole_floats() -> None:
     assert fs.FederatedData.from_datasets([list(zip(X, targets, strict=True))], classes=3).classes == 3
 
 
-@pytest.mark.parametrize("targets", [Y + 0.5, Y - 1, Y + 2], ids=["halves", "below", "above"])
-def test_floats_that_are_not_the_declared_classes_are_refused(targets: np.ndarray) -> None:
+@pytest.mark.parametrize(
+    "targets",
+    [Y + 0.5, Y - 1, Y + 2, Y.astype(int) - 1, Y.astype(np.int16) + 2, Y.astype(np.uint8) + 2],
+    ids=["halves", "below", "above", "integers below", "integers above", "bytes above"],
+)
+def test_numbers_that_are_not_the_declared_classes_are_refused(targets: np.ndarray) -> None:
     for build in (sites, lambda t, classes: fs.Dataset.from_arrays(X, t, classes=classes)):
         with pytest.raises(
             fs.InputError, match=r"The targets of .* must be whole numbers from 0 to 1, because classes=2"
         ):
             build(targets, classes=2)
+
+
+@pytest.mark.parametrize("classes", [-3, 2.0, True, "2"])
+def test_a_number_of_classes_that_is_none_is_refused(classes: Any) -> None:
+    message = r"The classes of the data.* must be a whole number of at least 0, where 0 means regression\. Got "
+    for build in (sites, lambda t, classes: fs.Dataset.from_arrays(X, t, classes=classes)):
+        with pytest.raises(fs.InputError, match=message):
+            build(Y, classes=classes)
+
+
+def test_integers_may_be_below_zero_unless_classes_are_declared() -> None:
+    targets = Y.astype(int) * 2 - 1
+    assert sites(targets).classes == fs.Dataset.from_arrays(X, targets).classes == 2
+    assert sites(targets, classes=0).classes == 0
+
+
+def test_rows_of_a_data_set_are_not_checked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    checks: list[str] = []
+    original = intake.pair
+
+    def counted(arrays: Any, what: str, *rest: Any, **options: Any) -> intake.Pair:
+        checks.append(what)
+        return original(arrays, what, *rest, **options)
+
+    monkeypatch.setattr(intake, "pair", counted)
+    whole = fs.Dataset.from_arrays(X, np.arange(60) % 3, test=(X, np.arange(60) % 3), name="mine")
+    whole.subset(50).imbalance(0.2).split("iid", clients=2, holdout=0.2)
+    assert checks == ["the data set mine", "the test part of mine"]
 
 
 def test_a_folder_with_float_labels(tmp_path: Path) -> None:

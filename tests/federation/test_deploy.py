@@ -398,6 +398,7 @@ def test_node_starts_a_supernode_that_listens_on_loopback(
     ("text", "said"),
     [
         ("data = 3\n", "must contain data = "),
+        ("data = 'd'\nkey = 'k'\nstate = 's'\npool = 'no'\n", "The pool of a node must be true or false. Got 'no'"),
         ("date = 'x'\n", "Did you mean 'data'"),
         ("data = 'nothing.npz'\nkey = 'nothing.key'\nstate = 's'\n", "There is no nothing.npz"),
         ("no toml", "is not valid TOML"),

@@ -19,7 +19,7 @@ from fedstrata.experiments.build import Experiment
 from fedstrata.federation import keys, wire
 from fedstrata.federation.deploy import save_arrays
 from fedstrata.federation.experiment import check_config
-from fedstrata.federation.node.data import NodeData, place
+from fedstrata.federation.node.data import NodeData, federated_view
 from fedstrata.federation.server import data as server_data
 from fedstrata.federation.server.nodes import Roster
 from fedstrata.federation.wire import Call, Reply
@@ -260,7 +260,7 @@ def test_a_node_holds_its_share_of_every_class_out() -> None:
     targets = torch.from_numpy(np.random.default_rng(0).permutation(np.repeat([0, 1], [48, 2])))
     own = NodeData((torch.arange(50.0)[:, None], targets), None, None)
     call = Call("work", "run", client=1, clients=3, classes=2)
-    data = place(own, call, made(CANCER, {"data": {"holdout": 0.5, "support": 0.5}}))
+    data = federated_view(own, call, made(CANCER, {"data": {"holdout": 0.5, "support": 0.5}}))
     assert data.client_test is not None and data.support is not None
     assert data.client_test.class_counts.tolist() == [[0, 0], [24, 1], [0, 0]]
     assert data.sizes.tolist() == [0, 25, 0] and data.support.sizes.tolist() == [0, 12, 0]
@@ -326,6 +326,51 @@ def test_a_node_of_another_version_with_the_same_message_format_takes_part_and_i
     sites(FEDAVG).again(change=change).serve(tmp_path / "run", say=said.append)
     assert said == [f"node1 runs fedstrata 0.0.7, but the server runs fedstrata {fs.__version__}"]
     assert not sites(FEDAVG).faults(tmp_path / "run")
+
+
+# --- collections to pool ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def pooling(monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
+    """FedAvg that pools two numbers of each client; returns the pools."""
+    pools: list[torch.Tensor] = []
+
+    @remote
+    def local(self: fs.FedAvg, client: fs.Client, x: torch.Tensor) -> torch.Tensor:
+        return torch.stack([x[:, 0], client.sizes.to(x)], 1)
+
+    def round(self: fs.FedAvg, s: Any, clients: fs.Clients) -> Any:
+        pools.append(clients.pool(self.local, s.x, limit=2))
+        return s
+
+    monkeypatch.setattr(fs.FedAvg, "local", local)
+    monkeypatch.setattr(fs.FedAvg, "round", round)
+    return pools
+
+
+@pytest.mark.parametrize("setting", [None, True, "True", False, "False"], ids=str)
+def test_a_node_may_refuse_to_send_collections(
+    setting: Any, pooling: list[torch.Tensor], sites: Callable[[Tables], Site], tmp_path: Path
+) -> None:
+    nodes = sites(FEDAVG)
+    here = nodes.here
+    own = {} if setting is None else {"pool": setting}
+    nodes.here = lambda node: here(node) | (own if node == 1 else {})  # type: ignore[method-assign]
+    nodes.serve(tmp_path / "run")
+    refuses = str(setting) == "False"
+    assert [len(pool) for pool in pooling] == [4 if refuses else 6] * 2
+    faults = nodes.faults(tmp_path / "run")
+    assert [(fault["name"], fault["kind"]) for fault in faults] == [("node1", "error")] * (2 if refuses else 0)
+    assert all("(pool = false). local of fedavg asks for them." in fault["detail"] for fault in faults)
+
+
+def test_a_node_sends_no_collection_above_the_limit(
+    pooling: list[torch.Tensor], sites: Callable[[Tables], Site]
+) -> None:
+    assert set(call(sites(FEDAVG), pool=2)) >= {"form", "steps"}
+    answer = call(sites(FEDAVG), pool=1)
+    assert answer == {"error": "The size of a collection to pool must be at most 1 numbers per client. Got 2."}
 
 
 # --- errors in a client's work ----------------------------------------------------------------------------------------

@@ -201,8 +201,11 @@ def test_the_shape_of_earlier_answers_counts_even_if_most_nodes_change_it(
     assert run.summary["left_out"] == {"node1": 1, "node2": 1}
 
 
-@pytest.mark.parametrize("steps", [{"epochs": 1}, 2, {"initial": 2, "base": 2.0}], ids=["epochs", "number", "interval"])
-@pytest.mark.parametrize("alone", [False, True], ids=["among others", "alone"])
+@pytest.mark.parametrize(
+    ("steps", "alone"),
+    [({"epochs": 1}, False), ({"epochs": 1}, True), (2, False), ({"initial": 2, "base": 2.0}, False)],
+    ids=["epochs", "epochs of one node alone", "number", "interval"],
+)
 def test_no_node_can_hurry_the_clock_of_a_schedule(
     steps: Any, alone: bool, sites: Callable[[Tables], Site], tmp_path: Path
 ) -> None:
@@ -229,6 +232,23 @@ def test_no_node_can_hurry_the_clock_of_a_schedule(
     assert run.summary["left_out"] == {"node1": 1} and run.summary["steps"] < 1000
     (fault,) = nodes.faults(tmp_path / "run")
     assert fault["kind"] == "type" and "reported 2147483647 local steps" in fault["detail"]
+
+
+@pytest.mark.parametrize("steps", [2, {"epochs": 0.1}], ids=["number", "epochs"])
+def test_the_steps_of_a_loop_need_not_be_an_option(
+    steps: Any, sites: Callable[[Tables], Site], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @fs.remote
+    def local(self: fs.FedAvg, client: fs.Client, x: torch.Tensor) -> torch.Tensor:
+        k = client.variables(x=x)
+        for _ in client.loop(50, k):
+            k.x = k.x - 0.01 * client.grads(k.x, client.draw())
+        return k.x - x
+
+    monkeypatch.setattr(fs.FedAvg, "local", local)
+    tables = {**FEDAVG, "algorithm": {"name": "fedavg", "steps": steps}, "train": {"rounds": 1, "weighting": "samples"}}
+    nodes = sites(tables)
+    assert nodes.serve(tmp_path / "run").summary["steps"] == 50 and not nodes.faults(tmp_path / "run")
 
 
 def parcel(**parts: Any) -> Change:
@@ -298,6 +318,34 @@ def test_the_largest_answer_can_be_set(sites: Callable[[Tables], Site], tmp_path
     with pytest.raises(fs.QuorumError, match="more than 1,000"):
         nodes.serve(tmp_path / "run")
     assert {f["kind"] for f in nodes.faults(tmp_path / "run")} == {"size"}
+
+
+@pytest.mark.parametrize("max_bytes", [None, 10**7], ids=["by default", "set"])
+def test_the_largest_answer_of_a_channel_can_be_set(
+    max_bytes: int | None, sites: Callable[[Tables], Site], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @fs.remote
+    def local(self: fs.FedAvg, client: fs.Client, x: torch.Tensor) -> torch.Tensor:
+        return torch.zeros(len(client), 600_000)
+
+    monkeypatch.setattr(fs.FedAvg, "local", local)
+    monkeypatch.setattr(fs.FedAvg, "round", lambda self, s, clients: (clients.mean(self.local, s.x), s)[1])
+    faults = {"timeout": 0.3, "retries": 0} | ({} if max_bytes is None else {"max_bytes": max_bytes})
+    nodes = sites({**FEDAVG, "channel": {"compress": "top_k", "top": 0.1}, "faults": faults})
+    if max_bytes is None:
+        with pytest.raises(fs.QuorumError, match="announced an answer that is too large"):
+            nodes.serve(tmp_path / "run")
+    else:
+        nodes.serve(tmp_path / "run")
+        assert not nodes.faults(tmp_path / "run")
+
+
+def test_the_largest_packed_answer_may_be_smaller_than_the_unpacked_one(
+    sites: Callable[[Tables], Site], tmp_path: Path
+) -> None:
+    nodes = sites({**PACKED, "faults": {"timeout": 0.3, "retries": 0, "max_bytes": 2000}})
+    nodes.serve(tmp_path / "run")
+    assert not nodes.faults(tmp_path / "run")
 
 
 @pytest.mark.slow

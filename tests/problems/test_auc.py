@@ -508,7 +508,8 @@ INPUTS = RNG.normal(size=(6, 3))
 def test_data_that_do_not_fit_are_refused(
     outputs: int, inputs: Any, targets: Any, classes: int | None, message: str, p: float | None
 ) -> None:
-    data = fs.FederatedData.from_arrays([(inputs, targets)] * 2, classes=classes, name="arrays")
+    data = fs.FederatedData.from_arrays([(inputs, targets)] * 2, name="arrays")
+    data = data if classes is None else replace(data, classes=classes)  # as a node may count too few
     with pytest.raises(fs.InputError, match=message):
         fs.train(fs.auc(model(outputs), p=p), data, fs.LocalSGDA(), rounds=1)
 

@@ -3,7 +3,7 @@
 J. Xie, C. Zhang, Z. Shen, W. Liu, H. Qian, "CDMA: A Practical Cross-Device Federated
 Learning Algorithm for General Minimax Problems", AAAI 2023 (arXiv 2105.14216). Follows
 descriptions of the method, not the paper's own text, and was checked against the behaviour
-of the authors' public code (xjiajiahao/federated-minimax).
+of the authors' code (xjiajiahao/federated-minimax).
 
 Problem: min_x max_y mean_k f_k(x, y). Server: x, y and a gradient estimate G = (g_x, g_y).
 Round r has two cohorts and two exchanges:

@@ -2,7 +2,7 @@
 
 Z. Yuan, Z. Guo, Y. Xu, Y. Ying, T. Yang, "Federated Deep AUC Maximization for Heterogeneous
 Data with a Constant Communication Complexity", ICML 2021. Follows
-descriptions of the method and the behaviour of the authors' public script (LibAUC examples,
+descriptions of the method and the behaviour of the authors' code (LibAUC examples,
 script 06), NOT the paper's box, which has a server rate, control variates made from model
 differences and a prox centre per stage (unconfirmed).
 
@@ -22,7 +22,7 @@ since the last time. With LibAUC's margin form g_alpha = 2 (m + b - a) - 2 alpha
 
 Batches: (k, r, t), stream 0, t = 0 .. I - 1.
 
-What had to be decided (the script's behaviour is in brackets):
+What had to be decided (the behaviour of their code is in brackets):
 
 * Rounds are I steps long, and T0 must be a multiple of I. [The first exchange comes after one
   step, whose gradient is divided by I; the later ones every I steps from there.]
@@ -39,7 +39,7 @@ What had to be decided (the script's behaviour is in brackets):
 * v_ref starts as v. [It starts as noise of size 0.01.]
 * eta_g = 1 is plain averaging. [There is none; CDMA's port has one, makes the variates from
   model differences, recentres v_ref to v at every stage, and drops the variate of alpha.]
-* Partial participation is not in the script: c_k of the absent stay, c is the mean of all
+* Partial participation is not in their code: c_k of the absent stay, c is the mean of all
   N, and the means of v and alpha are over the cohort.
 * c = c_k = 0 at the start. ``control=False`` leaves them there.
 """

@@ -18,7 +18,7 @@ What had to be decided:
   eps; in Option 2 eps is added to the root. The two eps are not comparable.
 * Not taken word for word from the published listing; the comments state the algorithm
   in its notation but are not quotations.
-* No bias correction. The authors' program (jinghuichen/FedCAMS) has one: it divides m by
+* No bias correction. The authors' code (jinghuichen/FedCAMS) has one: it divides m by
   1 - beta1^t and the root of vhat by sqrt(1 - beta2^t), with the maximum taken before the
   correction; it starts vhat at a constant ``max_init`` and runs with eps = 0, which is how
   Option 1 appears there. Not done here.

@@ -1,7 +1,7 @@
 """FedAvg and FedOpt with local adaptivity (LaFedOPT), a slow float64 NumPy reference.
 
 J. Wang, Z. Xu, Z. Garrett, Z. Charles, L. Liu, G. Joshi, "Local Adaptivity in Federated
-Learning: Convergence and Consistency", 2021 (arXiv 2106.02305), and the authors' program
+Learning: Convergence and Consistency", 2021 (arXiv 2106.02305), and the authors' code
 (google-research/federated, folder local_adaptivity), which the corrections follow.
 
 A client starts each round with a fresh optimiser, m = 0 and v = v0, and does
@@ -29,14 +29,14 @@ applied by SGD, x <- x + server_lr Delta, or by Adam as in FedAdam.
 What had to be decided:
 
 * C carries no learning rate, also when the rate varies within the round.
-* "none" (no correction) is not in the authors' program, whose correction is joint or
+* "none" (no correction) is not in the authors' code, whose correction is joint or
   local.
-* No bias correction. The program takes its optimisers from Keras, and Keras's Adam
+* No bias correction. Their code takes its optimisers from Keras, and Keras's Adam
   corrects the bias of m and v in the step, while P, S and C are made of the uncorrected
   v. Not taken word for word from the paper.
-* adagrad ignores ``beta1``, as the program does. Its v0 is 0 here, 0.1 by default in
+* adagrad ignores ``beta1``, as their code does. Its v0 is 0 here, 0.1 by default in
   Keras. sign(0) = 0.
-* The program guards divisions by zero by answering 0; here eps > 0 and at least one
+* Their code guards divisions by zero by answering 0; here eps > 0 and at least one
   local step are required, so that nothing vanishes.
 * Server Adam: m_s starts at 0, v_s at tau^2, no bias correction, tau outside the root.
 """

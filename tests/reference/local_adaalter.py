@@ -18,7 +18,7 @@ What had to be decided:
   in its notation but are not quotations.
 * AdaAlter: the step is taken before its own squared gradient is added, t' eps^2 standing
   in for the t' squared gradients that are not yet in B^2. t' starts at 1 in each round.
-* The authors' program (xcgoner/AISTATS2020-AdaAlter-GluonNLP) confirms the step with the
+* The authors' code (xcgoner/AISTATS2020-AdaAlter-GluonNLP) confirms the step with the
   old accumulator, the accumulation aside and the two means, but divides by
   sqrt(B^2 + eps) without t' and without squaring eps (its eps is 1), and starts B^2 at 0.
   Not done here. It also begins with a fully synchronous warm-up.

@@ -2,7 +2,7 @@
 
 L. Wang, S. Xu, X. Wang, Q. Zhu, "Addressing Class Imbalance in Federated Learning", AAAI 2021.
 Follows a description of the method [A], not the paper's own text, and was checked against the
-authors' public program [code] (repository balanced-fl/Addressing-Class-Imbalance-FL, folder
+authors' code [code] (repository balanced-fl/Addressing-Class-Imbalance-FL, folder
 FEMNIST-4-Losses). [2024] is the paper of LocalSMCGDAM, which uses the method as a baseline.
 
 FedAvg with momentum SGD on the weighted cross-entropy, one weight per class. Every round the

@@ -205,7 +205,7 @@ def start_node(
 def _node_settings(path: Path) -> dict[str, str]:
     """Read the settings of a node; raise now if they would fail at its first message."""
     table = read_toml(path)
-    allowed = ("data", "key", "state", "import")
+    allowed = ("data", "key", "state", "import", "pool")
     for name in table:
         if name not in allowed:
             raise unknown("setting of a node", name, allowed, str(path))
@@ -215,6 +215,8 @@ def _node_settings(path: Path) -> dict[str, str]:
         table[name] = str(Path(table[name]).expanduser())
     if not isinstance(table.get("import", ""), str):
         raise invalid("import of a node", table["import"], "a path, or several separated by ':'", str(path))
+    if not isinstance(table.get("pool", True), bool):
+        raise invalid("pool of a node", table["pool"], "true or false", str(path))
     for name in ("data", "key"):
         if not Path(table[name]).exists():
             raise InputError(f"There is no {table[name]}, the {name} of the node in {path}.")

@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -103,8 +104,10 @@ class Clients:
         """
         number = len(self.cohort) if number is None else number
         most = self.total if probabilities is None else None
-        if number < 1 or (most is not None and number > most):
-            raise invalid("number of clients to choose", number, "at least 1" + (f", at most {most}" if most else ""))
+        whole = isinstance(number, Integral) and not isinstance(number, bool)
+        if not whole or number < 1 or (most is not None and number > most):
+            wants = "a whole number of at least 1" + (f" and at most {most}" if most else "")
+            raise invalid("number of clients to choose", number, wants)
         key = self._choice("choice")
         other = copy.copy(self)
         if probabilities is None:
@@ -230,17 +233,11 @@ class Clients:
     def pool(self, work: Work, *message: Any, limit: int = 1 << 20) -> Any:
         """Run ``work(client, *message)``, which returns collections [C, n, ...]; return them pooled: [cohort * n, ...].
 
-        A client may return at most ``limit`` numbers. Clients that were left out add nothing.
+        A client may return at most ``limit`` numbers. Clients that were left out add nothing. A node of a federation
+        may refuse to answer.
         """
-        rows = self._rows(work, message)
+        rows = self._rows(work, message, pool=limit)
         answered = torch.from_numpy(self._answered)
-        leaves = rows.leaves or []
-        if any(leaf.dim() < 2 for leaf in leaves):
-            shapes = [tuple(leaf.shape[1:]) for leaf in leaves]
-            raise invalid("shape of a client's collections to pool", shapes, "(n, ...)")
-        size = sum(leaf[0].numel() for leaf in leaves)
-        if size > limit:
-            raise invalid("size of a collection to pool", size, f"at most {limit} numbers per client")
         return tree_map(lambda leaf: leaf[answered].flatten(0, 1), rows.tree)
 
     def restore(self, work: Work, *message: Any) -> None:
@@ -270,10 +267,12 @@ class Clients:
         sizes = torch.from_numpy(self.engine.side.data.sizes[self.cohort]).double()
         return sizes / sizes.sum()
 
-    def _exchange(self, work: Work, message: tuple[Any, ...], rejoins: bool = False) -> Exchange:
+    def _exchange(
+        self, work: Work, message: tuple[Any, ...], rejoins: bool = False, pool: int | None = None
+    ) -> Exchange:
         places, answered = np.arange(len(self.cohort)), np.zeros(len(self.cohort), dtype=bool)
         clock, exchange = self.progress.now, self.progress.exchanges
-        request = Request(work, message, clock, exchange, self.cohort, places, answered, rejoins=rejoins)
+        request = Request(work, message, clock, exchange, self.cohort, places, answered, rejoins=rejoins, pool=pool)
         self.progress.exchanges += 1
         if self.unmarked is not None and not (is_remote(work) or request.query or request.label in self.unmarked):
             self.unmarked.add(request.label)
@@ -290,9 +289,9 @@ class Clients:
         self.progress.iteration += answers.used.steps
         return answers
 
-    def _rows(self, work: Work, message: tuple[Any, ...]) -> Reduced:
+    def _rows(self, work: Work, message: tuple[Any, ...], pool: int | None = None) -> Reduced:
         """Make one exchange; return every client's answer."""
-        exchange = self._exchange(work, message)
+        exchange = self._exchange(work, message, pool=pool)
         reduce.check_rows(self.engine.channel, exchange.request)
         return self._finish(reduce.rows(exchange))
 

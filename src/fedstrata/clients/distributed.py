@@ -22,10 +22,8 @@ from fedstrata.clients.faults import Fault, Faults
 from fedstrata.clients.ranks import Ranks, empty, form_of
 from fedstrata.clients.simulated import Simulated
 
-DIGIT = 1 << 16
-"""Counts are sent as digits of this base, which are exact in any floating-point buffer for up to 256 ranks."""
-
-DIGITS = 4
+EXACT_BITS, COUNT_BITS = 24, 64
+"""Whole numbers below 2^24 are exact in any floating-point buffer; a count is below 2^64."""
 
 
 class Distributed(Simulated):
@@ -77,13 +75,12 @@ class Distributed(Simulated):
         kinds = {leaf.dtype for leaf in leaves}
         dtype = kinds.pop() if len(kinds) == 1 else torch.float64
         dtype = dtype if dtype.is_floating_point else torch.float64
-        counts = [*_digits(used.bytes_up), *_digits(used.samples)]
+        bits = digit_bits(self.ranks.size)
         steps = [0] * self.ranks.size
         steps[self.ranks.rank] = used.steps
-        counted = torch.tensor([*counts, *(d for n in steps for d in _digits(n))], dtype=dtype)
+        counted = digits([used.bytes_up, used.samples, *steps], bits).to(dtype)
         buffer = self.ranks.sum(torch.cat([*(leaf.reshape(-1).to(dtype) for leaf in leaves), counted]))
-        numbers = buffer[-len(counted) :].double().reshape(-1, DIGITS) @ _POWERS
-        bytes_up, samples, *each = (int(n) for n in numbers.tolist())
+        bytes_up, samples, *each = from_digits(buffer[-len(counted) :], bits)
         parts = torch.split(buffer[: -len(counted)], [leaf.numel() for leaf in leaves])
         whole = [p.reshape(leaf.shape).to(leaf.dtype) for p, leaf in zip(parts, leaves, strict=True)]
         return whole, Usage(max(each), samples, bytes_up)
@@ -105,7 +102,22 @@ def shared_out(sizes: np.ndarray, ranks: int) -> np.ndarray:
     return out
 
 
-_POWERS = torch.tensor([float(DIGIT) ** i for i in range(DIGITS)], dtype=torch.float64)
+def digit_bits(ranks: int) -> int:
+    """Return the size of a digit in bits: counts are sent as digits whose sum over the ranks is exact."""
+    return min(16, EXACT_BITS - (ranks - 1).bit_length())
+
+
+def digits(counts: list[int], bits: int) -> torch.Tensor:
+    """Return the digits of ``bits`` bits of all counts, the lowest digit of each first."""
+    shifts = range(0, COUNT_BITS, bits)
+    return torch.tensor([(count >> shift) % (1 << bits) for count in counts for shift in shifts])
+
+
+def from_digits(sums: torch.Tensor, bits: int) -> list[int]:
+    """Return the counts of which these are the sums of the digits."""
+    shifts = range(0, COUNT_BITS, bits)
+    rows = sums.reshape(-1, len(shifts)).tolist()
+    return [sum(int(digit) << shift for digit, shift in zip(row, shifts, strict=True)) for row in rows]
 
 
 def _nothing(like: torch.Tensor, kind: str) -> torch.Tensor:
@@ -113,7 +125,3 @@ def _nothing(like: torch.Tensor, kind: str) -> torch.Tensor:
     if kind != "max":
         return torch.zeros_like(like)
     return torch.full_like(like, -math.inf if like.is_floating_point() else torch.iinfo(like.dtype).min)
-
-
-def _digits(number: int) -> list[int]:
-    return [(number >> (16 * i)) % DIGIT for i in range(DIGITS)]

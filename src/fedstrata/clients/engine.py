@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -17,7 +18,7 @@ from fedstrata.clients.faults import Fault, Faults, Kind
 from fedstrata.clients.privacy import Ledger
 from fedstrata.clients.queries import QUERIES
 from fedstrata.core.clock import Clock
-from fedstrata.core.errors import FedstrataError
+from fedstrata.core.errors import FedstrataError, invalid
 from fedstrata.problems.oracles import Oracles
 from fedstrata.problems.problem import Problem
 
@@ -45,6 +46,7 @@ class Request:
     answered: whose answers the server has accepted: a mask over the cohort, updated as answers arrive. What a client
               keeps in an exchange is stored only if its answer was accepted.
     rejoins:  whether the clients have lost some of what they kept, and keep it again; they still have the rest.
+    pool:     the largest number of numbers in a client's collections, if the answers are collections to pool.
     """
 
     work: Work
@@ -56,6 +58,7 @@ class Request:
     answered: np.ndarray
     attempt: int = 0
     rejoins: bool = False
+    pool: int | None = None
 
     @property
     def name(self) -> str:
@@ -85,6 +88,18 @@ class Request:
                 raise FedstrataError(
                     f"{self.label} must return tensors with a leading client axis of {clients}. Got {got}."
                 )
+        self.check_collections(answer)
+
+    def check_collections(self, answer: Any) -> None:
+        """Raise if the answers are to be pooled, and these are not collections or are too large."""
+        if self.pool is None:
+            return
+        shapes = [tuple(leaf.shape[1:]) for leaf in tree_leaves(answer)]
+        if () in shapes:
+            raise invalid("shape of a client's collections to pool", shapes, "(n, ...)")
+        size = sum(math.prod(shape) for shape in shapes)
+        if size > self.pool:
+            raise invalid("size of a collection to pool", size, f"at most {self.pool} numbers per client")
 
     def fault(self, client: int, kind: Kind, detail: str) -> Fault:
         """Return the fault of a client that is left out of this attempt."""

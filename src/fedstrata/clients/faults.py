@@ -12,6 +12,8 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any, ClassVar, Literal
 
 import numpy as np
+import torch
+from torch.utils._pytree import tree_leaves, tree_map
 
 from fedstrata.core import rng
 from fedstrata.core.errors import FedstrataError, invalid, listed
@@ -99,6 +101,23 @@ class Inject(Options, owner="the injected faults"):
     def factor_of(self, kind: str | None) -> float:
         """Return the factor by which a kind of fault multiplies an answer."""
         return {"scale": self.factor, "nan": math.nan}.get(kind or "", 1.0)
+
+    def spoil(self, value: Any, kinds: Sequence[str | None]) -> tuple[Any, np.ndarray]:
+        """Return an answer [C, ...] with the fault of each row applied, and a mask of the rows of the wrong shape.
+
+        The engine makes those rows wrong, or drops them. Whole numbers have no NaN: they get the wrong shape instead.
+        """
+        if not any(leaf.is_floating_point() for leaf in tree_leaves(value)):
+            kinds = ["garbage" if kind == "nan" else kind for kind in kinds]
+        factors = torch.tensor([self.factor_of(kind) for kind in kinds])
+        return tree_map(lambda leaf: _scaled(leaf, factors), value), np.array([kind == "garbage" for kind in kinds])
+
+
+def _scaled(leaf: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:
+    """Return a tensor [C, ...] with each row multiplied by its factor; integers are left unchanged."""
+    if not leaf.is_floating_point():
+        return leaf
+    return leaf * factors.to(leaf).view(-1, *[1] * (leaf.dim() - 1))
 
 
 class Faults(Options, owner="the faults"):

@@ -130,22 +130,11 @@ def _injected(
 def _spoil(request: Request, answer: Answer, kinds: dict[int, str], policy: Faults | None) -> Iterator[Answer | Fault]:
     """Yield the answer with the injected faults applied."""
     assert policy is not None and policy.inject is not None
-    injected = [kinds.get(place) for place in answer.places.tolist()]
-    if not any(leaf.is_floating_point() for leaf in tree_leaves(answer.value)):  # whole numbers have no NaN
-        injected = ["garbage" if kind == "nan" else kind for kind in injected]
-    factors = torch.tensor([policy.inject.factor_of(kind) for kind in injected])
-    value = tree_map(lambda leaf: scaled(leaf, factors), answer.value)
-    good = torch.tensor([kind != "garbage" for kind in injected])
-    for place in answer.places[~good.numpy()].tolist():
+    value, wrong = policy.inject.spoil(answer.value, [kinds.get(place) for place in answer.places.tolist()])
+    for place in answer.places[wrong].tolist():
         yield request.fault(int(request.cohort[place]), "shape", "answered with the wrong shape")
     whole = sum(leaf.numel() * leaf.element_size() for leaf in tree_leaves(value))
     sent = whole if answer.sent is None else answer.sent  # garbage is sent too
+    good = torch.from_numpy(~wrong)
     value = tree_map(lambda leaf: leaf[good], value)
-    yield Answer(answer.places[good.numpy()], value, answer.samples, answer.steps, sent)
-
-
-def scaled(leaf: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:
-    """Return a tensor [C, ...] with each row multiplied by its factor; integers are left unchanged."""
-    if not leaf.is_floating_point():
-        return leaf
-    return leaf * factors.to(leaf).view(-1, *[1] * (leaf.dim() - 1))
+    yield Answer(answer.places[~wrong], value, answer.samples, answer.steps, sent)

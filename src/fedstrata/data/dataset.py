@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import copy
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,8 @@ SUPPORT = param(0.0, "fraction of the rest, class by class, that only the inner 
 AUXILIARY = param(
     0, "training rows of each class that the server gets instead of the clients; `local_sgdm_rl` needs some", least=0
 )
+CLIENTS = param(..., "number of clients", least=1)
+SEED = param(0, "seed of all random choices", least=0)
 _AUXILIARY = 9
 """Separates the random choice of an auxiliary set from others with the same seed."""
 
@@ -48,6 +51,7 @@ class Dataset:
     origins: np.ndarray | None = None
 
     def __post_init__(self) -> None:
+        intake.check_classes(self.classes, f"the data set {self.name}")
         train = intake.pair((self.inputs, self.targets), f"the data set {self.name}", classes=self.classes)
         tests = (self.test_inputs, self.test_targets)
         test = intake.pair(tests, f"the test part of {self.name}", train, "the training part", self.classes)
@@ -81,9 +85,11 @@ class Dataset:
                  not occur, or if class labels are floats such as 0.0, 1.0, 2.0.
         name:    the name of the set in messages and tables.
         """
-        x, y = intake.pair((inputs, targets), f"the data set {name}")
-        tests = (x[:0], y[:0]) if test is None else intake.pair(test, f"the test part of {name}")
-        return Dataset(name, x, y, *tests, intake.count_classes(y, tests[1]) if classes is None else classes, keys)
+        tests: tuple[Any, Any] = ((), ()) if test is None else intake.two_arrays(test, f"the test part of {name}")
+        data = Dataset(name, inputs, targets, *tests, 0 if classes is None else classes, keys)
+        if classes is not None:
+            return data
+        return data._with(classes=intake.count_classes(data.targets, data.test_targets))
 
     def imbalance(self, share: float, seed: int = 0) -> Dataset:
         """Return a binary task with this fraction of positives in the training data.
@@ -113,7 +119,7 @@ class Dataset:
             positive = generator.choice(positive, max(1, wanted), replace=False)
         else:
             negative = generator.choice(negative, max(1, round(len(positive) * (1 - share) / share)), replace=False)
-        binary = replace(self, targets=targets, test_targets=test_targets, classes=2, origins=origins)
+        binary = self._with(targets=targets, test_targets=test_targets, classes=2, origins=origins)
         return binary._rows(np.sort(np.concatenate([positive, negative])))
 
     def subset(self, samples: int, seed: int = 0) -> Dataset:
@@ -128,8 +134,8 @@ class Dataset:
         self,
         partition: Partition | str,
         *,
-        clients: int,
-        seed: int = 0,
+        clients: int = CLIENTS,
+        seed: int = SEED,
         holdout: float = HOLDOUT,
         support: float = SUPPORT,
         auxiliary: int = AUXILIARY,
@@ -157,8 +163,7 @@ class Dataset:
         test = (self.test_inputs, self.test_targets) if len(self.test_inputs) else None
         train = Part.of((self.inputs, self.targets), owned)
         data = FederatedData(train, test=test, classes=self.classes, name=self.name)
-        data = data.with_holdout(holdout, seed) if holdout else data
-        return data.with_support(support, seed) if support else data
+        return data.reserve(holdout, support, seed)
 
     def _split_off(self, per_class: int, seed: int) -> tuple[Dataset, Dataset]:
         """Return ``per_class`` random training rows of each class, and the others."""
@@ -176,7 +181,14 @@ class Dataset:
     def _rows(self, rows: np.ndarray) -> Dataset:
         keep = torch.from_numpy(rows)
         keys, origins = (None if values is None else values[rows] for values in (self.keys, self.origins))
-        return replace(self, inputs=self.inputs[keep], targets=self.targets[keep], keys=keys, origins=origins)
+        return self._with(inputs=self.inputs[keep], targets=self.targets[keep], keys=keys, origins=origins)
+
+    def _with(self, **changes: Any) -> Dataset:
+        """Return a copy with these changes, whose arrays were checked when this set was built."""
+        changed = copy.copy(self)
+        for field, value in changes.items():
+            object.__setattr__(changed, field, value)
+        return changed
 
     def __len__(self) -> int:
         return len(self.inputs)

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from fedstrata.core.errors import InputError, MissingData, invalid
-from fedstrata.data import formats, intake
+from fedstrata.data import intake
 from fedstrata.data.batch import Arrays as Arrays
 from fedstrata.data.part import Part as Part
 
@@ -105,16 +105,22 @@ class FederatedData:
         train, held = self.train.hold_out(share, seed)
         return replace(self, train=train, client_test=held)
 
+    def reserve(self, holdout: float, support: float, seed: int = 0) -> FederatedData:
+        """Return the data with held-out test rows, and then a support set of the rest; a share of 0 reserves none."""
+        data = self.with_holdout(holdout, seed) if holdout else self
+        return data.with_support(support, seed) if support else data
+
     def validation(self, share: float = 0.2, seed: int = 0) -> FederatedData:
         """Return the data with ``share`` of each client's training rows as its test data, for tuning.
 
         The rows are chosen as by :meth:`with_holdout`. The result does not contain the real test data.
         """
-        train, held = self.train.hold_out(share, seed)
+        data = replace(self, client_test=None).with_holdout(share, seed)
+        held = data.client_test
+        assert held is not None
         if len(held.rows) == 0:
             raise InputError(f"The data {self.name!r} have too few samples per client for a validation split.")
-        pooled = tuple(a[held.rows.to(a.device)] for a in held.arrays)
-        return replace(self, train=train, test=pooled, client_test=held)
+        return replace(data, test=tuple(a[held.rows.to(a.device)] for a in held.arrays))
 
     def with_auxiliary(self, inputs: Any, targets: Any) -> FederatedData:
         """Return the data with these samples on the server, at least one of each class, for methods that need them."""
@@ -167,7 +173,7 @@ class FederatedData:
                 raise invalid("name of a client", client, "a text that no other client has")
             seen.add(client)
         titles = [f"client {k}" + (f" ({client_names[k]})" if client_names else "") for k in range(len(clients))]
-        declared = classes or 0
+        declared = intake.check_classes(classes, f"the data {name!r}")
         pairs: list[intake.Pair] = []
         for title, arrays in zip(titles, clients, strict=True):
             pairs.append(intake.pair(arrays, title, pairs[0] if pairs else None, classes=declared))
@@ -219,17 +225,12 @@ class FederatedData:
         files = sorted(p for p in path.glob("*.npz") if p.name != "test.npz")
         if not files:
             raise MissingData(f"No client files in {path}. Put one .npz per client there, with inputs and targets.")
-        arrays = [formats.npz(f) for f in files]
-        pairs = [intake.named(a, f) for a, f in zip(arrays, files, strict=True)]
-        tests = [
-            intake.named(a, f, "test_") if any(k.startswith("test_") for k in a) else (p[0][:0], p[1][:0])
-            for a, f, p in zip(arrays, files, pairs, strict=True)
-        ]
+        parts = [intake.read_parts(f, "test") for f in files]
         pooled = path / "test.npz"
         return FederatedData.from_arrays(
-            pairs,
-            client_tests=tests,
-            test=intake.named(formats.npz(pooled), pooled) if pooled.exists() else None,
+            [own["train"] for own in parts],
+            client_tests=[own.get("test", ((), ())) for own in parts],
+            test=intake.read_parts(pooled)["train"] if pooled.exists() else None,
             classes=classes,
             name=path.name,
             client_names=[f.stem for f in files],

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from fedstrata.core.errors import InputError, invalid
+from fedstrata.data import formats
 
 Pair = tuple[torch.Tensor, torch.Tensor]
 """Inputs and targets, one row per sample."""
@@ -23,9 +24,8 @@ def pair(arrays: Any, what: str, like: Pair | None = None, whose: str = "client 
     like:    a pair with the shapes that they must have; error messages call it ``whose``.
     classes: the number of classes, if the user has declared that targets are classes.
     """
-    if not isinstance(arrays, tuple | list) or len(arrays) != 2:
-        raise invalid("data", _described(arrays), "a pair (inputs, targets)", what)
-    x, y = _tensor(arrays[0], f"inputs of {what}"), _tensor(arrays[1], f"targets of {what}")
+    inputs, targets = two_arrays(arrays, what)
+    x, y = _tensor(inputs, f"inputs of {what}"), _tensor(targets, f"targets of {what}")
     if len(x) != len(y):
         raise invalid(f"number of targets of {what}", len(y), f"{len(x)}, as many as inputs")
     for name, array, other in (("an input", x, like and like[0]), ("a target", y, like and like[1])):
@@ -35,6 +35,13 @@ def pair(arrays: Any, what: str, like: Pair | None = None, whose: str = "client 
             wants = f"{tuple(other.shape[1:])}, as for {whose}"
             raise invalid(f"shape of {name} of {what}", tuple(array.shape[1:]), wants)
     return x, _class_numbers(y, classes, what)
+
+
+def two_arrays(arrays: Any, what: str) -> tuple[Any, Any]:
+    """Return the inputs and targets in a pair, still unchecked."""
+    if not isinstance(arrays, tuple | list) or len(arrays) != 2:
+        raise invalid("data", _described(arrays), "a pair (inputs, targets)", what)
+    return arrays[0], arrays[1]
 
 
 def joined(pairs: Sequence[Pair]) -> tuple[Pair, list[np.ndarray]]:
@@ -66,8 +73,18 @@ def stacked(dataset: Any, what: str) -> tuple[torch.Tensor, torch.Tensor]:
         ) from None
 
 
-def named(arrays: Mapping[str, np.ndarray], path: Path, prefix: str = "") -> tuple[np.ndarray, np.ndarray]:
-    """Return the inputs and targets among the arrays of a file: ``inputs`` or ``x``, ``targets`` or ``y``."""
+def read_parts(file: Path, *parts: str) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """Return the inputs and targets in an .npz file by part: "train", and each of ``parts`` that the file has.
+
+    Those of "train" are named ``inputs`` and ``targets`` (or ``x`` and ``y``), those of a part "test"
+    ``test_inputs`` and ``test_targets``. They are not checked yet: see :func:`pair`.
+    """
+    arrays = formats.npz(file)
+    present = [part for part in parts if any(name.startswith(f"{part}_") for name in arrays)]
+    return {"train": _named(arrays, file), **{part: _named(arrays, file, f"{part}_") for part in present}}
+
+
+def _named(arrays: Mapping[str, np.ndarray], path: Path, prefix: str = "") -> tuple[np.ndarray, np.ndarray]:
     inputs = arrays.get(f"{prefix}inputs", arrays.get(f"{prefix}x"))
     targets = arrays.get(f"{prefix}targets", arrays.get(f"{prefix}y"))
     if inputs is None or targets is None:
@@ -100,6 +117,15 @@ def count_classes(*targets: torch.Tensor, partial: bool = False) -> int:
     return 0 if constant and not partial else high + 1
 
 
+def check_classes(classes: int | None, whose: str) -> int:
+    """Return the number of classes that the user has declared for some data; 0 if there is none."""
+    if classes is None:
+        return 0
+    if isinstance(classes, bool) or not isinstance(classes, int | np.integer) or classes < 0:
+        raise invalid(f"classes of {whose}", classes, "a whole number of at least 0, where 0 means regression")
+    return int(classes)
+
+
 def _described(value: object) -> str:
     """Describe a value that is not a pair, for an error message."""
     if isinstance(value, tuple | list | Mapping):
@@ -109,12 +135,12 @@ def _described(value: object) -> str:
 
 def _class_numbers(targets: torch.Tensor, classes: int, what: str) -> torch.Tensor:
     """Check targets that the user has declared to be class numbers; with more than two classes, make them integers."""
-    if not classes or targets.dim() != 1 or not targets.is_floating_point():
+    if not classes or targets.dim() != 1:
         return targets
     if bool((targets != targets.round()).any() | (targets < 0).any() | (targets >= classes).any()):
-        got = f"{targets.dtype} from {targets.min():g} to {targets.max():g}"
+        got = f"{targets.dtype} from {targets.min().item():g} to {targets.max().item():g}"
         raise invalid(f"targets of {what}", got, f"whole numbers from 0 to {classes - 1}, because classes={classes}")
-    return targets.long() if classes > 2 else targets
+    return targets.long() if classes > 2 and targets.is_floating_point() else targets
 
 
 def _tensor(array: Any, what: str) -> torch.Tensor:

@@ -25,34 +25,34 @@ class Table:
         return Table(self.numbers[rows], self.words[rows], self.targets[rows])
 
 
-_ADULT_NUMBERS = (0, 2, 4, 10, 11, 12)
-_ADULT_WIDTH = 15
-BANK_HEADER = (
-    *("age", "job", "marital", "education", "default", "housing", "loan", "contact", "month", "day_of_week"),
-    *("duration", "campaign", "pdays", "previous", "poutcome", "emp.var.rate", "cons.price.idx", "cons.conf.idx"),
-    *("euribor3m", "nr.employed", "y"),
-)
-_BANK_NUMBERS = (0, 10, 11, 12, 13, 15, 16, 17, 18, 19)
+def read_cells(path: Path, delimiter: str, quote: str) -> list[list[str]]:
+    """Read a CSV file without its blank lines."""
+    lines = read_text(path).splitlines()
+    try:
+        return [row for row in csv.reader(lines, delimiter=delimiter, quotechar=quote, skipinitialspace=True) if row]
+    except csv.Error as error:
+        raise unreadable(path, str(error)) from error
 
 
-def adult(path: Path) -> Table:
-    """Read UCI Adult (``adult.data`` or ``adult.test``): target 1 is an income above 50,000, ``?`` is a category."""
-    rows = [row for row in _cells(path, ",", '"') if not row[0].startswith("|")]
-    rows = [[*row[:-1], row[-1].rstrip(".")] for row in rows]
-    return _table(path, rows, _ADULT_WIDTH, _ADULT_NUMBERS, "<=50K", ">50K")
-
-
-def bank(path: Path) -> Table:
-    """Read UCI Bank Marketing (``bank-additional-full.csv``): target 1 is a customer who took the deposit."""
-    rows = _cells(path, ";", '"')
-    if not rows or tuple(rows[0]) != BANK_HEADER:
-        raise unreadable(path, f"its first line must be the header {';'.join(BANK_HEADER)}")
-    return _table(path, rows[1:], len(BANK_HEADER), _BANK_NUMBERS, "no", "yes")
-
-
-def mammography(path: Path) -> Table:
-    """Read the mammography CSV: six numbers and the label, -1 or 1, which may be quoted; target 1 is the label 1."""
-    return _table(path, _cells(path, ",", "'"), 7, range(6), "-1", "1")
+def table_of(
+    path: Path, rows: list[list[str]], width: int, numbers: Sequence[int], negative: str, positive: str
+) -> Table:
+    """Build a table from rows whose last cell is the label and whose columns ``numbers`` are numbers."""
+    if not rows:
+        raise unreadable(path, "it has no rows")
+    for number, row in enumerate(rows, start=1):
+        if len(row) != width:
+            raise unreadable(path, f"row {number} has {len(row)} fields instead of {width}")
+        if row[-1] not in (negative, positive):
+            raise unreadable(path, f"row {number} has label {row[-1]!r} instead of {negative!r} or {positive!r}")
+    cells = np.array(rows)
+    columns = list(numbers)
+    try:
+        values = cells[:, columns].astype(np.float64)
+    except ValueError as error:
+        raise unreadable(path, f"a numeric column has an entry that is not a number ({error})") from error
+    words = np.delete(cells[:, :-1], columns, axis=1)
+    return Table(values, words, (cells[:, -1] == positive).astype(np.int64))
 
 
 def encode(train: Table, test: Table) -> tuple[np.ndarray, np.ndarray]:
@@ -77,33 +77,3 @@ def standardise(train: np.ndarray, test: np.ndarray) -> tuple[np.ndarray, np.nda
     mean, std = train.mean(axis=0), train.std(axis=0)
     std[std == 0] = 1
     return ((train - mean) / std).astype(np.float32), ((test - mean) / std).astype(np.float32)
-
-
-def _cells(path: Path, delimiter: str, quote: str) -> list[list[str]]:
-    """Read a CSV file without its blank lines."""
-    lines = read_text(path).splitlines()
-    try:
-        return [row for row in csv.reader(lines, delimiter=delimiter, quotechar=quote, skipinitialspace=True) if row]
-    except csv.Error as error:
-        raise unreadable(path, str(error)) from error
-
-
-def _table(
-    path: Path, rows: list[list[str]], width: int, numbers: Sequence[int], negative: str, positive: str
-) -> Table:
-    """Build a table from rows whose last cell is the label and whose columns ``numbers`` are numbers."""
-    if not rows:
-        raise unreadable(path, "it has no rows")
-    for number, row in enumerate(rows, start=1):
-        if len(row) != width:
-            raise unreadable(path, f"row {number} has {len(row)} fields instead of {width}")
-        if row[-1] not in (negative, positive):
-            raise unreadable(path, f"row {number} has label {row[-1]!r} instead of {negative!r} or {positive!r}")
-    cells = np.array(rows)
-    columns = list(numbers)
-    try:
-        values = cells[:, columns].astype(np.float64)
-    except ValueError as error:
-        raise unreadable(path, f"a numeric column has an entry that is not a number ({error})") from error
-    words = np.delete(cells[:, :-1], columns, axis=1)
-    return Table(values, words, (cells[:, -1] == positive).astype(np.int64))

@@ -125,9 +125,7 @@ def _from_folder(table: DataTable, folder: str, seed: int) -> FederatedData:
     unused = [k for k in options_of(DataTable) if k not in WITH_FOLDER and getattr(table, k) != getattr(default, k)]
     if unused:
         raise InputError(f"data.folder has one file per client: leave out data.{', data.'.join(unused)}.")
-    data = FederatedData.from_folder(folder)
-    data = data.with_holdout(table.holdout, seed) if table.holdout else data
-    return data.with_support(table.support, seed) if table.support else data
+    return FederatedData.from_folder(folder).reserve(table.holdout, table.support, seed)
 
 
 def build_model(config: Config, data: FederatedData) -> torch.nn.Module:

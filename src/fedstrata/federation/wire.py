@@ -76,6 +76,7 @@ class Call:
     oldest:  the oldest version that the run may still go back to.
     work:    the method of the algorithm to run, or a query.
     learned: the answer to the problem's query.
+    pool:    the largest number of numbers in the client's collections, if the answers are to be pooled.
     """
 
     kind: str
@@ -94,6 +95,7 @@ class Call:
     oldest: Version | None = None
     work: str = ""
     learned: list[float] | None = None
+    pool: int | None = None
 
     def text(self, form: Any) -> str:
         """Return the header of the message: this call, the form of its content, and the sender's version."""

@@ -12,6 +12,15 @@ from fedstrata.data.dataset import Dataset
 from fedstrata.data.download import SOURCES, Directory, Progress, data_directory, find, locate
 from fedstrata.data.sets.common import SETS, build, split, split_and_standardise
 
+_ADULT_NUMBERS = (0, 2, 4, 10, 11, 12)
+_ADULT_WIDTH = 15
+BANK_HEADER = (
+    *("age", "job", "marital", "education", "default", "housing", "loan", "contact", "month", "day_of_week"),
+    *("duration", "campaign", "pdays", "previous", "poutcome", "emp.var.rate", "cons.price.idx", "cons.conf.idx"),
+    *("euribor3m", "nr.employed", "y"),
+)
+_BANK_NUMBERS = (0, 10, 11, 12, 13, 15, 16, 17, 18, 19)
+
 
 @registered(SETS)
 def breast_cancer() -> Dataset:
@@ -78,7 +87,7 @@ def adult(data_dir: Directory = None, progress: Progress = None) -> Dataset:
 
     Becker and Kohavi, "Adult", UCI 1996; CC BY 4.0.
     """
-    train, test = (tables.adult(locate(f"tabular/adult.{part}", data_dir, progress)) for part in ("data", "test"))
+    train, test = (read_adult(locate(f"tabular/adult.{part}", data_dir, progress)) for part in ("data", "test"))
     return _encoded("adult", train, test)
 
 
@@ -95,7 +104,7 @@ def bank(data_dir: Directory = None, progress: Progress = None) -> Dataset:
     Moro et al., "A Data-Driven Approach to Predict the Success of Bank Telemarketing", Decision Support Systems 2014;
     CC BY 4.0.
     """
-    table = tables.bank(locate("tabular/bank-additional-full.csv", data_dir, progress))
+    table = read_bank(locate("tabular/bank-additional-full.csv", data_dir, progress))
     train, test = (table.take(rows) for rows in split(table.targets))
     return _encoded("bank", train, test)
 
@@ -111,8 +120,28 @@ def mammography(data_dir: Directory = None, progress: Progress = None) -> Datase
     Woods et al., "Comparative Evaluation of Pattern Recognition Techniques for Detection of Microcalcifications in
     Mammography", 1993; no licence stated.
     """
-    table = tables.mammography(locate("tabular/mammography.csv", data_dir, progress))
+    table = read_mammography(locate("tabular/mammography.csv", data_dir, progress))
     return split_and_standardise("mammography", table.numbers, table.targets)
+
+
+def read_adult(path: Path) -> tables.Table:
+    """Read UCI Adult (``adult.data`` or ``adult.test``): target 1 is an income above 50,000, ``?`` is a category."""
+    rows = [row for row in tables.read_cells(path, ",", '"') if not row[0].startswith("|")]
+    rows = [[*row[:-1], row[-1].rstrip(".")] for row in rows]
+    return tables.table_of(path, rows, _ADULT_WIDTH, _ADULT_NUMBERS, "<=50K", ">50K")
+
+
+def read_bank(path: Path) -> tables.Table:
+    """Read UCI Bank Marketing (``bank-additional-full.csv``): target 1 is a customer who took the deposit."""
+    rows = tables.read_cells(path, ";", '"')
+    if not rows or tuple(rows[0]) != BANK_HEADER:
+        raise formats.unreadable(path, f"its first line must be the header {';'.join(BANK_HEADER)}")
+    return tables.table_of(path, rows[1:], len(BANK_HEADER), _BANK_NUMBERS, "no", "yes")
+
+
+def read_mammography(path: Path) -> tables.Table:
+    """Read the mammography CSV: six numbers and the label, -1 or 1, which may be quoted; target 1 is the label 1."""
+    return tables.table_of(path, tables.read_cells(path, ",", "'"), 7, range(6), "-1", "1")
 
 
 def _encoded(name: str, train: tables.Table, test: tables.Table) -> Dataset:

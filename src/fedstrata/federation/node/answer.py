@@ -21,7 +21,7 @@ from fedstrata.experiments.build import Experiment
 from fedstrata.experiments.config import Config, parse
 from fedstrata.federation import keys, wire
 from fedstrata.federation.experiment import import_modules, plain_evaluation
-from fedstrata.federation.node.data import describe, path_of, place, read_data
+from fedstrata.federation.node.data import describe, federated_view, path_of, read_data
 from fedstrata.federation.node.faults import NoAnswer
 from fedstrata.federation.node.work import Header, work
 from fedstrata.federation.wire import Call, Reply
@@ -31,7 +31,7 @@ def reply_to(text: str, arrays: list[np.ndarray], experiment: str, node: Mapping
     """Do what a message asks for; return the signed reply, which names the error if it failed.
 
     experiment: the experiment of the app, as TOML.
-    node:       the node's configuration: data, key, state, import.
+    node:       the node's configuration: data, key, state, import, pool.
     """
     message: dict[str, Any] = json.loads(text)
     answer: list[np.ndarray] = []
@@ -66,7 +66,7 @@ def _answer(
     own = read_data(node, config)
     if call.kind == "describe":
         return describe(own, config), []
-    data, content = place(own, call, config), wire.unpack(message.get("form"), arrays)
+    data, content = federated_view(own, call, config), wire.unpack(message.get("form"), arrays)
     if call.kind == "measure":
         return _measure(config, data, content), []
     if call.kind == "work":

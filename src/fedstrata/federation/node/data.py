@@ -1,4 +1,4 @@
-"""The data of a node: read from its disk, described for the server, and placed among the data of all clients."""
+"""The data of a node: read from its disk, described for the server, and seen as those of one client among all."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from fedstrata.core.errors import InputError
-from fedstrata.data import formats, intake
+from fedstrata.data import intake
 from fedstrata.data.federated import FederatedData, Part
 from fedstrata.experiments.config import Config
 from fedstrata.federation.wire import Call
@@ -21,6 +21,11 @@ def path_of(node: Mapping[str, Any], name: str) -> Path:
     if name not in node:
         raise InputError(f"The node configuration must name the node's {name}: {name} = '/path'.")
     return Path(str(node[name])).expanduser()
+
+
+def pools(node: Mapping[str, Any]) -> bool:
+    """Whether the node's configuration lets its client answer with collections to be pooled."""
+    return str(node.get("pool", True)).lower() != "false"  # Flower passes the configuration on as text
 
 
 @dataclass(frozen=True)
@@ -55,19 +60,13 @@ def read_data(node: Mapping[str, Any], config: Config) -> NodeData:
 def _parts_of_folder(folder: Path) -> dict[str, intake.Pair]:
     files = {part: folder / f"{part}.npz" for part in ("train", "support", "test")}
     return {
-        part: intake.pair(intake.named(formats.npz(file), file), str(file))
-        for part, file in files.items()
-        if file.exists()
+        part: intake.pair(intake.read_parts(file)["train"], str(file)) for part, file in files.items() if file.exists()
     }
 
 
 def _parts_of_file(file: Path) -> dict[str, intake.Pair]:
-    arrays = formats.npz(file)
-    parts = {"train": intake.pair(intake.named(arrays, file), str(file))}
-    for part in ("support", "test"):
-        if any(name.startswith(f"{part}_") for name in arrays):
-            parts[part] = intake.pair(intake.named(arrays, file, f"{part}_"), f"{part} of {file}")
-    return parts
+    parts = intake.read_parts(file, "support", "test")
+    return {part: intake.pair(arrays, f"{part} of {file}") for part, arrays in parts.items()}
 
 
 def describe(own: NodeData, config: Config) -> dict[str, Any]:
@@ -86,7 +85,7 @@ def describe(own: NodeData, config: Config) -> dict[str, Any]:
     }
 
 
-def place(own: NodeData, call: Call, config: Config) -> FederatedData:
+def federated_view(own: NodeData, call: Call, config: Config) -> FederatedData:
     """Return the data of all clients as this node sees them: its own rows, and none of the other clients."""
 
     def part(pair: intake.Pair) -> Part:
@@ -94,12 +93,10 @@ def place(own: NodeData, call: Call, config: Config) -> FederatedData:
 
     support, test = (None if pair is None else part(pair) for pair in (own.support, own.test))
     data = FederatedData(part(own.train), support, own.test, test, call.classes, "federation")
+    data = data.reserve(config.data.holdout, 0.0 if own.support else config.data.support, config.data_seed)
     if config.data.holdout:
-        data = data.with_holdout(config.data.holdout, config.data_seed)
         assert data.client_test is not None
         data = replace(data, test=data.client_test.of_client(0))
-    if config.data.support and own.support is None:
-        data = data.with_support(config.data.support, config.data_seed)
     return replace(
         data,
         train=_among_all(data.train, call),

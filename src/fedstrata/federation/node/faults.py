@@ -9,11 +9,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_map
 
 from fedstrata.clients.channel.parcels import Parcel
 from fedstrata.clients.faults import Inject
-from fedstrata.clients.simulated import scaled
 from fedstrata.federation.wire import Call
 
 
@@ -52,11 +51,8 @@ class InjectedFault:
         """Return an answer with the fault applied."""
         if self.kind is None:
             return value
-        integers = not any(leaf.is_floating_point() for leaf in tree_leaves(value))
-        if self.kind == "garbage" or (self.kind == "nan" and integers):  # integers have no NaN
-            return _garbage(value)
-        factors = torch.tensor([self.inject.factor_of(self.kind)])
-        return tree_map(lambda leaf: scaled(leaf, factors), value)
+        value, wrong = self.inject.spoil(value, [self.kind])
+        return _garbage(value) if wrong.any() else value
 
     def spoil_parcel(self, parcel: Parcel) -> tuple[torch.Tensor, ...]:
         """Return the tensors of a packed answer with the fault applied to its update."""

@@ -19,14 +19,14 @@ from fedstrata.clients.queries import QUERIES
 from fedstrata.clients.state import ClientState
 from fedstrata.clients.work import is_remote, perform
 from fedstrata.core.clock import Clock
-from fedstrata.core.errors import unknown
+from fedstrata.core.errors import InputError, unknown
 from fedstrata.core.machine import prepared
 from fedstrata.data.federated import FederatedData
 from fedstrata.data.sampling import SAMPLINGS
 from fedstrata.experiments.build import Experiment
 from fedstrata.experiments.config import Config
 from fedstrata.federation import wire
-from fedstrata.federation.node.data import path_of
+from fedstrata.federation.node.data import path_of, pools
 from fedstrata.federation.node.faults import InjectedFault
 from fedstrata.federation.node.state import StateFolder
 from fedstrata.federation.wire import QUERY, Call
@@ -49,6 +49,11 @@ def work(
     problem = experiment.problem.to(torch.device(settings.device))
     problem = problem_of_round(problem, learned, call.round, settings.rounds)
     request = _request(experiment.algorithm, call, message, settings.rounds, problem.x0.device)
+    if request.pool is not None and not pools(node):
+        raise InputError(
+            "This node sends no collections to be pooled, as its configuration says (pool = false). "
+            f"{request.label} asks for them."
+        )
     folder, limit = StateFolder(path_of(node, "state"), call.run), settings.state_memory
     if request.query:
         state = ClientState(call.clients, limit)
@@ -65,6 +70,7 @@ def work(
     client = Client(side, request.cohort, request.clock, request.exchange)
     with torch.no_grad(), prepared(settings.threads):
         value = perform(request, client, for_each(request.message, 1))
+        request.check_collections(value)
         if request.packs(channel):
             header, value = _packed(channel, client, request.name, value, fault)
         else:
@@ -93,6 +99,7 @@ def _request(algorithm: Algorithm, call: Call, message: Any, rounds: int, device
         places=np.zeros(1, dtype=np.int64),
         answered=np.zeros(1, dtype=bool),
         attempt=call.attempt,
+        pool=call.pool,
     )
 
 

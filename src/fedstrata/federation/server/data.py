@@ -13,7 +13,7 @@ import torch
 from fedstrata.clients.faults import QuorumError
 from fedstrata.core.errors import FedstrataError, InputError, invalid
 from fedstrata.core.version import __version__
-from fedstrata.data import formats, intake
+from fedstrata.data import intake
 from fedstrata.data.federated import FederatedData, Part
 from fedstrata.federation import wire
 from fedstrata.federation.server.inbox import read_description
@@ -123,4 +123,4 @@ def _check_classes(counts: list[int], names: tuple[str, ...], pooled: int = 0) -
 
 
 def _read_pair(file: Path, like: intake.Pair) -> intake.Pair | None:
-    return intake.pair(intake.named(formats.npz(file), file), str(file), like) if file.exists() else None
+    return intake.pair(intake.read_parts(file)["train"], str(file), like) if file.exists() else None

@@ -67,10 +67,11 @@ class Federated(Engine):
         limit = self._nodes.policy.max_bytes or largest
         replies, refused = self._nodes.ask(self._calls(request), form, arrays, limit)
         channel = self.channel if request.packs(self.channel) else None
+        unpacked = max(limit, largest)  # a packed answer may be much smaller
         checked: dict[int, CheckedAnswer] = {}
         for client, reply in replies.items():
             try:
-                checked[client] = read_answer(reply, channel, largest)
+                checked[client] = read_answer(reply, channel, unpacked)
             except Refused as error:
                 refused[client] = error
         return checked, refused
@@ -87,6 +88,7 @@ class Federated(Engine):
             rejoins=request.rejoins,
             work=f"{QUERY if request.query else ''}{request.name}",
             learned=None if self.learned is None else self.learned.tolist(),
+            pool=request.pool,
         )
         clients = np.unique(request.cohort[request.places]).tolist()
         return {k: replace(call, client=k, kept=self._kept.get(k), oldest=self._oldest.get(k)) for k in clients}

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 
 from fedstrata.clients.engine import Request
 from fedstrata.core.options import options_of
-from fedstrata.core.schedules import Epochs, Interval
+from fedstrata.core.schedules import Epochs
 from fedstrata.data.sampling import steps_per_epoch
 from fedstrata.federation.server.inbox import MOST_ROWS, CheckedAnswer
 from fedstrata.federation.wire import Refused
 
 LOOPS = 4
-"""How many local loops, each over all its steps, the work of one exchange may have."""
+"""How many local loops, each over all its epochs, the work of one exchange may have."""
 
 
 def check_steps(
@@ -23,40 +22,33 @@ def check_steps(
 ) -> dict[int, Refused]:
     """Return the clients that cannot have taken as many steps as they report.
 
-    No client takes more than the algorithm's options allow. Unless steps are given in epochs, all clients take the same
-    number: the most frequent one, or the smallest if several are equally frequent.
+    All clients take the same number of steps: the most frequent one, or the smallest if several are equally frequent.
+    If steps are given in epochs, clients differ: each may take as many as its samples allow, or as most clients take.
 
     sizes: the declared numbers of samples of all clients, all 1 if they were not declared.
     """
+    counts = sorted(answer.steps for answer in checked.values())
+    usual = max(counts, key=counts.count, default=0)
+    epochs = _epochs(request)
+    if not epochs:
+        return {
+            client: Refused("type", f"reported {answer.steps} local steps, but other nodes reported {usual}")
+            for client, answer in checked.items()
+            if answer.steps != usual
+        }
     refused: dict[int, Refused] = {}
-    values = _step_options(request)
+    confirmed = 2 * counts.count(usual) > max(2, len(counts))  # a loop without epochs: most nodes report its steps
     declared = bool((sizes > 1).any())
     for client, answer in checked.items():
-        most = _most_steps(values, request, int(sizes[client]) if declared else MOST_ROWS, batch_size)
-        if answer.steps > most:
+        rows = int(sizes[client]) if declared else MOST_ROWS
+        most = LOOPS * math.ceil(epochs * int(steps_per_epoch(np.array([rows]), batch_size)[0]))
+        if answer.steps > most and not (confirmed and answer.steps == usual):
             refused[client] = Refused("type", f"reported {answer.steps} local steps, more than {most}")
-    if any(isinstance(value, Epochs) for value in values):
-        return refused
-    counts = sorted(answer.steps for client, answer in checked.items() if client not in refused)
-    usual = max(counts, key=counts.count, default=0)
-    for client, answer in checked.items():
-        if client not in refused and answer.steps != usual:
-            refused[client] = Refused("type", f"reported {answer.steps} local steps, but other nodes reported {usual}")
     return refused
 
 
-def _step_options(request: Request) -> list[Any]:
-    """Return the algorithm's options that may be numbers of local steps."""
+def _epochs(request: Request) -> float:
+    """Return the sum of the algorithm's options that are numbers of epochs."""
     algorithm = getattr(request.work, "__self__", None)
     values = [getattr(algorithm, name) for name in options_of(algorithm)]
-    return [v for v in values if isinstance(v, int | Interval | Epochs) and not isinstance(v, bool)]
-
-
-def _most_steps(values: list[Any], request: Request, rows: int, batch_size: int | None) -> int:
-    total = 0
-    for value in values:
-        if isinstance(value, Epochs):
-            total += math.ceil(value.epochs * int(steps_per_epoch(np.array([rows]), batch_size)[0]))
-        else:
-            total += value(max(0, request.clock.round)) if isinstance(value, Interval) else max(0, value)
-    return LOOPS * max(1, total)
+    return sum(value.epochs for value in values if isinstance(value, Epochs))
