@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from fedstrata.clients.state import Memory
 from fedstrata.clients.variables import Variables
 from fedstrata.core import rng
 from fedstrata.core.clock import Clock
-from fedstrata.core.errors import FedstrataError, listed
+from fedstrata.core.errors import FedstrataError, invalid, listed
 from fedstrata.core.schedules import Epochs, EqualSteps, Rate, Steps, rate_at, steps_at
 from fedstrata.data.batch import NO_DATA, Batch
 from fedstrata.data.sampling import Everything, Sampling, steps_per_epoch
@@ -252,12 +253,15 @@ class Client:
 
     def steps_now(self, steps: EqualSteps) -> int:
         """Return the number of local steps in this round."""
-        return steps_at(steps, max(0, self.clock.round))
+        return steps_at(steps, self.clock.round)
 
     def step_counts(self, steps: Steps) -> np.ndarray:
         """Return how many local steps each client takes: [C]."""
         if not isinstance(steps, Epochs):
-            return np.full(self._active, self.steps_now(steps), dtype=np.int64)
+            number = self.steps_now(steps)
+            if not isinstance(number, Integral) or isinstance(number, bool) or number < 0:
+                raise invalid("number of local steps", number, "a whole number of at least 0, epochs or an interval")
+            return np.full(self._active, number, dtype=np.int64)
         sizes = self._side.data.train.sizes[self.ids[: self._active]]
         exact = steps.epochs * steps_per_epoch(sizes, self._side.batch_size)
         return np.ceil(exact.round(9)).astype(np.int64)

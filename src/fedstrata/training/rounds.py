@@ -24,7 +24,7 @@ def problem_of_round(problem: Problem, learned: torch.Tensor | None, number: int
     number:  the round; -1, the preparation before the first one, has the rates of the first.
     """
     if learned is not None and problem.query is not None:
-        problem = problem.query.inform(problem, learned)
+        problem = replace(problem.query.inform(problem, learned), query=None)
     if problem.at is None:
         return problem
     return problem.at(problem, Clock.of_round(max(0, number), rounds))
