@@ -14,6 +14,8 @@ import pytest
 import torch
 
 import fedstrata as fs
+from cases import label
+from clients.squares import sparse
 from fedstrata.clients import Client, Clients, Simulated
 from support import example_for, make_clients, make_setting, sized_data, smooth_example, without_seconds
 
@@ -142,9 +144,11 @@ def test_a_maximum_is_of_those_that_answered() -> None:
     assert engine(always("drop", 5, 6)).combine(("max",), names) == 4
 
 
-@pytest.mark.parametrize("reduce", ["median", "trimmed_mean"])
-def test_medians_are_of_those_that_answered(reduce: str) -> None:
-    clients = engine(always("garbage", 0, 6), channel=fs.Channel(reduce=reduce, trim=0.4))
+@pytest.mark.parametrize(
+    "channel", [fs.Channel(reduce="median"), fs.Channel(reduce="trimmed_mean", trim=0.4)], ids=label
+)
+def test_medians_are_of_those_that_answered(channel: fs.Channel) -> None:
+    clients = engine(always("garbage", 0, 6), channel=channel)
     assert clients.mean(lambda client: names(client) ** 2) == 9  # of 1, 4, 9, 16, 25
 
 
@@ -261,7 +265,7 @@ def test_watching_for_faults_changes_nothing_where_there_are_none() -> None:
 @pytest.mark.parametrize("compress", ["none", "top_k"])
 def test_an_answer_that_is_refused_was_sent_all_the_same(kind: str, compress: str) -> None:
     """No bytes come from a client that is silent; those of a bad answer count."""
-    channel = fs.Channel(compress=compress, top=0.5)
+    channel = fs.Channel(**sparse(compress, 0.5))
     plain = train(None, channel=channel).summary
     run = train(always(kind, 1, 3), channel=channel, chunk=2).summary
     answered = N if kind in ("nan", "garbage", "scale") else N - 2

@@ -50,7 +50,7 @@ import torch
 from fedstrata.algorithms.algorithm import Algorithm, param
 from fedstrata.algorithms.descent import RATES
 from fedstrata.algorithms.estimators import direction, estimate_first, estimate_next, stores_jacobian, weights_now
-from fedstrata.algorithms.matrices import FIRST_MATRICES, MATRICES, Matrix, divided
+from fedstrata.algorithms.matrices import ADAPTIVE, FIRST_MATRICES, MATRICES, Matrix, divided
 from fedstrata.clients import Client, Clients, remote
 from fedstrata.core.schedules import EqualSteps, Rate
 
@@ -83,11 +83,16 @@ class MFCGD(Algorithm):
         choices=("constant", "theorem"),
     )
     matrix: str = param("identity", "the matrix A", choices=tuple(MATRICES))
-    theta: Rate = param(0.9, "decay rate of the matrix", above=0, below=1)
+    theta: Rate = param(0.9, "decay rate of the matrix", above=0, below=1, only=ADAPTIVE)
     rho: float = param(
-        0.1, "added to the matrix, its smallest entry; small values give long steps where gradients cancel", above=0
+        0.1,
+        "added to the matrix, its smallest entry; small values give long steps where gradients cancel",
+        above=0,
+        only=ADAPTIVE,
     )
-    first_matrix: str = param("average", "the matrix before the first synchronisation", choices=FIRST_MATRICES)
+    first_matrix: str = param(
+        "average", "the matrix before the first synchronisation", choices=FIRST_MATRICES, only=ADAPTIVE
+    )
     jacobian: str = param("auto", "how the inner Jacobian is stored", choices=("auto", "exact", "product"))
     c_g: float = param(0.0, "radius of the ball that the inner Jacobian is projected onto; 0 for none", least=0)
     c_f: float = param(0.0, "radius of the ball that the outer gradient is projected onto; 0 for none", least=0)
