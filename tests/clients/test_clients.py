@@ -93,6 +93,47 @@ def test_an_answer_without_the_client_axis_is_an_error(answer: Any, got: str) ->
             verb(work)
 
 
+def test_answers_of_different_forms_are_refused() -> None:
+    """Two chunks' answers of different shapes would be broadcast to numbers that no client meant."""
+    odd = {
+        "shape": lambda: torch.ones(1, 1).double(),
+        "dtype": lambda: torch.ones(1, 2).float(),
+        "nesting": lambda: (torch.ones(1, 2).double(),),
+    }
+    for other in odd.values():
+
+        def work(client: Client, other: Any = other) -> Any:
+            return other() if client.ids[0] == 3 else torch.ones(1, 2).double()
+
+        clients = make_clients(setting(), chunk=1)
+        message = (
+            r"^work must return tensors of the same shapes and dtypes for every client\. Got 1 tensor .* client 3, "
+        )
+        for verb in (clients.mean, clients.max, clients.gather, clients.pool):
+            with pytest.raises(fs.FedstrataError, match=message):
+                verb(work)
+
+
+def test_answers_of_different_forms_are_left_out_under_a_policy() -> None:
+    def work(client: Client) -> torch.Tensor:
+        return torch.ones(1, 1 if client.ids[0] == 3 else 2).double() * float(client.ids[0])
+
+    clients = Clients(Simulated(setting(), 1, policy=fs.Faults(quorum=0.5)), 10)
+    clients.begin(0)
+    assert clients.mean(work).tolist() == [pytest.approx((0 + 1 + 2 + 4) / 4)] * 2
+    assert [(fault.client, fault.kind) for fault in clients.faults] == [(3, "shape")]
+
+
+@pytest.mark.parametrize("message", [{"a": 1}, np.float32(2), (torch.ones(2), [np.ones(3)])], ids=str)
+def test_messages_that_cannot_be_sent_are_refused_in_a_simulation_too(message: Any) -> None:
+    def work(client: Client, message: Any) -> torch.Tensor:
+        return ids_of(client)
+
+    with pytest.raises(fs.FedstrataError, match=r"^The message to work must be made of tensors, .*\. Got a "):
+        make_clients(setting()).mean(work, message)
+    assert make_clients(setting()).mean(work, np.float64(2)).tolist() == [2.0]  # a float
+
+
 # --- a mean and a maximum in one exchange ----------------------------------------------------------------------------
 
 
@@ -370,6 +411,18 @@ def four_steps(client: Client) -> torch.Tensor:
     for _ in client.loop(4, client.variables()):
         pass
     return ids_of(client)
+
+
+def test_rates_and_steps_before_the_first_round_are_those_of_the_first() -> None:
+    clients, decay, seen = make_clients(setting()), fs.RoundDecay(1.0, 0.5), []
+    clients.begin(-1)
+
+    def work(client: Client) -> torch.Tensor:
+        seen.append((client.rate(decay), client.steps_now(fs.Interval(4, 2.0))))
+        return ids_of(client)
+
+    clients.mean(work)
+    assert seen == [(clients.rate(decay), clients.steps_now(fs.Interval(4, 2.0)))] == [(1.0, 4)]
 
 
 def test_a_rate_at_the_start_of_a_round_stays_when_clients_have_worked() -> None:

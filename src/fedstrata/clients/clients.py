@@ -166,12 +166,11 @@ class Clients:
 
     def rate(self, rate: Rate, after: int = 0) -> float:
         """Return the value of a rate (a number or a schedule) at the start of this round, or ``after`` local steps."""
-        start = replace(self.progress.round_start, round=self.progress.scheduled_round)
-        return rate_at(rate, start.after(after))
+        return rate_at(rate, self.clock.after(after))
 
     def steps_now(self, steps: EqualSteps) -> int:
         """Return the number of local steps in this round."""
-        return steps_at(steps, self.progress.scheduled_round)
+        return steps_at(steps, self.progress.round)
 
     def project_y(self, y: torch.Tensor) -> torch.Tensor:
         """Return the dual projected onto its set."""
@@ -274,6 +273,7 @@ class Clients:
         places, answered = np.arange(len(self.cohort)), np.zeros(len(self.cohort), dtype=bool)
         clock, exchange = self.progress.now, self.progress.exchanges
         request = Request(work, message, clock, exchange, self.cohort, places, answered, rejoins=rejoins)
+        request.check_message()
         self.progress.exchanges += 1
         if self.unmarked is not None and not (is_remote(work) or request.query or request.label in self.unmarked):
             self.unmarked.add(request.label)

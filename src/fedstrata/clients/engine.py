@@ -77,6 +77,15 @@ class Request:
         owner = getattr(getattr(self.work, "__self__", None), "name", None)
         return f"{self.name or self.work} of {owner}" if owner else self.name or str(self.work)
 
+    def check_message(self) -> None:
+        """Raise if a part of the message cannot be sent to another computer."""
+        wrong = _unsendable(self.message)
+        if wrong:
+            raise FedstrataError(
+                f"The message to {self.label} must be made of tensors, numbers, text and None, or tuples of them. "
+                f"Got a {wrong}."
+            )
+
     def check(self, answer: Any, clients: int) -> None:
         """Raise if the answer of ``clients`` clients is not made of tensors with a row for each of them."""
         for leaf in tree_leaves(answer):
@@ -185,6 +194,14 @@ class Engine(ABC):
         if "learned" in extra:
             self.learned = torch.tensor(extra["learned"], dtype=torch.float64)
         self.ledger.restore(extra["releases"])
+
+
+def _unsendable(message: Any) -> str:
+    """Return the type of a part of a message that cannot be sent to a client; empty if there is none."""
+    if isinstance(message, tuple | list):
+        return next((wrong for wrong in map(_unsendable, message) if wrong), "")
+    sendable = message is None or isinstance(message, torch.Tensor | bool | int | float | str)
+    return "" if sendable else type(message).__name__
 
 
 def for_each(message: tuple[Any, ...], clients: int) -> tuple[Any, ...]:
