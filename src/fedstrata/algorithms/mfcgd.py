@@ -130,7 +130,7 @@ class MFCGD(Algorithm):
 
     def exact(self, clients: Clients) -> bool:
         """Whether clients store the inner Jacobian."""
-        return stores_jacobian(clients, self.jacobian, (self.c_g, self.c_f))
+        return stores_jacobian(clients, self.name, self.jacobian, (self.c_g, self.c_f))
 
     @remote
     def first(self, client: Client, x: torch.Tensor, exact: bool) -> torch.Tensor:
@@ -139,7 +139,7 @@ class MFCGD(Algorithm):
         estimate_first(client, k, exact, self.first_batches or client.steps_now(self.steps))
         client.keep(k)
         needed = self.matrix != "identity" and self.first_matrix == "average"
-        return direction(k) if needed else x[:, :0]
+        return direction(k, exact) if needed else x[:, :0]
 
     @remote
     def local(self, client: Client, x: torch.Tensor, A: torch.Tensor, exact: bool) -> tuple[torch.Tensor, torch.Tensor]:
@@ -149,13 +149,13 @@ class MFCGD(Algorithm):
         for step in client.loop(self.steps, k):
             if not client.first:
                 weights = weights_now(client, (self.alpha, self.beta, self.varrho), self.eta, self.weights)
-                estimate_next(client, k, k.to, weights, (self.c_g, self.c_f))  # lines 15 to 20
+                estimate_next(client, k, k.to, exact, weights, (self.c_g, self.c_f))  # lines 15 to 20
             k.x = k.to
             if step < last:  # the last step of a round is the server's
-                k.to = k.x - client.rate(self.eta) * self.gamma * divided(direction(k), A)  # line 11
+                k.to = k.x - client.rate(self.eta) * self.gamma * divided(direction(k, exact), A)  # line 11
         del k.to
         client.keep(k)
-        return k.x - x, direction(k)
+        return k.x - x, direction(k, exact)
 
 
 class AdaMFCGD(MFCGD):
