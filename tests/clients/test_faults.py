@@ -698,7 +698,7 @@ def test_the_config_of_a_run_can_be_run_again_and_resumed(fedstrata: Any, file: 
     assert (first / "config.toml").read_text() == (second / "config.toml").read_text()
     assert (first / "model.safetensors").read_bytes() == (second / "model.safetensors").read_bytes()
     again = ("--out", first, "--quiet", "--resume", "--set", "train.rounds=3")
-    for change in ("channel.clip=0.4", "channel.compress=quantise", "faults.inject.nan=0.5"):
+    for change in ("channel.clip=0.4", "channel.top=0.2", "faults.inject.nan=0.5"):
         code, _, err = fedstrata("run", file, *again, "--set", change)
         assert code == 2 and f"{change.split('=')[0]} was" in err
     code, printed, err = fedstrata("run", file, *again, "--set", "faults.quorum=0.25", "--json")
@@ -749,5 +749,5 @@ def test_what_a_client_should_have_kept_is_never_made_up() -> None:
     clients = make_clients(make_setting(problem, data, batch_size=4))
     empty = problem.x0[:0]
     message = (torch.zeros_like(problem.x0), torch.zeros_like(problem.y0), empty, empty)
-    with pytest.raises(fs.FedstrataError, match=r"client 6, .* must have kept 'point' .*\(in local of fgda, round 1, "):
+    with pytest.raises(fs.FedstrataError, match=r"client 6, .* must have kept the state of point 0 .*\(in local of fgda, round 1, "):
         clients.mean(fs.FGDA().local, *message)

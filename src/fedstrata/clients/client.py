@@ -238,13 +238,14 @@ class Client:
 
     def stamp(self, **numbers: int) -> None:
         """Keep numbers that date what the clients keep, such as ``round=3``, for :meth:`require`."""
-        rows = {name: torch.full((self._active, 1), number) for name, number in numbers.items()}
+        rows = {_stamp(name): torch.full((self._active, 1), number) for name, number in numbers.items()}
         self._memory.keep(self._active, rows)
 
     def require(self, **numbers: int) -> None:
         """Raise an error that names the clients with other stamps, or without them: what they kept is out of date."""
         for name, number in numbers.items():
-            stamps = self._memory.recall(self._active, name, None).flatten().cpu().numpy()
+            other = torch.full((self._active, 1), number - 1)  # for clients without a stamp
+            stamps = self._memory.recall(self._active, _stamp(name), other).flatten().cpu().numpy()
             self._memory.refuse(self.ids[: self._active][stamps != number], f"the state of {name} {number}")
 
     def commit(self, accepted: np.ndarray) -> None:
@@ -324,6 +325,11 @@ class Client:
             listener(self.clock, self.ids[: self._active], self._reports)
         self._reports = {}
         self.clock = self.clock.tick()
+
+
+def _stamp(name: str) -> str:
+    """Return the name under which a stamp is kept: no variable can have it."""
+    return f"{name}.stamp"
 
 
 def _itself(value: torch.Tensor) -> torch.Tensor:

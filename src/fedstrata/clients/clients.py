@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_map
 
 from fedstrata.clients import reduce
 from fedstrata.clients.cohort import Weighting, check_weighting, cohort_size
-from fedstrata.clients.engine import Engine, Reduced, Request, Usage, Work
+from fedstrata.clients.engine import Engine, Reduced, Request, Usage, Work, label_of
 from fedstrata.clients.exchange import Exchange, Rejoin
 from fedstrata.clients.faults import Fault
 from fedstrata.clients.work import is_remote
@@ -210,7 +210,7 @@ class Clients:
         ``how`` has a "mean" or "max" for each tensor, in order.
         """
         if isinstance(how, str) or not how or any(word not in ("mean", "max") for word in how):
-            raise invalid("how of combine", how, "a 'mean' or 'max' for each tensor of an answer")
+            raise invalid("how of combine", how, f"a 'mean' or 'max' for each tensor that {label_of(work)} returns")
         return self._reduce(work, message, self.weighting, tuple(how))
 
     def gather(self, work: Work, *message: Any) -> Any:
@@ -236,10 +236,11 @@ class Clients:
         leaves = rows.leaves or []
         if any(leaf.dim() < 2 for leaf in leaves):
             shapes = [tuple(leaf.shape[1:]) for leaf in leaves]
-            raise invalid("shape of a client's collections to pool", shapes, "(n, ...)")
+            raise invalid(f"shape of the collections that {label_of(work)} returns to pool", shapes, "(n, ...)")
         size = sum(leaf[0].numel() for leaf in leaves)
         if size > limit:
-            raise invalid("size of a collection to pool", size, f"at most {limit} numbers per client")
+            what = f"size of the collections that {label_of(work)} returns to pool"
+            raise invalid(what, size, f"at most {limit} numbers per client")
         return tree_map(lambda leaf: leaf[answered].flatten(0, 1), rows.tree)
 
     def restore(self, work: Work, *message: Any) -> None:

@@ -60,7 +60,7 @@ class Request:
     @property
     def name(self) -> str:
         """The name of the method, by which a node finds it."""
-        return str(getattr(self.work, "__name__", ""))
+        return _name_of(self.work)
 
     @property
     def query(self) -> bool:
@@ -73,9 +73,8 @@ class Request:
 
     @property
     def label(self) -> str:
-        """What error messages call the work: ``local of fgda``."""
-        owner = getattr(getattr(self.work, "__self__", None), "name", None)
-        return f"{self.name or self.work} of {owner}" if owner else self.name or str(self.work)
+        """The work in error messages."""
+        return label_of(self.work)
 
     def check_message(self) -> None:
         """Raise if a part of the message cannot be sent to another computer."""
@@ -194,6 +193,17 @@ class Engine(ABC):
         if "learned" in extra:
             self.learned = torch.tensor(extra["learned"], dtype=torch.float64)
         self.ledger.restore(extra["releases"])
+
+
+def _name_of(work: Work) -> str:
+    return str(getattr(work, "__name__", ""))
+
+
+def label_of(work: Work) -> str:
+    """Return what error messages call the work: ``local of fgda``."""
+    name = _name_of(work) or str(work)
+    owner = getattr(getattr(work, "__self__", None), "name", None)
+    return f"{name} of {owner}" if owner else name
 
 
 def _unsendable(message: Any) -> str:

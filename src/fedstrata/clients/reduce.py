@@ -57,7 +57,8 @@ def means_and_maxima(exchange: Exchange, weights: torch.Tensor, how: tuple[str, 
         leaves, shape = tree_flatten(answer.value)
         kinds = how * len(leaves) if len(how) == 1 else how
         if len(kinds) != len(leaves):
-            raise invalid("how of combine", how, f"one word for each of the {len(leaves)} tensors of an answer")
+            wants = f"one word for each of the {len(leaves)} tensors that {exchange.request.label} returns"
+            raise invalid("how of combine", how, wants)
         w = weights[torch.from_numpy(answer.places)]
         part = [
             _weighted_sum(leaf, w) if kind == "mean" else leaf.amax(0) for kind, leaf in zip(kinds, leaves, strict=True)
