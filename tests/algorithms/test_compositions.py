@@ -245,3 +245,11 @@ def test_maml_with_tiny_steps_is_ordinary_learning() -> None:
     assert (found[1] - plain).abs().max() > 1e-2
     x = PLAIN.x0
     assert gradient_norm(near, DATA, x) == pytest.approx(gradient_norm(PLAIN, DATA, x), rel=1e-6)
+
+
+def test_projections_of_products_are_refused() -> None:
+    message = (
+        r"projections c_g and c_f of adamfcgd need jacobian = 'exact'.* Got c_g = 2 and c_f = 0 with .* 'product'\.$"
+    )
+    with pytest.raises(fs.InputError, match=message):
+        play(fs.AdaMFCGD(jacobian="product", c_g=2.0), BENT, ONE, 1)

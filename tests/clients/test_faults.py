@@ -749,5 +749,7 @@ def test_what_a_client_should_have_kept_is_never_made_up() -> None:
     clients = make_clients(make_setting(problem, data, batch_size=4))
     empty = problem.x0[:0]
     message = (torch.zeros_like(problem.x0), torch.zeros_like(problem.y0), empty, empty)
-    with pytest.raises(fs.FedstrataError, match=r"client 6, .* must have kept the state of point 0 .*\(in local of fgda, round 1, "):
+    with pytest.raises(
+        fs.FedstrataError, match=r"client 6, .* must have kept the state of point 0 .*\(in local of fgda, round 1, "
+    ):
         clients.mean(fs.FGDA().local, *message)

@@ -18,15 +18,13 @@ from fedstrata.clients.cohort import Weighting, check_weighting, cohort_size
 from fedstrata.clients.engine import Engine, Reduced, Request, Usage, Work, label_of
 from fedstrata.clients.exchange import Exchange, Rejoin
 from fedstrata.clients.faults import Fault
+from fedstrata.clients.simulated import on_auxiliary
 from fedstrata.clients.work import is_remote
 from fedstrata.core import rng
 from fedstrata.core.clock import Clock, Progress
 from fedstrata.core.errors import invalid
 from fedstrata.core.schedules import EqualSteps, Rate, rate_at, steps_at
 from fedstrata.problems.problem import Problem
-
-EARLY = 9000
-"""The number of the exchange in which clients rejoin before a round: above all exchanges of the previous round."""
 
 
 class Clients:
@@ -106,29 +104,17 @@ class Clients:
         if number < 1 or (most is not None and number > most):
             raise invalid("number of clients to choose", number, "at least 1" + (f", at most {most}" if most else ""))
         key = self._choice("choice")
-        other = copy.copy(self)
         if probabilities is None:
-            other._join(rng.choose(key, self.total, number))
-            return other
+            return self.with_cohort(rng.choose(key, self.total, number))
         weights = np.asarray(probabilities, dtype=np.float64)
         if weights.shape != (self.total,) or not (np.isfinite(weights) & (weights >= 0)).all() or not weights.any():
             raise invalid("probabilities", weights.tolist(), f"{self.total} numbers of at least 0, not all 0")
-        other._join(rng.choose_weighted(key, weights, number), by_weights=True)
-        return other
+        return self.with_cohort(rng.choose_weighted(key, weights, number), by_weights=True)
 
-    def lost(self) -> Clients:
-        """Return these clients with another cohort: those that were left out because they lost what they kept."""
+    def with_cohort(self, cohort: np.ndarray, by_weights: bool = False) -> Clients:
+        """Return these clients with another cohort; ``by_weights``: whether it was drawn by weights."""
         other = copy.copy(self)
-        lost = [fault.client for fault in self.faults if fault.kind == "lost" and fault.left_out]
-        other._join(np.unique(lost).astype(np.int64))
-        return other
-
-    def before(self, cohort: np.ndarray) -> Clients:
-        """Return these clients at the end of the previous round, with another cohort and an empty list of faults."""
-        other = copy.copy(self)
-        other.progress = replace(self.progress, round=self.progress.round - 1, exchanges=EARLY)
-        other.faults, other.rejoin = [], None
-        other._join(cohort)
+        other._join(cohort, by_weights)
         return other
 
     def integer(self, low: int, high: int) -> int:
@@ -255,8 +241,6 @@ class Clients:
 
         Nothing is sent; the samples are counted.
         """
-        from fedstrata.clients.simulated import on_auxiliary
-
         server = Clients(on_auxiliary(self.engine.side), self.progress.rounds)
         server.progress = replace(self.progress)
         answer = server.gather(work, *message)
@@ -301,12 +285,9 @@ class Clients:
         """Make one exchange, and reduce each tensor of the answers as ``how`` and the channel say."""
         exchange, channel, weights = self._exchange(work, message), self.engine.channel, self._weights(weighting)
         reduce.check_means(channel, exchange.request, how, weighting, self._by_weights)
-        if channel.reduce != "mean":
-            return reduce.robust(channel, self._finish(reduce.rows(exchange))).tree
-        answers = self._finish(reduce.means_and_maxima(exchange, weights, how))
-        if channel.noise and any(leaf.numel() for leaf in answers.leaves or ()):
+        answers = self._finish(reduce.by_channel(exchange, weights, how))
+        if reduce.needs_noise(channel, answers):
             self._noisy += 1
             self.engine.ledger.add(self._noisy, len(self.cohort))
-            names = rng.key_of(self.engine.side.seed, "noise", self.progress.round, self.progress.exchanges)
-            answers = reduce.noisy(channel, answers, weights, None if self.engine.secret_noise else names)
+            answers = reduce.with_noise(exchange, answers, weights)
         return answers.tree
