@@ -90,9 +90,9 @@ def plain(name: str, build: Any, reference: Reference, options: Options, state: 
 
 FEDLALR: Options = {**LOCAL, **MOMENTS, "eps": 0.01}
 FEDAMS: Options = {**SERVER, **MOMENTS, "eps": 0.2}
-LAFEDOPT: Options = {**SERVER, **MOMENTS, "eps": 0.1}
+NO_MOMENTS: Options = {**SERVER, "eps": 0.1}
+LAFEDOPT: Options = {**NO_MOMENTS, **MOMENTS}
 SERVER_ADAM: Options = {"server": "adam", "server_beta1": 0.7, "server_beta2": 0.85, "tau": 0.04, "v0": 0.1}
-NO_MOMENTS = {"beta1": None, "beta2": None}
 AVERAGING = [
     plain("fedavg", fs.FedAvg, fedavg, SERVER),
     plain("fedprox", fs.FedProx, fedprox, {**SERVER, "mu": 0.9}),
@@ -118,9 +118,8 @@ ADAPTIVE = [
     ),
     *(
         plain(f"lafedopt {optimizer} {correction}", fs.LaFedOPT, lafedopt,
-              {**LAFEDOPT, "optimizer": optimizer, "correction": correction},
-              wrong_in=NO_MOMENTS if optimizer == "adagrad" else {})
-        for optimizer in ("adagrad", "adam", "yogi")
+              {**options, "optimizer": optimizer, "correction": correction})
+        for optimizer, options in (("adagrad", NO_MOMENTS), ("adam", LAFEDOPT), ("yogi", LAFEDOPT))
         for correction in ("joint", "local", "none")
     ),
     plain("lafedopt, v0", fs.LaFedOPT, lafedopt, {**LAFEDOPT, "v0": 0.3}),

@@ -64,7 +64,7 @@ def keep_point(world: World, case: Case, server: Vectors, rng: Generator) -> Row
     """Two phases: a client has kept the server's point. With one exchange, its own point and estimates."""
     x, y = server["x"], server["y"]
     if case.options.get("synchronisation") != "single":
-        return {"x": shared(x), "y": shared(y), "point": stamp(case.first_round)}
+        return {"x": shared(x), "y": shared(y), "point.stamp": stamp(case.first_round)}
     near = {key: {k: z + 0.2 * step for k, step in own(rng, z).items()} for key, z in (("x", x), ("y", y))}
     return {**near, "w": own(rng, x), "v": own(rng, y)}
 
@@ -190,7 +190,7 @@ def momentum_weight(paper: Paper) -> Callable[[int, int], float]:
 def keep_snapshot(world: World, case: Case, server: Vectors, rng: Generator) -> Rows:
     steps, every = case.options["steps"], case.options["snapshot_every"]
     rows = shared(server["x"] + 0.3 * rng.normal(size=len(server["x"])))
-    return {"snapshot": rows, "period": stamp(case.first_round * steps // (every or steps**2))}
+    return {"snapshot": rows, "period.stamp": stamp(case.first_round * steps // (every or steps**2))}
 
 
 def plus_rounds(method: Callable[..., Any], paper: Paper) -> Vectors:
@@ -301,7 +301,7 @@ def keep_centre(name: str, world: World, case: Case, server: Vectors, rng: Gener
     stage = (
         stage_of(case.options, case.first_round)[0] if name == "x_0" else codasca_stage(case.options, case.first_round)
     )
-    return {name: shared(server[name]), "total": own(rng, server["x"]), "stage": stamp(stage)}
+    return {name: shared(server[name]), "total": own(rng, server["x"]), "stage.stamp": stamp(stage)}
 
 
 def codasca_stage(options: Options, round: int) -> int:

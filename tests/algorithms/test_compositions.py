@@ -59,8 +59,8 @@ def test_adamfcgd_with_one_client_is_its_centralised_rule(matrix: str, first_mat
         step(gradient_at(x))
     for _ in range(6):
         x = x - step(gradient_at(x))
-    options: dict[str, Any] = {"theta": 0.8, "rho": 0.5, "steps": 1, "first_matrix": first_matrix, "matrix": matrix}
-    found = play(fs.AdaMFCGD(gamma=RATE, **options), BENT, ONE, 6)[0].x
+    options: dict[str, Any] = {"theta": 0.8, "rho": 0.5, "first_matrix": first_matrix} if matrix != "identity" else {}
+    found = play(fs.AdaMFCGD(gamma=RATE, steps=1, matrix=matrix, **options), BENT, ONE, 6)[0].x
     torch.testing.assert_close(found, x, atol=1e-10, rtol=0)
 
 
@@ -245,3 +245,11 @@ def test_maml_with_tiny_steps_is_ordinary_learning() -> None:
     assert (found[1] - plain).abs().max() > 1e-2
     x = PLAIN.x0
     assert gradient_norm(near, DATA, x) == pytest.approx(gradient_norm(PLAIN, DATA, x), rel=1e-6)
+
+
+def test_projections_of_products_are_refused() -> None:
+    message = (
+        r"projections c_g and c_f of adamfcgd need jacobian = 'exact'.* Got c_g = 2 and c_f = 0 with .* 'product'\.$"
+    )
+    with pytest.raises(fs.InputError, match=message):
+        play(fs.AdaMFCGD(jacobian="product", c_g=2.0), BENT, ONE, 1)

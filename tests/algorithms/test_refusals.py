@@ -175,3 +175,26 @@ def test_a_snapshot_is_renewed_between_rounds_or_at_every_step(name: str) -> Non
     wanted = rf"snapshot_every of {name} must be 1, or a multiple of steps, 3; 0 means steps\^2"
     with pytest.raises(fs.InputError, match=wanted):
         fs.algorithm(name, steps=3, snapshot_every=4)
+
+
+@pytest.mark.parametrize(
+    ("build", "options", "applies"),
+    [
+        (fs.LaFedOPT, {"server_beta1": 0.5}, {"server": "adam"}),
+        (fs.LaFedOPT, {"server_beta2": 0.5}, {"server": "adam"}),
+        (fs.LaFedOPT, {"tau": 0.5}, {"server": "adam"}),
+        (lambda **more: fs.LaFedOPT(**{"optimizer": "adagrad", **more}), {"beta1": 0.5}, {"optimizer": "yogi"}),
+        (lambda **more: fs.LaFedOPT(**{"optimizer": "adagrad", **more}), {"beta2": 0.5}, {"optimizer": "adam"}),
+        *(
+            (lambda kind=kind, **more: kind(**{"matrix": "identity", **more}), options, {"matrix": "belief"})
+            for kind in (fs.AdaFGDA, fs.AdaMFCGD)
+            for options in ({"theta": 0.5}, {"rho": 0.5}, {"first_matrix": "accumulator"})
+        ),
+    ],
+)
+def test_options_that_would_do_nothing_are_refused(
+    build: Any, options: dict[str, Any], applies: dict[str, Any]
+) -> None:
+    with pytest.raises(fs.InputError, match=rf"^The {next(iter(options))} of \w+ applies only with "):
+        build(**options)
+    build(**options, **applies)

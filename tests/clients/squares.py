@@ -41,6 +41,11 @@ def train(channel: fs.Channel, rounds: int = 3, clients: int = 5, **options: Any
     return fs.train(problem, data, rounds=rounds, channel=channel, **how)
 
 
+def sparse(compress: str, top: float) -> dict[str, Any]:
+    """Return the options of a channel for a compression, with ``top`` where it applies."""
+    return {"compress": compress, **({"top": top} if compress == "top_k" else {})}
+
+
 def own_change(client: int, clients: int, x: np.ndarray) -> np.ndarray:
     """What a client's steps add to x."""
     a, b = (t.numpy().astype(np.float64) for t in squares(clients)[1].train.of_client(client))

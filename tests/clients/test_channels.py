@@ -16,16 +16,16 @@ import fedstrata as fs
 from cases import label, one_per
 from clients.every import CASES, MEANS, SINGLE, exchanges, plainly, play
 from clients.small import setting
-from clients.squares import LR, STEPS, D, Recording, engine, own_change, squares, train
+from clients.squares import LR, STEPS, D, Recording, engine, own_change, sparse, squares, train
 from fedstrata.algorithms import ALGORITHMS
-from fedstrata.clients import Answer, Client, Simulated, Usage
+from fedstrata.clients import Answer, Client, Clients, Simulated, Usage
 from fedstrata.clients.channel.channel import FlatAnswer
 from fedstrata.clients.channel.parcels import PARCELS
 from fedstrata.clients.engine import Reduced
 from fedstrata.clients.queries import QUERIES
 from fedstrata.clients.reduce import robust
 from fedstrata.core import rng
-from support import mixture_of, smooth_example, without_seconds
+from support import make_setting, mixture_of, smooth_example, without_seconds
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
 
@@ -253,7 +253,8 @@ def test_a_channel_that_drops_nothing_changes_nothing(name: str) -> None:
 @one_per(problem_class, "name", MEANS)
 def test_every_mean_may_be_a_median(name: str) -> None:
     """Of seven clients three are trimmed at either end, of five two: that is the median. It is not the mean."""
-    found, same = (play(CASES[name], fs.Channel(reduce=r, trim=0.45))[0] for r in ("median", "trimmed_mean"))
+    channels = fs.Channel(reduce="median"), fs.Channel(reduce="trimmed_mean", trim=0.45)
+    found, same = (play(CASES[name], channel)[0] for channel in channels)
     close(same, found)
     assert moved(found, name) > 1e-4
 
@@ -344,22 +345,22 @@ def test_answers_of_any_work_go_through_a_channel() -> None:
 @pytest.mark.parametrize(
     ("channel", "expected"),
     [
-        (fs.Channel(clip=6.0), [3, 4]),
-        (fs.Channel(bound=6.0), [3, 4]),
+        (fs.Channel(clip=6.0), [3.6, 4.8]),
+        (fs.Channel(bound=6.0), [3.6, 4.8]),
         (fs.Channel(compress="top_k", top=0.5), [0, 8]),
-        (fs.Channel(compress="quantise"), [5, 8]),
+        (fs.Channel(compress="quantise"), [95 * 8 / 127, 8]),
     ],
     ids=label,
 )
-def test_whole_numbers_go_through_a_channel_too(channel: fs.Channel, expected: list[int]) -> None:
-    """They are rounded towards zero, so that no update gets longer."""
+def test_whole_numbers_go_through_a_channel_too(channel: fs.Channel, expected: list[float]) -> None:
+    """They become floats: rounded ones would be biased."""
 
     def work(client: Client) -> torch.Tensor:
         return torch.tensor([[6, 8]]).expand(len(client), 2)
 
     found = engine(*squares(5), channel).gather(work)
-    assert found.dtype == torch.int64
-    assert found.tolist() == [expected] * 5
+    assert found.dtype == torch.float64
+    assert found.tolist() == [pytest.approx(expected)] * 5
 
 
 def test_answers_to_queries_do_not_go_through_a_channel() -> None:
@@ -379,7 +380,7 @@ def test_answers_to_queries_do_not_go_through_a_channel() -> None:
 def test_a_parcel_has_the_layout_that_is_checked_where_it_arrives(
     n: int, compress: str, top: float, dtype: torch.dtype
 ) -> None:
-    channel = fs.Channel(compress=compress, top=top)
+    channel = fs.Channel(**sparse(compress, top))
     updates = torch.randn(3, n, dtype=dtype, generator=torch.Generator().manual_seed(1))
     parcel = PARCELS[compress].pack(updates, channel)
     layout = PARCELS[compress].layout(n, dtype, channel)
@@ -407,11 +408,18 @@ def test_an_answer_is_flattened_and_restored() -> None:
     assert flat.updates.tolist() == [[0, 1, 2, 0, 1, 2, 3, 7], [3, 4, 5, 4, 5, 6, 7, -7]]
     first, (second, third), nothing = flat.restore(2 * flat.updates)
     assert torch.equal(first, 2 * single) and first.dtype == torch.float32
-    assert torch.equal(second, 2 * double) and torch.equal(third, torch.tensor([14, -14]))
+    assert torch.equal(second, 2 * double) and torch.equal(third, torch.tensor([14.0, -14.0]).double())
     assert nothing.shape == (2, 0)
     assert FlatAnswer(single).updates.dtype == torch.float32
     assert FlatAnswer(torch.tensor([[True], [False]])).updates.tolist() == [[1.0], [0.0]]
     assert torch.equal(FlatAnswer(single).restore(single), single)
+
+
+@pytest.mark.parametrize("channel", [fs.Channel(clip=2.5), fs.Channel(bound=2.5)], ids=["clip", "bound"])
+def test_whole_numbers_are_not_truncated(channel: fs.Channel) -> None:
+    problem, data = squares(3)
+    clients = Clients(Simulated(make_setting(problem, data), 1, channel), 1)
+    assert clients.mean(lambda client: torch.full((len(client), 1), 3)).tolist() == [2.5]
 
 
 # --- what is sent ----------------------------------------------------------------------------------------------------
@@ -500,7 +508,7 @@ def roots() -> tuple[fs.Problem, fs.FederatedData]:
 def test_a_client_that_answered_with_nan_once_comes_back(compress: str) -> None:
     """What is not finite is not kept for the next update."""
     problem, data = roots()
-    clients = engine(problem, data, fs.Channel(compress=compress, top=0.5), faults=fs.Faults())
+    clients = engine(problem, data, fs.Channel(**sparse(compress, 0.5)), faults=fs.Faults())
     algorithm = fs.FedAvg(lr=LR, steps=1)
     with torch.no_grad():
         clients.mean(algorithm.local, problem.x0)
@@ -514,7 +522,7 @@ def test_a_client_that_answered_with_nan_once_comes_back(compress: str) -> None:
 def test_a_client_that_answered_with_nan_comes_back_even_if_a_median_hides_it(compress: str) -> None:
     """Without a policy for faults, all clients keep what they kept."""
     problem, data = roots()
-    clients = engine(problem, data, fs.Channel(compress=compress, top=0.5, reduce="median"))
+    clients = engine(problem, data, fs.Channel(**sparse(compress, 0.5), reduce="median"))
     local = fs.FedAvg(lr=LR, steps=1).local
     with torch.no_grad():
         medians = [clients.mean(local, x) for x in (problem.x0, problem.x0 + 3)]
@@ -550,7 +558,7 @@ def test_one_client_that_sends_a_thousandfold_spoils_the_mean_and_nothing_else()
 @pytest.mark.parametrize("compress", ["top_k", "quantise"])
 def test_what_compression_dropped_survives_a_resume(compress: str, tmp_path: Path) -> None:
     problem, data = smooth_example()
-    channel = fs.Channel(compress=compress, top=0.2, clip=2.0)
+    channel = fs.Channel(**sparse(compress, 0.2), clip=2.0)
     how: dict[str, Any] = {"participation": 3, "batch_size": 4, "channel": channel, "eval_every": 1}
     algorithm = fs.Scaffold(lr=0.2, steps=3)
     straight, alone, many = (fs.train(problem, data, algorithm, rounds=6, chunk=chunk, **how) for chunk in (2, 1, 5))
@@ -576,3 +584,18 @@ def test_a_run_is_not_resumed_with_another_channel(other: fs.Channel, wanted: st
     with pytest.raises(fs.InputError, match=wanted):
         train(other, 2, out=tmp_path / "run", resume=True)
     train(fs.Channel(clip=1.0), 2, out=tmp_path / "run", resume=True)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"top": 0.5}, r"^The top of the channel applies only with compress = 'top_k'\. Got 0\.5 with"),
+        ({"top": 0.5, "compress": "quantise"}, r"^The top of the channel applies only with compress = 'top_k'\."),
+        ({"trim": 0.3}, r"^The trim of the channel applies only with reduce = 'trimmed_mean'\. Got 0\.3 with"),
+        ({"trim": 0.3, "reduce": "median"}, r"^The trim of the channel applies only with reduce = 'trimmed_mean'\."),
+        ({"delta": 1e-6, "clip": 1.0}, r"^The delta of the channel applies only with noise above 0: .* Got 1e-06 with"),
+    ],
+)
+def test_options_that_would_do_nothing_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(fs.InputError, match=message):
+        fs.Channel(**options)

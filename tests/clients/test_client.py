@@ -15,6 +15,7 @@ import fedstrata as fs
 from clients.small import DECREASING, SIZES, STEPS, column, ids_of, setting
 from fedstrata.clients import Simulated
 from fedstrata.clients.client import Client
+from fedstrata.clients.state import LostState
 from fedstrata.data.batch import NO_DATA
 from fedstrata.problems.oracles import Oracles
 from saddle_worlds import SADDLES
@@ -305,3 +306,14 @@ def only_before_the_first_round() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(fs.Inject, "kinds", kinds)
         yield
+
+
+def test_a_stamp_does_not_clash_with_a_variable_of_the_same_name() -> None:
+    client = make_client(setting(), DECREASING)
+    client.keep(x=ids_of(client))
+    client.stamp(x=3)
+    assert torch.equal(client.recall("x").x, ids_of(client))
+    client.require(x=3)
+    for stale in ({"x": 4}, {"y": 3}):
+        with pytest.raises(LostState, match=rf"must have kept the state of {next(iter(stale))} \d in an earlier"):
+            client.require(**stale)

@@ -93,6 +93,47 @@ def test_an_answer_without_the_client_axis_is_an_error(answer: Any, got: str) ->
             verb(work)
 
 
+def test_answers_of_different_forms_are_refused() -> None:
+    """Two chunks' answers of different shapes would be broadcast to numbers that no client meant."""
+    odd = {
+        "shape": lambda: torch.ones(1, 1).double(),
+        "dtype": lambda: torch.ones(1, 2).float(),
+        "nesting": lambda: (torch.ones(1, 2).double(),),
+    }
+    for other in odd.values():
+
+        def work(client: Client, other: Any = other) -> Any:
+            return other() if client.ids[0] == 3 else torch.ones(1, 2).double()
+
+        clients = make_clients(setting(), chunk=1)
+        message = (
+            r"^work must return tensors of the same shapes and dtypes for every client\. Got 1 tensor .* client 3, "
+        )
+        for verb in (clients.mean, clients.max, clients.gather, clients.pool):
+            with pytest.raises(fs.FedstrataError, match=message):
+                verb(work)
+
+
+def test_answers_of_different_forms_are_left_out_under_a_policy() -> None:
+    def work(client: Client) -> torch.Tensor:
+        return torch.ones(1, 1 if client.ids[0] == 3 else 2).double() * float(client.ids[0])
+
+    clients = Clients(Simulated(setting(), 1, policy=fs.Faults(quorum=0.5)), 10)
+    clients.begin(0)
+    assert clients.mean(work).tolist() == [pytest.approx((0 + 1 + 2 + 4) / 4)] * 2
+    assert [(fault.client, fault.kind) for fault in clients.faults] == [(3, "shape")]
+
+
+@pytest.mark.parametrize("message", [{"a": 1}, np.float32(2), (torch.ones(2), [np.ones(3)])], ids=str)
+def test_messages_that_cannot_be_sent_are_refused_in_a_simulation_too(message: Any) -> None:
+    def work(client: Client, message: Any) -> torch.Tensor:
+        return ids_of(client)
+
+    with pytest.raises(fs.FedstrataError, match=r"^The message to work must be made of tensors, .*\. Got a "):
+        make_clients(setting()).mean(work, message)
+    assert make_clients(setting()).mean(work, np.float64(2)).tolist() == [2.0]  # a float
+
+
 # --- a mean and a maximum in one exchange ----------------------------------------------------------------------------
 
 
@@ -145,7 +186,7 @@ def test_one_reduction_applies_to_all_tensors_and_a_wrong_number_is_an_error() -
         two = clients.combine((how, how), answers, *message)
         assert all(torch.equal(a, b) for a, b in zip(one, two, strict=True))
     for wrong in (("mean", "max", "mean"), ("mean", "sum"), "mean", ()):
-        with pytest.raises(fs.InputError, match="how of combine"):
+        with pytest.raises(fs.InputError, match=r"^The how of combine must be .* that answers returns\. Got "):
             clients.combine(wrong, answers, *message)
 
 
@@ -174,7 +215,7 @@ def test_collections_are_pooled_in_the_order_of_the_cohort(chunk: int, participa
 def test_a_collection_is_no_larger_than_its_limit() -> None:
     clients = make_clients(setting(), chunk=2)
     assert len(clients.pool(scores, 3, limit=9)[0]) == 15
-    message = r"^The size of a collection to pool must be at most 8 numbers per client\. Got 9\.$"
+    message = r"^The size of the collections that scores returns to pool must be at most 8 numbers per client\. Got 9"
     with pytest.raises(fs.InputError, match=message):
         clients.pool(scores, 3, limit=8)
     with pytest.raises(fs.InputError, match=r"at most 1048576 numbers per client\. Got 1048577\."):
@@ -182,7 +223,7 @@ def test_a_collection_is_no_larger_than_its_limit() -> None:
 
 
 def test_a_single_number_is_no_collection() -> None:
-    message = r"^The shape of a client's collections to pool must be \(n, \.\.\.\)\. Got \[\(1,\), \(\)\]\.$"
+    message = r"^The shape of the collections that .+ returns to pool must be \(n, \.\.\.\)\. Got \[\(1,\), \(\)\]\.$"
     with pytest.raises(fs.InputError, match=message):
         make_clients(setting()).pool(lambda client: (ids_of(client), client.sizes))
 
@@ -373,6 +414,18 @@ def four_steps(client: Client) -> torch.Tensor:
     for _ in client.loop(4, client.variables()):
         pass
     return ids_of(client)
+
+
+def test_rates_and_steps_before_the_first_round_are_those_of_the_first() -> None:
+    clients, decay, seen = make_clients(setting()), fs.RoundDecay(1.0, 0.5), []
+    clients.begin(-1)
+
+    def work(client: Client) -> torch.Tensor:
+        seen.append((client.rate(decay), client.steps_now(fs.Interval(4, 2.0))))
+        return ids_of(client)
+
+    clients.mean(work)
+    assert seen == [(clients.rate(decay), clients.steps_now(fs.Interval(4, 2.0)))] == [(1.0, 4)]
 
 
 def test_a_rate_at_the_start_of_a_round_stays_when_clients_have_worked() -> None:

@@ -376,3 +376,20 @@ def test_a_single_update_comes_in_a_tuple() -> None:
     (dx,) = Variables(x=column(3)).updates(x=column(1))
     assert dx.item() == 2
     assert Variables(x=column(3)).updates() == ()
+
+
+@pytest.mark.parametrize("steps", [-1, 2.5, True, "3"], ids=repr)
+def test_a_number_of_steps_that_is_not_a_count_is_refused(steps: Any) -> None:
+    client = make_client(setting(), DECREASING)
+    k = client.variables(x=ids_of(client))
+    message = r"^The number of local steps must be a whole number of at least 0, epochs or an interval\. Got "
+    with pytest.raises(fs.InputError, match=message):
+        list(client.loop(steps, k))
+    assert client.clock == Clock(0, 10)
+    assert list(client.loop(0, k)) == []
+
+
+@pytest.mark.parametrize("name", ["updates", "_leave", "_since"])
+def test_a_variable_cannot_have_the_name_of_a_method(name: str) -> None:
+    with pytest.raises(fs.InputError, match=rf"^The name of a variable must be another one: .* Got '{name}'\.$"):
+        Variables(**{name: column(1)})

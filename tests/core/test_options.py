@@ -435,3 +435,18 @@ def test_no_option_is_declared_twice() -> None:
         own = set(options_of(table)) - {"name", "options"}
         for other, fields in classes.items():
             assert other == table.__name__ or len(own & fields) < max(2, len(own) / 2), f"{other} repeats [{name}]"
+
+
+def test_instances_do_not_share_the_table_of_a_default() -> None:
+    class Tables(Options, owner="the tables"):
+        empty: dict[str, Any] = param({}, "a table")
+        filled: dict[str, Any] = param({"a": {"b": 1}}, "another")
+
+    @options("the function")
+    def function(filled: dict[str, Any] = param({"a": {"b": 1}}, "a table")) -> dict[str, Any]:
+        return filled
+
+    first, second = Tables(), Tables()
+    first.empty["a"] = first.filled["a"]["b"] = function()["a"]["b"] = 2
+    assert (second.empty, second.filled, Tables().filled) == ({}, {"a": {"b": 1}}, {"a": {"b": 1}})
+    assert function() == {"a": {"b": 1}}

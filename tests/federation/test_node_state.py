@@ -7,6 +7,7 @@ import json
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -14,6 +15,7 @@ import fedstrata as fs
 from cases import repeats
 from federation.stand_in import AUC, CANCER, DIGITS, Change, Sent, Site, Tables, made, simulated, site
 from fedstrata.clients.privacy import epsilon
+from fedstrata.clients.rejoin import LAST_EXCHANGE
 from fedstrata.federation.node import state
 from fedstrata.federation.server import engine
 from fedstrata.federation.server.state import ServerState
@@ -495,3 +497,14 @@ def test_a_node_keeps_as_much_state_in_memory_as_the_run_says(tmp_path: Path, mo
     run = site(tmp_path / "small", small).serve(tmp_path / "small" / "run")
     assert set(limits) == {config.train.state_memory, 1}
     assert_same_bits(run, straight)
+
+
+def test_a_version_may_have_any_number_of_an_exchange(tmp_path: Path) -> None:
+    """Clients that rejoin before a round do so in an exchange above all others of the previous round."""
+    folder = state.StateFolder(tmp_path, "a" * 32)
+    for number, exchange in enumerate((0, 9999, 12345, LAST_EXCHANGE)):
+        kept = folder.load((3, 0) if number else None, 0, 1, 1 << 20, rejoins=True)
+        kept.keep(np.zeros(1, dtype=np.int64), {"x": torch.tensor([[float(number)]])})
+        assert folder.save((3, exchange), kept)
+        again = folder.load((3, exchange), 0, 1, 1 << 20)
+        assert again.recall(np.zeros(1, dtype=np.int64), "x", torch.zeros(1, 1)).item() == number

@@ -163,6 +163,11 @@ def test_the_shift_is_asked_for_on_a_minibatch() -> None:
     assert asked.usage.samples == 5 * 3
 
 
+def test_after_a_run_the_query_is_answered() -> None:
+    run = fs.train(fs.robust(model()), DATA, fs.LocalMOML(lr=0.01), rounds=1)
+    assert run.problem is not None and run.problem.query is None
+
+
 @pytest.mark.parametrize("options", [{"shift": 0.0}, {"shift": 1.5}, {"link": "square"}, {"link": torch.exp}])
 def test_a_shift_that_is_known_is_not_asked_for(options: dict[str, Any]) -> None:
     problem = fs.robust(model(), **options)

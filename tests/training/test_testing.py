@@ -162,10 +162,13 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "infinite": ({"round": exploding}, r"^Mine, state: x is NaN or infinite after 2 rounds"),
     "idle": ({"round": idle}, r"^Mine, chunks, float64: x has moved by only 0 after three rounds"),
     "in place": ({"round": modifying}, r"^Mine, state: round modifies x of the state in place: return a new tensor"),
-    "an array": (saying(np.ones(3)), r"^Mine, state: the message to local of mine has a ndarray\. Only tensors, plain"),
-    "a NumPy number": (saying(np.float64(3)), r"^Mine, state: the message to local of mine has a float64\. Only"),
-    "a table": (saying({"a": 1}), r"^Mine, state: the message to local of mine has a dict\. Only tensors, plain"),
-    "a function": (saying(len), r"^Mine, state: the message to local of mine has a builtin_function_or_method\. Only"),
+    "an array": (
+        saying(np.ones(3)),
+        r"^Mine, state: The message to local of mine must be made of .*\. Got a ndarray\.",
+    ),
+    "a NumPy number": (saying(np.float32(3)), r"^Mine, state: The message to local of mine .*\. Got a float32\."),
+    "a table": (saying({"a": 1}), r"^Mine, state: The message to local of mine must be made of .*\. Got a dict\."),
+    "a function": (saying(len), r"^Mine, state: The message to local of mine .*\. Got a builtin_function_or_method\."),
     "one row is kept": (
         {"local": one_row},
         r"^Mine, state: The variable z that clients keep must be a tensor with one",

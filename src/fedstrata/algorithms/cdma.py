@@ -29,7 +29,7 @@ from typing import NamedTuple
 import torch
 
 from fedstrata.algorithms.algorithm import Algorithm, param
-from fedstrata.algorithms.descent import RATES, Pair, descend_ascend, gradients
+from fedstrata.algorithms.descent import RATES, WEIGHT_DECAY, Pair, descend_ascend, gradients
 from fedstrata.clients import Client, Clients, remote
 from fedstrata.core.schedules import EqualSteps, Rate
 
@@ -57,7 +57,7 @@ class CDMA(Algorithm):
     ada: bool = param(False, "CDMA-ADA: a recursive gradient estimate, and decaying rates")
     weight: float = param(0.95, "weight of the fresh gradient of CDMA-ADA in round 0", above=0, only={"ada": (True,)})
     exponent: float = param(0.0, "exponent of the decay of CDMA-ADA's rates", least=0, only={"ada": (True,)})
-    weight_decay: float = param(0.0, "L2 penalty on x", least=0)
+    weight_decay: float = WEIGHT_DECAY
 
     def start(self, x: torch.Tensor, y: torch.Tensor, clients: Clients) -> State:
         """Start CDMA-ADA without history."""

@@ -31,7 +31,6 @@ import torch
 
 from fedstrata.algorithms.algorithm import Algorithm, param
 from fedstrata.algorithms.descent import RATES, Pair, gradients
-from fedstrata.algorithms.stages import recall_stage, start_stage
 from fedstrata.clients import Client, Clients, remote
 from fedstrata.core.schedules import EqualSteps
 
@@ -103,8 +102,9 @@ class CoDA(Algorithm):
         """Take proximal local steps, and add the iterates to the stage's sum."""
         lr = self.lr / self.factor**stage
         if first:
-            start_stage(client, stage, x_0=x)
-        k = recall_stage(client, stage, "x_0", x=x, y=y)
+            self.join(client, x, stage)
+        client.require(stage=stage)
+        k = client.recall("x_0", "total", x=x, y=y)
         for _ in client.loop(steps, k):
             g_x, g_y = gradients(client, k.x, k.y, client.draw())
             k.x = (k.x + (lr / self.gamma) * k.x_0 - lr * g_x) / (1 + lr / self.gamma)
@@ -116,13 +116,16 @@ class CoDA(Algorithm):
 
     @remote
     def join(self, client: Client, x_0: torch.Tensor, stage: int) -> torch.Tensor:
-        """Keep the start of the stage; nothing is sent."""
-        return start_stage(client, stage, x_0=x_0)
+        """Keep the start of the stage, and 0 as the sum of the distances from it; nothing is sent."""
+        client.keep(x_0=x_0, total=torch.zeros_like(x_0))
+        client.stamp(stage=stage)
+        return x_0[:, :0]
 
     @remote
     def mean_of_stage(self, client: Client, stage: int, length: int) -> torch.Tensor:
         """Return the mean of the client's iterates in the stage, minus the start of the stage."""
-        total: torch.Tensor = recall_stage(client, stage, "x_0").total
+        client.require(stage=stage)
+        total: torch.Tensor = client.recall("total").total
         return total / length
 
     @remote

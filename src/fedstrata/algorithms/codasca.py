@@ -35,8 +35,6 @@ import torch
 
 from fedstrata.algorithms.algorithm import Algorithm, param
 from fedstrata.algorithms.descent import RATES, Tensors, descend_ascend, gradients
-from fedstrata.algorithms.stages import recall_stage, start_stage
-from fedstrata.algorithms.variates import next_variates, start_variates
 from fedstrata.clients import Client, Clients, remote
 from fedstrata.core.schedules import EqualSteps, Rate, steps_at
 
@@ -99,13 +97,20 @@ class CODASCA(Algorithm):
     @remote
     def centre(self, client: Client, x_ref: torch.Tensor) -> torch.Tensor:
         """Keep the new centre; nothing is sent."""
-        return start_stage(client, (client.clock.round + 1) // self.stage_rounds, x_ref=x_ref)
+        return self.keep_centre(client, (client.clock.round + 1) // self.stage_rounds, x_ref)
+
+    def keep_centre(self, client: Client, stage: int, x_ref: torch.Tensor) -> torch.Tensor:
+        """Keep the centre of a stage, and 0 as the sum of the distances from it; return nothing to send."""
+        client.keep(x_ref=x_ref, total=torch.zeros_like(x_ref))
+        client.stamp(stage=stage)
+        return x_ref[:, :0]
 
     @remote
     def mean_of_stage(self, client: Client) -> torch.Tensor:
         """Return the mean of the client's iterates in the stage, minus the centre of the stage."""
         last = client.clock.round
-        total: torch.Tensor = recall_stage(client, last // self.stage_rounds, "x_ref").total
+        client.require(stage=last // self.stage_rounds)
+        total: torch.Tensor = client.recall("total").total
         return total / sum(steps_at(self.steps, number) for number in range(last - self.stage_rounds + 1, last + 1))
 
     @remote
@@ -114,9 +119,13 @@ class CODASCA(Algorithm):
     ) -> Tensors:
         """Take corrected proximal steps, then set c_k to the mean gradient."""
         if client.first:
-            start_stage(client, 0, x_ref=x)
-        k = recall_stage(client, client.clock.round // self.stage_rounds, "x_ref", x=x, y=y)
-        start_variates(client, k, c_x, c_y, self.control)
+            self.keep_centre(client, 0, x)
+        client.require(stage=client.clock.round // self.stage_rounds)
+        zero_x, zero_y = torch.zeros_like(x), torch.zeros_like(y)
+        drift_x, drift_y = zero_x, zero_y
+        if self.control:
+            drift_x, drift_y = c_x - client.kept("c_x", zero_x), c_y - client.kept("c_y", zero_y)
+        k = client.recall("x_ref", "total", x=x, y=y, drift_x=drift_x, drift_y=drift_y, sum_x=zero_x, sum_y=zero_y)
         for _ in client.loop(self.steps, k):
             g_x, g_y = gradients(client, k.x, k.y, client.draw())
             clipped = g_x.clamp(-self.clip, self.clip) if self.clip else g_x
@@ -126,5 +135,7 @@ class CODASCA(Algorithm):
             k.total, k.sum_x, k.sum_y = k.total + (k.x - k.x_ref), k.sum_x + g_x, k.sum_y + g_y
         client.keep(total=k.total)
         if self.control:
-            c_x, c_y = next_variates(client, k, self.steps)
+            steps = client.steps_now(self.steps)
+            c_x, c_y = k.sum_x / steps, k.sum_y / steps
+            client.keep(c_x=c_x, c_y=c_y)
         return k.x - x, k.y - y, c_x, c_y  # c is empty without control, so nothing is sent

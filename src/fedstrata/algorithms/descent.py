@@ -7,6 +7,7 @@ from functools import partial
 import torch
 
 from fedstrata.clients import Client, Variables
+from fedstrata.core.options import param
 from fedstrata.core.schedules import Rate, Steps
 from fedstrata.data.batch import Batch
 
@@ -17,6 +18,11 @@ Tensors = tuple[torch.Tensor, ...]
 
 RATES = (1e-3, 1.0)
 """The range of learning rates that ``fedstrata tune`` searches, on a logarithmic scale."""
+
+LOCAL_LR = param(0.1, "local learning rate", above=0, search=RATES)
+LOCAL_STEPS = param(10, "local steps per round, or Epochs(e), or an Interval")
+WEIGHT_DECAY = param(0.0, "L2 penalty on x", least=0)
+"""Options with the same meaning in several algorithms. Others declare their own, with the letter of their paper."""
 
 
 def decayed(gradient: torch.Tensor, x: torch.Tensor, weight_decay: float) -> torch.Tensor:

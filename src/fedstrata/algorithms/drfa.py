@@ -22,7 +22,7 @@ from __future__ import annotations
 import torch
 
 from fedstrata.algorithms.algorithm import Algorithm, State, param
-from fedstrata.algorithms.descent import RATES, decayed, own_loss
+from fedstrata.algorithms.descent import LOCAL_LR, RATES, WEIGHT_DECAY, decayed, own_loss
 from fedstrata.clients import Client, Clients, remote
 from fedstrata.core.schedules import EqualSteps, Rate
 
@@ -34,10 +34,10 @@ class DRFA(Algorithm):
     dual = True
     mixture = True
 
-    lr: Rate = param(0.1, "local learning rate", above=0, search=RATES)
+    lr: Rate = LOCAL_LR
     dual_lr: Rate = param(0.01, "step size of the dual weights", above=0, search=RATES)
     steps: EqualSteps = param(5, "local steps per round, tau, or an Interval")
-    weight_decay: float = param(0.0, "L2 penalty on the local objective", least=0)
+    weight_decay: float = WEIGHT_DECAY
 
     def round(self, s: State, clients: Clients) -> State:
         """Average models and snapshots of clients drawn by y, then update y with losses of clients drawn uniformly."""

@@ -24,9 +24,9 @@ def moving_average(estimate: torch.Tensor, new: torch.Tensor, weight: float) -> 
     return torch.lerp(estimate, new, weight)
 
 
-def weight_of(client: Client, rate: Rate, scale: float) -> float:
-    """Return the weight of a fresh value at this step, ``rate * scale``, at most 1."""
-    return min(1.0, client.rate(rate) * scale)
+def weight_of(client: Client, rate: Rate, scale: float, ago: int = 0) -> float:
+    """Return the weight of a fresh value at this step, or ``ago`` iterations earlier: ``rate * scale``, at most 1."""
+    return min(1.0, client.rate(rate, ago=ago) * scale)
 
 
 def weights_now(client: Client, rates: Sequence[Rate], eta: Rate, kind: str, ago: int = 1) -> list[float]:
@@ -35,23 +35,29 @@ def weights_now(client: Client, rates: Sequence[Rate], eta: Rate, kind: str, ago
     ``kind`` "theorem" multiplies them by eta_t^2.
     """
     scale = client.rate(eta, ago=ago) ** 2 if kind == "theorem" else 1.0
-    return [min(1.0, scale * client.rate(rate, ago=ago)) for rate in rates]
+    return [weight_of(client, rate, scale, ago) for rate in rates]
 
 
 # --- a composition f(g(x)): h estimates g, u its Jacobian, v the gradient of f, or w the product u^T v ---------------
 
 
-def stores_jacobian(clients: Clients, jacobian: str, radii: tuple[float, float]) -> bool:
-    """Whether clients store the inner Jacobian ("exact") or only its products ("product"); "auto" depends on size."""
+def stores_jacobian(clients: Clients, name: str, jacobian: str, radii: tuple[float, float]) -> bool:
+    """Whether clients store the inner Jacobian ("exact") or only its products ("product"); "auto" depends on size.
+
+    ``name`` is that of the algorithm, for messages.
+    """
     d, r = len(clients.problem.x0), clients.inner_sizes[0]
     exact = jacobian == "exact" or (jacobian == "auto" and (r == 1 or d * r <= EXACT_BUDGET))
     if not exact and any(radii):
-        raise InputError("The projections c_g and c_f need jacobian = 'exact': products cannot be projected.")
+        got = f"c_g = {radii[0]:g} and c_f = {radii[1]:g} with jacobian = {jacobian!r}"
+        raise InputError(
+            f"The projections c_g and c_f of {name} need jacobian = 'exact': products cannot be projected. Got {got}."
+        )
     return exact
 
 
 def estimate_first(client: Client, k: Variables, exact: bool, batches: int) -> None:
-    """Set k.h, k.u and k.v, or k.h and k.w, for f(g(k.x)), on as many samples as ``batches`` batches."""
+    """Set k.h, k.u and k.v if ``exact``, else k.h and k.w, for f(g(k.x)), on the samples of ``batches`` batches."""
     inner, outer = client.draw_all(batch_size=client.worth(batches))
     if exact:
         k.h, k.u = client.g_jacobian(1, k.x, inner)
@@ -65,6 +71,7 @@ def estimate_next(
     client: Client,
     k: Variables,
     x: torch.Tensor,
+    exact: bool,
     weights: Sequence[float],
     radii: tuple[float, float],
 ) -> None:
@@ -74,7 +81,7 @@ def estimate_next(
     """
     alpha, beta, varrho = weights
     inner, outer = client.draw_all()
-    if hasattr(k, "u"):
+    if exact:
         g_old, jacobian_old = client.g_jacobian(1, k.x, inner)
         g_new, jacobian_new = client.g_jacobian(1, x, inner)
         h = storm(k.h, g_new, g_old, alpha)
@@ -88,9 +95,9 @@ def estimate_next(
     k.h, k.w = carried + at_new.values[0], storm(k.w, at_new.gradient, at_old.gradient, beta)
 
 
-def direction(k: Variables) -> torch.Tensor:
+def direction(k: Variables, exact: bool) -> torch.Tensor:
     """Return w = u^T v, the estimate of the gradient: [C, d]."""
-    if hasattr(k, "w"):
+    if not exact:
         w: torch.Tensor = k.w
         return w
     out: torch.Tensor = k.u[:, 0] * k.v if k.u.shape[1] == 1 else torch.einsum("crd,cr->cd", k.u, k.v)

@@ -38,7 +38,7 @@ from typing import NamedTuple
 import torch
 
 from fedstrata.algorithms.algorithm import Algorithm, param
-from fedstrata.algorithms.descent import Tensors, decayed, scaled_rate
+from fedstrata.algorithms.descent import LOCAL_STEPS, WEIGHT_DECAY, Tensors, decayed, scaled_rate
 from fedstrata.clients import Client, Clients, remote
 from fedstrata.core.errors import invalid
 from fedstrata.core.schedules import Rate, Steps
@@ -58,13 +58,13 @@ class FedLALR(Algorithm):
     name = "fedlalr"
 
     lr: Rate = param(2e-3, "base learning rate, alpha", above=0, search=(1e-4, 1e-1))
-    steps: Steps = param(10, "local steps per round, or Epochs(e), or an Interval")
+    steps: Steps = LOCAL_STEPS
     beta1: float = param(0.9, "decay rate of the first moment", least=0, below=1)
     beta2: float = param(0.995, "decay rate of the second moment", least=0, below=1)
     eps: float = param(1e-8, "square root of the smallest vhat", above=0)
     restart: bool = param(False, "begin every round with m = 0, and do not send m")
     aggregate: str = param("mean", "how the server combines the clients' vhat", choices=("mean", "max"))
-    weight_decay: float = param(0.0, "L2 penalty on the local objective", least=0)
+    weight_decay: float = WEIGHT_DECAY
 
     def start(self, x: torch.Tensor, y: torch.Tensor, clients: Clients) -> State:
         """Start with m = 0 and vhat = eps^2."""

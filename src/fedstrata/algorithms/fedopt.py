@@ -33,10 +33,9 @@ from typing import NamedTuple
 import torch
 
 from fedstrata.algorithms.algorithm import Algorithm, param
-from fedstrata.algorithms.descent import RATES, local_sgd
+from fedstrata.algorithms.descent import LOCAL_LR, LOCAL_STEPS, RATES, WEIGHT_DECAY, local_sgd
 from fedstrata.algorithms.matrices import second_moment
 from fedstrata.clients import Client, Clients, remote
-from fedstrata.core.errors import invalid
 from fedstrata.core.schedules import Rate, Steps
 
 
@@ -54,22 +53,17 @@ class FedOpt(Algorithm):
 
     name = ""
 
-    lr: Rate = param(0.1, "local learning rate", above=0, search=RATES)
+    lr: Rate = LOCAL_LR
     server_lr: Rate = param(0.1, "server learning rate", above=0, search=RATES)
-    steps: Steps = param(10, "local steps per round, or Epochs(e), or an Interval")
+    steps: Steps = LOCAL_STEPS
     optimizer: str = param("adam", "the server's optimiser", choices=("adam", "yogi", "adagrad", "amsgrad"))
-    option: int = param(1, "1: eps as a floor under the root; 2: eps added to the root")
+    option: int = param(1, "1: eps as a floor under the root; 2: eps added to the root", choices=(1, 2))
     beta1: float = param(0.9, "decay rate of the first moment", least=0, below=1)
     beta2: float = param(0.99, "decay rate of the second moment", least=0, below=1)
     tau: float = param(1e-3, "added to the root; smaller is more adaptive", above=0)
     eps: float = param(1e-3, "keeps the denominator above 0", above=0)
     maximum: bool = param(True, "keep the running maximum of v")
-    weight_decay: float = param(0.0, "L2 penalty on the local objective", least=0)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.option not in (1, 2):
-            raise invalid(f"option of {self.name}", self.option, "1 or 2")
+    weight_decay: float = WEIGHT_DECAY
 
     def start(self, x: torch.Tensor, y: torch.Tensor, clients: Clients) -> State:
         """Start the moments."""

@@ -20,7 +20,7 @@ from __future__ import annotations
 import torch
 
 from fedstrata.algorithms.algorithm import Algorithm, State, param
-from fedstrata.algorithms.descent import RATES, decayed
+from fedstrata.algorithms.descent import LOCAL_LR, LOCAL_STEPS, WEIGHT_DECAY, decayed
 from fedstrata.clients import Client, Clients, remote
 from fedstrata.core.schedules import Rate, Steps
 
@@ -30,11 +30,11 @@ class FedProx(Algorithm):
 
     name = "fedprox"
 
-    lr: Rate = param(0.1, "local learning rate", above=0, search=RATES)
+    lr: Rate = LOCAL_LR
     mu: float = param(0.01, "strength of the proximal pull", least=0, search=(1e-3, 1.0))
-    steps: Steps = param(10, "local steps per round, or Epochs(e), or an Interval")
+    steps: Steps = LOCAL_STEPS
     server_lr: Rate = param(1.0, "how far the server moves towards the mean", above=0)
-    weight_decay: float = param(0.0, "L2 penalty on the local objective", least=0)
+    weight_decay: float = WEIGHT_DECAY
 
     def round(self, s: State, clients: Clients) -> State:
         """Move by the clients' mean update."""

@@ -54,7 +54,7 @@ import torch
 from fedstrata.algorithms.algorithm import Algorithm, param
 from fedstrata.algorithms.descent import RATES, Pair, Tensors, gradients
 from fedstrata.algorithms.estimators import storm, weights_now
-from fedstrata.algorithms.matrices import FIRST_MATRICES, MATRICES, Matrix, divided
+from fedstrata.algorithms.matrices import ADAPTIVE, FIRST_MATRICES, MATRICES, Matrix, divided
 from fedstrata.clients import Client, Clients, Variables, remote
 from fedstrata.core.schedules import EqualSteps, Rate
 
@@ -90,9 +90,11 @@ class FGDA(Algorithm):
         choices=("constant", "theorem"),
     )
     matrix: str = param("identity", "the matrices A and B", choices=tuple(MATRICES))
-    theta: Rate = param(0.9, "decay rate of the matrices, varrho in the paper", above=0, below=1)
-    rho: float = param(0.1, "added to the matrices, their smallest entry", above=0)
-    first_matrix: str = param("average", "the matrices before the first synchronisation", choices=FIRST_MATRICES)
+    theta: Rate = param(0.9, "decay rate of the matrices, varrho in the paper", above=0, below=1, only=ADAPTIVE)
+    rho: float = param(0.1, "added to the matrices, their smallest entry", above=0, only=ADAPTIVE)
+    first_matrix: str = param(
+        "average", "the matrices before the first synchronisation", choices=FIRST_MATRICES, only=ADAPTIVE
+    )
     synchronisation: str = param(
         "two_phase",
         "'two_phase' also averages the estimates; 'single' saves that exchange",

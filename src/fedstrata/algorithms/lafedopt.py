@@ -41,10 +41,13 @@ from typing import NamedTuple
 import torch
 
 from fedstrata.algorithms.algorithm import Algorithm, param
-from fedstrata.algorithms.descent import RATES, Tensors, decayed
+from fedstrata.algorithms.descent import LOCAL_STEPS, RATES, WEIGHT_DECAY, Tensors, decayed
 from fedstrata.algorithms.matrices import second_moment
 from fedstrata.clients import Client, Clients, remote
 from fedstrata.core.schedules import Rate, Steps
+
+MOMENTS = {"optimizer": ("adam", "yogi")}
+SERVER_ADAM = {"server": ("adam",)}
 
 
 class State(NamedTuple):
@@ -61,21 +64,21 @@ class LaFedOPT(Algorithm):
     name = "lafedopt"
 
     lr: Rate = param(1e-2, "local learning rate", above=0, search=(1e-4, 1e-1))
-    steps: Steps = param(10, "local steps per round, or Epochs(e), or an Interval")
+    steps: Steps = LOCAL_STEPS
     optimizer: str = param("adam", "the clients' optimiser", choices=("adagrad", "adam", "yogi"))
     correction: str = param(
         "joint", "how the clients' preconditioning is corrected", choices=("joint", "local", "none")
     )
-    beta1: float = param(0.9, "decay rate of the first moment (not of adagrad)", least=0, below=1)
-    beta2: float = param(0.99, "decay rate of the second moment (not of adagrad)", least=0, below=1)
+    beta1: float = param(0.9, "decay rate of the first moment", least=0, below=1, only=MOMENTS)
+    beta2: float = param(0.99, "decay rate of the second moment", least=0, below=1, only=MOMENTS)
     eps: float = param(1e-3, "added to the root; smaller is more adaptive", above=0)
     v0: float = param(0.0, "initial second moment in each round", least=0)
     server: str = param("sgd", "the server's optimiser", choices=("sgd", "adam"))
     server_lr: Rate = param(1.0, "server learning rate", above=0, search=RATES)
-    server_beta1: float = param(0.9, "decay rate of the server's first moment", least=0, below=1)
-    server_beta2: float = param(0.99, "decay rate of the server's second moment", least=0, below=1)
-    tau: float = param(1e-3, "added to the server's root; smaller is more adaptive", above=0)
-    weight_decay: float = param(0.0, "L2 penalty on the local objective", least=0)
+    server_beta1: float = param(0.9, "decay rate of the server's first moment", least=0, below=1, only=SERVER_ADAM)
+    server_beta2: float = param(0.99, "decay rate of the server's second moment", least=0, below=1, only=SERVER_ADAM)
+    tau: float = param(1e-3, "added to the server's root; smaller is more adaptive", above=0, only=SERVER_ADAM)
+    weight_decay: float = WEIGHT_DECAY
 
     def start(self, x: torch.Tensor, y: torch.Tensor, clients: Clients) -> State:
         """Start the server's moments, if any, at m = 0 and v = tau^2."""

@@ -27,7 +27,7 @@ from typing import NamedTuple
 import torch
 
 from fedstrata.algorithms.algorithm import Algorithm, param
-from fedstrata.algorithms.descent import RATES, decayed, scaled_rate
+from fedstrata.algorithms.descent import RATES, WEIGHT_DECAY, decayed, scaled_rate
 from fedstrata.clients import Client, Clients, remote
 from fedstrata.core.schedules import Rate, Steps
 
@@ -48,7 +48,7 @@ class LocalAdaAlter(Algorithm):
     steps: Steps = param(10, "local steps per round, H, or Epochs(e), or an Interval")
     b0: float = param(1.0, "square root of the initial scale", least=0)
     eps: float = param(1.0, "placeholder for a gradient until the next round", above=0)
-    weight_decay: float = param(0.0, "L2 penalty on the local objective", least=0)
+    weight_decay: float = WEIGHT_DECAY
 
     def start(self, x: torch.Tensor, y: torch.Tensor, clients: Clients) -> State:
         """Start with b = b0^2."""

@@ -30,7 +30,7 @@ from typing import NamedTuple
 import torch
 
 from fedstrata.algorithms.algorithm import Algorithm, param
-from fedstrata.algorithms.descent import decayed, scaled_rate
+from fedstrata.algorithms.descent import LOCAL_STEPS, WEIGHT_DECAY, decayed, scaled_rate
 from fedstrata.clients import Client, Clients, remote
 from fedstrata.core.schedules import Rate, Steps
 
@@ -48,11 +48,11 @@ class LocalAMSGrad(Algorithm):
     name = "local_amsgrad"
 
     lr: Rate = param(1e-3, "learning rate", above=0, search=(1e-4, 1e-1))
-    steps: Steps = param(10, "local steps per round, or Epochs(e), or an Interval")
+    steps: Steps = LOCAL_STEPS
     beta1: float = param(0.9, "decay rate of the first moment", least=0, below=1)
     beta2: float = param(0.99, "decay rate of the second moment", least=0, below=1)
     eps: float = param(1e-6, "the smallest vhat", above=0)
-    weight_decay: float = param(0.0, "L2 penalty on the local objective", least=0)
+    weight_decay: float = WEIGHT_DECAY
 
     def start(self, x: torch.Tensor, y: torch.Tensor, clients: Clients) -> State:
         """Start with vhat = eps."""

@@ -23,7 +23,7 @@ from __future__ import annotations
 import torch
 
 from fedstrata.algorithms.algorithm import Algorithm, State, param
-from fedstrata.algorithms.descent import RATES
+from fedstrata.algorithms.descent import LOCAL_LR
 from fedstrata.algorithms.estimators import moving_average, weight_of
 from fedstrata.clients import Client, Clients, remote
 from fedstrata.core.schedules import Rate, Steps
@@ -35,7 +35,7 @@ class LocalMOML(Algorithm):
     name = "local_moml"
     levels = range(1, 2)
 
-    lr: Rate = param(0.1, "local learning rate", above=0, search=RATES)
+    lr: Rate = LOCAL_LR
     steps: Steps = param(4, "local steps per round, H, or Epochs(e), or an Interval")
     beta: Rate = param(0.9, "weight of a fresh inner value", above=0, search=(0.05, 1))
     first_batches: int = param(4, "batches for the first inner value of each round", least=1)

@@ -28,7 +28,7 @@ from typing import Any
 import torch
 
 from fedstrata.algorithms.algorithm import Algorithm, param
-from fedstrata.algorithms.descent import RATES, decayed
+from fedstrata.algorithms.descent import RATES, WEIGHT_DECAY, decayed
 from fedstrata.algorithms.estimators import moving_average, weight_of
 from fedstrata.algorithms.layered import WEIGHTS, State, estimate_levels
 from fedstrata.clients import Client, Clients, remote
@@ -51,7 +51,7 @@ class LocalSCGDAM(Algorithm):
     alpha: Rate = param(3.0, "weight of a fresh inner value, multiplied by eta", above=0, search=(0.3, 3.3))
     steps: EqualSteps = param(4, "local steps per round, tau, or an Interval")
     first_batches: int = param(1, "batches for the first estimates", least=1)
-    weight_decay: float = param(0.0, "L2 penalty on x", least=0)
+    weight_decay: float = WEIGHT_DECAY
 
     def start(self, x: torch.Tensor, y: torch.Tensor, clients: Clients) -> State:
         """Allocate the estimates; the first step of the run sets them."""

@@ -27,7 +27,7 @@ from typing import ClassVar
 import torch
 
 from fedstrata.algorithms.algorithm import Algorithm, State, param
-from fedstrata.algorithms.descent import RATES, Pair, descend_ascend
+from fedstrata.algorithms.descent import RATES, WEIGHT_DECAY, Pair, descend_ascend
 from fedstrata.algorithms.snapshots import check_snapshot, gradients_at_snapshot, keep_snapshot, snapshot
 from fedstrata.clients import Client, Clients, remote
 from fedstrata.core.schedules import Rate, Steps
@@ -44,7 +44,7 @@ class LocalSGDA(Algorithm):
     dual_lr: Rate = param(0.1, "learning rate of y", above=0, search=RATES)
     steps: Steps = param(10, "local steps per round, tau, or Epochs(e), or an Interval")
     snapshot_every: int = param(1, "S, steps between snapshots: a multiple of steps, or 1; 0 means steps^2", least=0)
-    weight_decay: float = param(0.0, "L2 penalty on x", least=0)
+    weight_decay: float = WEIGHT_DECAY
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -34,8 +34,8 @@ from typing import ClassVar, NamedTuple
 import torch
 
 from fedstrata.algorithms.algorithm import Algorithm, param
-from fedstrata.algorithms.descent import RATES, Pair, Tensors, descend_ascend, gradients
-from fedstrata.algorithms.estimators import moving_average
+from fedstrata.algorithms.descent import RATES, WEIGHT_DECAY, Pair, Tensors, descend_ascend, gradients
+from fedstrata.algorithms.estimators import moving_average, weight_of
 from fedstrata.algorithms.snapshots import check_snapshot, gradients_at_snapshot, keep_snapshot, snapshot
 from fedstrata.clients import Client, Clients, remote
 from fedstrata.core.errors import invalid
@@ -66,7 +66,7 @@ class LocalSGDAM(Algorithm):
     beta: float = param(0.5, "weight of a fresh gradient in the momenta, times alpha", above=0, search=(0.05, 1))
     average_momentum: bool = param(True, "average the momenta with x and y; otherwise they stay on their clients")
     restart: bool = param(False, "start the momenta of every round at 0; needs at least 2 steps")
-    weight_decay: float = param(0.0, "L2 penalty on x", least=0)
+    weight_decay: float = WEIGHT_DECAY
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -120,7 +120,7 @@ class LocalSGDAM(Algorithm):
             alpha = client.rate(self.alpha)
             descend_ascend(client, k, (k.d_x, k.d_y), (alpha * client.rate(self.lr), alpha * client.rate(self.dual_lr)))
             g_x, g_y = gradients_at_snapshot(client, k, z, self.weight_decay)
-            weight = min(1.0, self.beta * alpha)
+            weight = weight_of(client, self.beta, alpha)
             k.d_x, k.d_y = moving_average(k.d_x, g_x, weight), moving_average(k.d_y, g_y, weight)
         if self.average_momentum and not self.restart:
             return k.x - x, k.y - y, k.d_x - d_x, k.d_y - d_y

@@ -28,7 +28,7 @@ from typing import NamedTuple
 import torch
 
 from fedstrata.algorithms.algorithm import Algorithm, param
-from fedstrata.algorithms.descent import RATES, decayed
+from fedstrata.algorithms.descent import LOCAL_STEPS, RATES, WEIGHT_DECAY, decayed
 from fedstrata.clients import Client, Clients, remote
 from fedstrata.core.schedules import Rate, Steps
 from fedstrata.problems.problem import Problem
@@ -48,11 +48,11 @@ class LocalSGDMRL(Algorithm):
     auxiliary = True
 
     lr: Rate = param(0.1, "learning rate", above=0, search=RATES)
-    steps: Steps = param(10, "local steps per round, or Epochs(e), or an Interval")
+    steps: Steps = LOCAL_STEPS
     momentum: float = param(0.9, "decay rate of the momentum", least=0, below=1, search=(0.1, 0.95))
     slope: float = param(0.1, "weight of a class is 1 + slope R", least=0)
     share: float = param(0.8, "largest change of other classes at a class's position, relative to its own", above=0)
-    weight_decay: float = param(0.0, "L2 penalty", least=0)
+    weight_decay: float = WEIGHT_DECAY
 
     @classmethod
     def solves(cls, problem: Problem) -> bool:

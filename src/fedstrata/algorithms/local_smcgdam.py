@@ -36,7 +36,7 @@ from typing import Any
 import torch
 
 from fedstrata.algorithms.algorithm import Algorithm, param
-from fedstrata.algorithms.descent import RATES
+from fedstrata.algorithms.descent import RATES, WEIGHT_DECAY
 from fedstrata.algorithms.estimators import moving_average, weight_of
 from fedstrata.algorithms.layered import WEIGHTS, State, chain_rule, estimate_levels
 from fedstrata.clients import Client, Clients, remote
@@ -59,7 +59,7 @@ class LocalSMCGDAM(Algorithm):
     alpha: Rate = param(3.0, "weight of fresh inner values, multiplied by eta^2", above=0, search=(0.3, 10))
     steps: EqualSteps = param(4, "local steps per round, tau, or an Interval")
     first_batches: int = param(1, "batches for the first estimates", least=1)
-    weight_decay: float = param(0.0, "L2 penalty on x", least=0)
+    weight_decay: float = WEIGHT_DECAY
 
     def start(self, x: torch.Tensor, y: torch.Tensor, clients: Clients) -> State:
         """Allocate the estimates; the first step of the run sets them."""

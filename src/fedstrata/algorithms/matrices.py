@@ -137,6 +137,9 @@ MATRICES: dict[str, type[Matrix]] = {
     "amsgrad": AMSGrad,
 }
 
+ADAPTIVE = {"matrix": tuple(name for name in MATRICES if name != "identity")}
+"""When theta, rho and first_matrix apply."""
+
 
 def second_moment(optimizer: str, v: torch.Tensor, square: torch.Tensor, beta: float) -> torch.Tensor:
     """Return the second moment of Adagrad, Yogi or Adam after a gradient with this square."""

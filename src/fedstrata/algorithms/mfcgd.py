@@ -50,7 +50,7 @@ import torch
 from fedstrata.algorithms.algorithm import Algorithm, param
 from fedstrata.algorithms.descent import RATES
 from fedstrata.algorithms.estimators import direction, estimate_first, estimate_next, stores_jacobian, weights_now
-from fedstrata.algorithms.matrices import FIRST_MATRICES, MATRICES, Matrix, divided
+from fedstrata.algorithms.matrices import ADAPTIVE, FIRST_MATRICES, MATRICES, Matrix, divided
 from fedstrata.clients import Client, Clients, remote
 from fedstrata.core.schedules import EqualSteps, Rate
 
@@ -83,11 +83,16 @@ class MFCGD(Algorithm):
         choices=("constant", "theorem"),
     )
     matrix: str = param("identity", "the matrix A", choices=tuple(MATRICES))
-    theta: Rate = param(0.9, "decay rate of the matrix", above=0, below=1)
+    theta: Rate = param(0.9, "decay rate of the matrix", above=0, below=1, only=ADAPTIVE)
     rho: float = param(
-        0.1, "added to the matrix, its smallest entry; small values give long steps where gradients cancel", above=0
+        0.1,
+        "added to the matrix, its smallest entry; small values give long steps where gradients cancel",
+        above=0,
+        only=ADAPTIVE,
     )
-    first_matrix: str = param("average", "the matrix before the first synchronisation", choices=FIRST_MATRICES)
+    first_matrix: str = param(
+        "average", "the matrix before the first synchronisation", choices=FIRST_MATRICES, only=ADAPTIVE
+    )
     jacobian: str = param("auto", "how the inner Jacobian is stored", choices=("auto", "exact", "product"))
     c_g: float = param(0.0, "radius of the ball that the inner Jacobian is projected onto; 0 for none", least=0)
     c_f: float = param(0.0, "radius of the ball that the outer gradient is projected onto; 0 for none", least=0)
@@ -125,7 +130,7 @@ class MFCGD(Algorithm):
 
     def exact(self, clients: Clients) -> bool:
         """Whether clients store the inner Jacobian."""
-        return stores_jacobian(clients, self.jacobian, (self.c_g, self.c_f))
+        return stores_jacobian(clients, self.name, self.jacobian, (self.c_g, self.c_f))
 
     @remote
     def first(self, client: Client, x: torch.Tensor, exact: bool) -> torch.Tensor:
@@ -134,7 +139,7 @@ class MFCGD(Algorithm):
         estimate_first(client, k, exact, self.first_batches or client.steps_now(self.steps))
         client.keep(k)
         needed = self.matrix != "identity" and self.first_matrix == "average"
-        return direction(k) if needed else x[:, :0]
+        return direction(k, exact) if needed else x[:, :0]
 
     @remote
     def local(self, client: Client, x: torch.Tensor, A: torch.Tensor, exact: bool) -> tuple[torch.Tensor, torch.Tensor]:
@@ -144,13 +149,13 @@ class MFCGD(Algorithm):
         for step in client.loop(self.steps, k):
             if not client.first:
                 weights = weights_now(client, (self.alpha, self.beta, self.varrho), self.eta, self.weights)
-                estimate_next(client, k, k.to, weights, (self.c_g, self.c_f))  # lines 15 to 20
+                estimate_next(client, k, k.to, exact, weights, (self.c_g, self.c_f))  # lines 15 to 20
             k.x = k.to
             if step < last:  # the last step of a round is the server's
-                k.to = k.x - client.rate(self.eta) * self.gamma * divided(direction(k), A)  # line 11
+                k.to = k.x - client.rate(self.eta) * self.gamma * divided(direction(k, exact), A)  # line 11
         del k.to
         client.keep(k)
-        return k.x - x, direction(k)
+        return k.x - x, direction(k, exact)
 
 
 class AdaMFCGD(MFCGD):

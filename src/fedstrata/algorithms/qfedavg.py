@@ -24,7 +24,7 @@ from __future__ import annotations
 import torch
 
 from fedstrata.algorithms.algorithm import Algorithm, State, param
-from fedstrata.algorithms.descent import RATES, local_sgd
+from fedstrata.algorithms.descent import LOCAL_LR, LOCAL_STEPS, WEIGHT_DECAY, local_sgd
 from fedstrata.clients import Client, Clients, remote
 from fedstrata.core.schedules import Rate, Steps
 
@@ -34,10 +34,10 @@ class QFedAvg(Algorithm):
 
     name = "qfedavg"
 
-    lr: Rate = param(0.1, "local learning rate", above=0, search=RATES)
+    lr: Rate = LOCAL_LR
     q: float = param(0.2, "0 is FedAvg; larger values give more weight to high losses", least=0, search=(0.01, 5.0))
-    steps: Steps = param(10, "local steps per round, or Epochs(e), or an Interval")
-    weight_decay: float = param(0.0, "L2 penalty on the local objective", least=0)
+    steps: Steps = LOCAL_STEPS
+    weight_decay: float = WEIGHT_DECAY
 
     def round(self, s: State, clients: Clients) -> State:
         """Move by the ratio of the two means."""

@@ -29,8 +29,7 @@ from typing import NamedTuple
 import torch
 
 from fedstrata.algorithms.algorithm import Algorithm, param
-from fedstrata.algorithms.descent import RATES, Tensors, descend_ascend, gradients
-from fedstrata.algorithms.variates import next_variates, start_variates
+from fedstrata.algorithms.descent import RATES, WEIGHT_DECAY, Tensors, descend_ascend, gradients
 from fedstrata.clients import Client, Clients, remote
 from fedstrata.core.schedules import EqualSteps, Rate
 
@@ -56,7 +55,7 @@ class SAGDA(Algorithm):
     server_lr: Rate = param(1.0, "learning rate of x on the server", above=0)
     server_dual_lr: Rate = param(1.0, "learning rate of y on the server", above=0)
     control: bool = param(True, "use control variates; without them it is FSGDA")
-    weight_decay: float = param(0.0, "L2 penalty on x", least=0)
+    weight_decay: float = WEIGHT_DECAY
 
     def start(self, x: torch.Tensor, y: torch.Tensor, clients: Clients) -> State:
         """Start with the control variates at zero."""
@@ -72,8 +71,10 @@ class SAGDA(Algorithm):
     @remote
     def local(self, client: Client, x: torch.Tensor, y: torch.Tensor, c_x: torch.Tensor, c_y: torch.Tensor) -> Tensors:
         """Take corrected steps, then update c_k to the mean gradient."""
-        k = client.variables(x=x, y=y)
-        c_kx, c_ky = start_variates(client, k, c_x, c_y, self.control)
+        zero_x, zero_y = torch.zeros_like(x), torch.zeros_like(y)
+        c_kx, c_ky = client.kept("c_x", zero_x), client.kept("c_y", zero_y)
+        drift_x, drift_y = (c_x - c_kx, c_y - c_ky) if self.control else (zero_x, zero_y)
+        k = client.variables(x=x, y=y, drift_x=drift_x, drift_y=drift_y, sum_x=zero_x, sum_y=zero_y)
         for _ in client.loop(self.steps, k):
             g_x, g_y = gradients(client, k.x, k.y, client.draw(), self.weight_decay)
             rates = client.rate(self.lr), client.rate(self.dual_lr)
@@ -81,5 +82,7 @@ class SAGDA(Algorithm):
             k.sum_x, k.sum_y = k.sum_x + g_x, k.sum_y + g_y
         if not self.control:
             return k.x - x, k.y - y, c_x, c_y  # c is empty, so nothing is sent
-        new_x, new_y = next_variates(client, k, self.steps)
+        steps = client.steps_now(self.steps)
+        new_x, new_y = k.sum_x / steps, k.sum_y / steps
+        client.keep(c_x=new_x, c_y=new_y)
         return k.x - x, k.y - y, new_x - c_kx, new_y - c_ky

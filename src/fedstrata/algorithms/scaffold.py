@@ -25,7 +25,7 @@ from typing import NamedTuple
 import torch
 
 from fedstrata.algorithms.algorithm import Algorithm, param
-from fedstrata.algorithms.descent import RATES, decayed
+from fedstrata.algorithms.descent import LOCAL_LR, LOCAL_STEPS, WEIGHT_DECAY, decayed
 from fedstrata.clients import Client, Clients, remote
 from fedstrata.core.schedules import Rate, Steps
 
@@ -42,11 +42,11 @@ class Scaffold(Algorithm):
 
     name = "scaffold"
 
-    lr: Rate = param(0.1, "local learning rate", above=0, search=RATES)
-    steps: Steps = param(10, "local steps per round, or Epochs(e), or an Interval")
+    lr: Rate = LOCAL_LR
+    steps: Steps = LOCAL_STEPS
     server_lr: Rate = param(1.0, "server learning rate", above=0)
     option: str = param("II", "how a client updates its control variate", choices=("I", "II"))
-    weight_decay: float = param(0.0, "L2 penalty on the local objective", least=0)
+    weight_decay: float = WEIGHT_DECAY
 
     def start(self, x: torch.Tensor, y: torch.Tensor, clients: Clients) -> State:
         """Start with the control variate at zero."""

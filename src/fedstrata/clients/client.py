@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from fedstrata.clients.state import Memory
 from fedstrata.clients.variables import Variables
 from fedstrata.core import rng
 from fedstrata.core.clock import Clock
-from fedstrata.core.errors import FedstrataError, listed
+from fedstrata.core.errors import FedstrataError, invalid, listed
 from fedstrata.core.schedules import Epochs, EqualSteps, Rate, Steps, rate_at, steps_at
 from fedstrata.data.batch import NO_DATA, Batch
 from fedstrata.data.sampling import Everything, Sampling, steps_per_epoch
@@ -237,13 +238,14 @@ class Client:
 
     def stamp(self, **numbers: int) -> None:
         """Keep numbers that date what the clients keep, such as ``round=3``, for :meth:`require`."""
-        rows = {name: torch.full((self._active, 1), number) for name, number in numbers.items()}
+        rows = {_stamp(name): torch.full((self._active, 1), number) for name, number in numbers.items()}
         self._memory.keep(self._active, rows)
 
     def require(self, **numbers: int) -> None:
         """Raise an error that names the clients with other stamps, or without them: what they kept is out of date."""
         for name, number in numbers.items():
-            stamps = self._memory.recall(self._active, name, None).flatten().cpu().numpy()
+            other = torch.full((self._active, 1), number - 1)  # for clients without a stamp
+            stamps = self._memory.recall(self._active, _stamp(name), other).flatten().cpu().numpy()
             self._memory.refuse(self.ids[: self._active][stamps != number], f"the state of {name} {number}")
 
     def commit(self, accepted: np.ndarray) -> None:
@@ -252,12 +254,15 @@ class Client:
 
     def steps_now(self, steps: EqualSteps) -> int:
         """Return the number of local steps in this round."""
-        return steps_at(steps, max(0, self.clock.round))
+        return steps_at(steps, self.clock.round)
 
     def step_counts(self, steps: Steps) -> np.ndarray:
         """Return how many local steps each client takes: [C]."""
         if not isinstance(steps, Epochs):
-            return np.full(self._active, self.steps_now(steps), dtype=np.int64)
+            number = self.steps_now(steps)
+            if not isinstance(number, Integral) or isinstance(number, bool) or number < 0:
+                raise invalid("number of local steps", number, "a whole number of at least 0, epochs or an interval")
+            return np.full(self._active, number, dtype=np.int64)
         sizes = self._side.data.train.sizes[self.ids[: self._active]]
         exact = steps.epochs * steps_per_epoch(sizes, self._side.batch_size)
         return np.ceil(exact.round(9)).astype(np.int64)
@@ -320,6 +325,11 @@ class Client:
             listener(self.clock, self.ids[: self._active], self._reports)
         self._reports = {}
         self.clock = self.clock.tick()
+
+
+def _stamp(name: str) -> str:
+    """Return the name under which a stamp is kept: no variable can have it."""
+    return f"{name}.stamp"
 
 
 def _itself(value: torch.Tensor) -> torch.Tensor:

@@ -16,18 +16,16 @@ from torch.utils._pytree import tree_map
 
 from fedstrata.clients import reduce
 from fedstrata.clients.cohort import Weighting, check_weighting, cohort_size
-from fedstrata.clients.engine import Engine, Reduced, Request, Usage, Work
+from fedstrata.clients.engine import Engine, Reduced, Request, Usage, Work, label_of
 from fedstrata.clients.exchange import Exchange, Rejoin
 from fedstrata.clients.faults import Fault
+from fedstrata.clients.simulated import on_auxiliary
 from fedstrata.clients.work import is_remote
 from fedstrata.core import rng
 from fedstrata.core.clock import Clock, Progress
 from fedstrata.core.errors import invalid
 from fedstrata.core.schedules import EqualSteps, Rate, rate_at, steps_at
 from fedstrata.problems.problem import Problem
-
-EARLY = 9000
-"""The number of the exchange in which clients rejoin before a round: above all exchanges of the previous round."""
 
 
 class Clients:
@@ -109,29 +107,17 @@ class Clients:
             wants = "a whole number of at least 1" + (f" and at most {most}" if most else "")
             raise invalid("number of clients to choose", number, wants)
         key = self._choice("choice")
-        other = copy.copy(self)
         if probabilities is None:
-            other._join(rng.choose(key, self.total, number))
-            return other
+            return self.with_cohort(rng.choose(key, self.total, number))
         weights = np.asarray(probabilities, dtype=np.float64)
         if weights.shape != (self.total,) or not (np.isfinite(weights) & (weights >= 0)).all() or not weights.any():
             raise invalid("probabilities", weights.tolist(), f"{self.total} numbers of at least 0, not all 0")
-        other._join(rng.choose_weighted(key, weights, number), by_weights=True)
-        return other
+        return self.with_cohort(rng.choose_weighted(key, weights, number), by_weights=True)
 
-    def lost(self) -> Clients:
-        """Return these clients with another cohort: those that were left out because they lost what they kept."""
+    def with_cohort(self, cohort: np.ndarray, by_weights: bool = False) -> Clients:
+        """Return these clients with another cohort; ``by_weights``: whether it was drawn by weights."""
         other = copy.copy(self)
-        lost = [fault.client for fault in self.faults if fault.kind == "lost" and fault.left_out]
-        other._join(np.unique(lost).astype(np.int64))
-        return other
-
-    def before(self, cohort: np.ndarray) -> Clients:
-        """Return these clients at the end of the previous round, with another cohort and an empty list of faults."""
-        other = copy.copy(self)
-        other.progress = replace(self.progress, round=self.progress.round - 1, exchanges=EARLY)
-        other.faults, other.rejoin = [], None
-        other._join(cohort)
+        other._join(cohort, by_weights)
         return other
 
     def integer(self, low: int, high: int) -> int:
@@ -169,12 +155,11 @@ class Clients:
 
     def rate(self, rate: Rate, after: int = 0) -> float:
         """Return the value of a rate (a number or a schedule) at the start of this round, or ``after`` local steps."""
-        start = replace(self.progress.round_start, round=self.progress.scheduled_round)
-        return rate_at(rate, start.after(after))
+        return rate_at(rate, self.clock.after(after))
 
     def steps_now(self, steps: EqualSteps) -> int:
         """Return the number of local steps in this round."""
-        return steps_at(steps, self.progress.scheduled_round)
+        return steps_at(steps, self.progress.round)
 
     def project_y(self, y: torch.Tensor) -> torch.Tensor:
         """Return the dual projected onto its set."""
@@ -214,7 +199,7 @@ class Clients:
         ``how`` has a "mean" or "max" for each tensor, in order.
         """
         if isinstance(how, str) or not how or any(word not in ("mean", "max") for word in how):
-            raise invalid("how of combine", how, "a 'mean' or 'max' for each tensor of an answer")
+            raise invalid("how of combine", how, f"a 'mean' or 'max' for each tensor that {label_of(work)} returns")
         return self._reduce(work, message, self.weighting, tuple(how))
 
     def gather(self, work: Work, *message: Any) -> Any:
@@ -252,8 +237,6 @@ class Clients:
 
         Nothing is sent; the samples are counted.
         """
-        from fedstrata.clients.simulated import on_auxiliary
-
         server = Clients(on_auxiliary(self.engine.side), self.progress.rounds)
         server.progress = replace(self.progress)
         answer = server.gather(work, *message)
@@ -273,6 +256,7 @@ class Clients:
         places, answered = np.arange(len(self.cohort)), np.zeros(len(self.cohort), dtype=bool)
         clock, exchange = self.progress.now, self.progress.exchanges
         request = Request(work, message, clock, exchange, self.cohort, places, answered, rejoins=rejoins, pool=pool)
+        request.check_message()
         self.progress.exchanges += 1
         if self.unmarked is not None and not (is_remote(work) or request.query or request.label in self.unmarked):
             self.unmarked.add(request.label)
@@ -299,12 +283,9 @@ class Clients:
         """Make one exchange, and reduce each tensor of the answers as ``how`` and the channel say."""
         exchange, channel, weights = self._exchange(work, message), self.engine.channel, self._weights(weighting)
         reduce.check_means(channel, exchange.request, how, weighting, self._by_weights)
-        if channel.reduce != "mean":
-            return reduce.robust(channel, self._finish(reduce.rows(exchange))).tree
-        answers = self._finish(reduce.means_and_maxima(exchange, weights, how))
-        if channel.noise and any(leaf.numel() for leaf in answers.leaves or ()):
+        answers = self._finish(reduce.by_channel(exchange, weights, how))
+        if reduce.needs_noise(channel, answers):
             self._noisy += 1
             self.engine.ledger.add(self._noisy, len(self.cohort))
-            names = rng.key_of(self.engine.side.seed, "noise", self.progress.round, self.progress.exchanges)
-            answers = reduce.noisy(channel, answers, weights, None if self.engine.secret_noise else names)
+            answers = reduce.with_noise(exchange, answers, weights)
         return answers.tree

@@ -63,7 +63,7 @@ class Request:
     @property
     def name(self) -> str:
         """The name of the method, by which a node finds it."""
-        return str(getattr(self.work, "__name__", ""))
+        return _name_of(self.work)
 
     @property
     def query(self) -> bool:
@@ -76,9 +76,17 @@ class Request:
 
     @property
     def label(self) -> str:
-        """What error messages call the work: ``local of fgda``."""
-        owner = getattr(getattr(self.work, "__self__", None), "name", None)
-        return f"{self.name or self.work} of {owner}" if owner else self.name or str(self.work)
+        """The work in error messages."""
+        return label_of(self.work)
+
+    def check_message(self) -> None:
+        """Raise if a part of the message cannot be sent to another computer."""
+        wrong = _unsendable(self.message)
+        if wrong:
+            raise FedstrataError(
+                f"The message to {self.label} must be made of tensors, numbers, text and None, or tuples of them. "
+                f"Got a {wrong}."
+            )
 
     def check(self, answer: Any, clients: int) -> None:
         """Raise if the answer of ``clients`` clients is not made of tensors with a row for each of them."""
@@ -94,12 +102,13 @@ class Request:
         """Raise if the answers are to be pooled, and these are not collections or are too large."""
         if self.pool is None:
             return
+        what = f"of the collections that {self.label} returns to pool"
         shapes = [tuple(leaf.shape[1:]) for leaf in tree_leaves(answer)]
         if () in shapes:
-            raise invalid("shape of a client's collections to pool", shapes, "(n, ...)")
+            raise invalid(f"shape {what}", shapes, "(n, ...)")
         size = sum(math.prod(shape) for shape in shapes)
         if size > self.pool:
-            raise invalid("size of a collection to pool", size, f"at most {self.pool} numbers per client")
+            raise invalid(f"size {what}", size, f"at most {self.pool} numbers per client")
 
     def fault(self, client: int, kind: Kind, detail: str) -> Fault:
         """Return the fault of a client that is left out of this attempt."""
@@ -200,6 +209,25 @@ class Engine(ABC):
         if "learned" in extra:
             self.learned = torch.tensor(extra["learned"], dtype=torch.float64)
         self.ledger.restore(extra["releases"])
+
+
+def _name_of(work: Work) -> str:
+    return str(getattr(work, "__name__", ""))
+
+
+def label_of(work: Work) -> str:
+    """Return what error messages call the work: ``local of fgda``."""
+    name = _name_of(work) or str(work)
+    owner = getattr(getattr(work, "__self__", None), "name", None)
+    return f"{name} of {owner}" if owner else name
+
+
+def _unsendable(message: Any) -> str:
+    """Return the type of a part of a message that cannot be sent to a client; empty if there is none."""
+    if isinstance(message, tuple | list):
+        return next((wrong for wrong in map(_unsendable, message) if wrong), "")
+    sendable = message is None or isinstance(message, torch.Tensor | bool | int | float | str)
+    return "" if sendable else type(message).__name__
 
 
 def for_each(message: tuple[Any, ...], clients: int) -> tuple[Any, ...]:

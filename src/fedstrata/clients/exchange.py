@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
 
 from fedstrata.clients.engine import Answer, Engine, Request, Usage
 from fedstrata.clients.faults import UNUSABLE, Fault, Faults, QuorumError, in_words
+from fedstrata.core.errors import FedstrataError, listed
 
 Rejoin = Callable[[np.ndarray], None]
 """Lets clients, given by number, keep again what they have lost."""
@@ -33,6 +34,7 @@ class Exchange:
         self.answered[:] = engine.policy is None
         self.used = Usage()
         self.faults: list[Fault] = []
+        self._form: _Form | None = None
         self._usage, self._log, self._rejoin = usage, log, rejoin
 
     def __iter__(self) -> Iterator[Answer]:
@@ -61,6 +63,8 @@ class Exchange:
             self.used.bytes_up += _nbytes(answer.value) if answer.sent is None else answer.sent
             self.used.samples += answer.samples
             self.used.steps = max(self.used.steps, answer.steps)
+            if not self._alike(request, answer, faults):
+                continue
             if self.engine.policy is not None:
                 answer = self._finite(request, answer, faults)
             if len(answer.places):
@@ -71,6 +75,26 @@ class Exchange:
         self.answered, faults = self.engine.agree(self.answered, faults)
         answered = set(request.cohort[self.answered].tolist())
         self.faults = [replace(f, left_out=f.client not in answered) for f in [*self.faults, *faults]]
+
+    def _alike(self, request: Request, answer: Answer, faults: list[Fault]) -> bool:
+        """Whether an answer has the form of the first one; otherwise its clients are left out, or it is an error.
+
+        Tensors of different shapes would be broadcast, and reduced to numbers that no client meant.
+        """
+        form = _form_of(answer.value)
+        self._form = self._form or form
+        if form == self._form:
+            return True
+        clients = request.cohort[answer.places].tolist()
+        if self.engine.policy is not None:
+            faults += [request.fault(k, "shape", "answered with another shape than the first client") for k in clients]
+            return False
+        names = self.engine.side.data.client_names
+        who = listed([names[k] if names else f"client {k}" for k in clients])
+        raise FedstrataError(
+            f"{request.label} must return tensors of the same shapes and dtypes for every client. Got "
+            f"{_in_words(form)} from {who}, but {_in_words(self._form)} from the first ones."
+        )
 
     def _finite(self, request: Request, answer: Answer, faults: list[Fault]) -> Answer:
         """Return the answer without the clients whose numbers are not finite."""
@@ -119,6 +143,20 @@ class Exchange:
             f"{self.request.clock.round + 1}{again}, fewer than the quorum of {needed}. Left out: "
             f"{in_words(missing, self.engine.side.data.client_names)}.{hint}"
         )
+
+
+_Form = tuple[TreeSpec, tuple[tuple[torch.Size, torch.dtype], ...]]
+"""The nesting of an answer, and the shape and dtype of one client's row of each tensor."""
+
+
+def _form_of(value: Any) -> _Form:
+    leaves, nesting = tree_flatten(value)
+    return nesting, tuple((leaf.shape[1:], leaf.dtype) for leaf in leaves)
+
+
+def _in_words(form: _Form) -> str:
+    rows = [f"{tuple(shape)} {str(dtype).removeprefix('torch.')}" for shape, dtype in form[1]]
+    return f"{len(rows)} tensor{'' if len(rows) == 1 else 's'} ({', '.join(rows)})"
 
 
 def _nbytes(tree: Any) -> int:

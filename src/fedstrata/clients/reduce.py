@@ -13,6 +13,7 @@ from fedstrata.clients.channel import Channel
 from fedstrata.clients.engine import Reduced, Request
 from fedstrata.clients.exchange import Exchange
 from fedstrata.clients.faults import QuorumError
+from fedstrata.core import rng
 from fedstrata.core.errors import InputError, invalid
 
 
@@ -48,6 +49,14 @@ def check_means(channel: Channel, request: Request, how: tuple[str, ...], weight
         raise invalid("weighting", weighting, "'uniform' if the channel has noise: sizes are private too")
 
 
+def by_channel(exchange: Exchange, weights: torch.Tensor, how: tuple[str, ...]) -> Reduced:
+    """Reduce each tensor of the answers as ``how`` and the channel say, without noise."""
+    channel = exchange.engine.channel
+    if channel.reduce == "mean":
+        return means_and_maxima(exchange, weights, how)
+    return robust(channel, rows(exchange))
+
+
 def means_and_maxima(exchange: Exchange, weights: torch.Tensor, how: tuple[str, ...]) -> Reduced:
     """Return the weighted mean or maximum of each tensor of the answers, as ``how`` says; one word applies to all."""
     total: list[torch.Tensor] | None = None
@@ -57,7 +66,8 @@ def means_and_maxima(exchange: Exchange, weights: torch.Tensor, how: tuple[str, 
         leaves, shape = tree_flatten(answer.value)
         kinds = how * len(leaves) if len(how) == 1 else how
         if len(kinds) != len(leaves):
-            raise invalid("how of combine", how, f"one word for each of the {len(leaves)} tensors of an answer")
+            wants = f"one word for each of the {len(leaves)} tensors that {exchange.request.label} returns"
+            raise invalid("how of combine", how, wants)
         w = weights[torch.from_numpy(answer.places)]
         part = [
             _weighted_sum(leaf, w) if kind == "mean" else leaf.amax(0) for kind, leaf in zip(kinds, leaves, strict=True)
@@ -106,6 +116,18 @@ def robust(channel: Channel, answers: Reduced) -> Reduced:
     numbers, everyone = (leaf[answered] for leaf in answers.leaves), bool(answered.all())
     leaves = [_middle(channel, leaf if leaf.is_floating_point() else leaf.double(), everyone) for leaf in numbers]
     return replace(answers, leaves=leaves)
+
+
+def needs_noise(channel: Channel, mean: Reduced) -> bool:
+    """Whether the channel adds noise to a mean: an empty one shows nothing."""
+    return channel.noise > 0 and any(leaf.numel() for leaf in mean.leaves or ())
+
+
+def with_noise(exchange: Exchange, mean: Reduced, weights: torch.Tensor) -> Reduced:
+    """Add the channel's noise to a mean; it is drawn by the names of the exchange, unless it must be secret."""
+    engine, request = exchange.engine, exchange.request
+    names = rng.key_of(engine.side.seed, "noise", request.clock.round, request.exchange + 1)
+    return noisy(engine.channel, mean, weights, None if engine.secret_noise else names)
 
 
 def noisy(channel: Channel, mean: Reduced, weights: torch.Tensor, names: tuple[int, ...] | None) -> Reduced:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils._pytree import tree_map
 
-from fedstrata.core.errors import FedstrataError
+from fedstrata.core.errors import FedstrataError, invalid
 
 
 class Variables:
@@ -20,6 +20,8 @@ class Variables:
 
     def __init__(self, **values: Any) -> None:
         for name, value in values.items():
+            if hasattr(Variables, name):
+                raise invalid("name of a variable", name, "another one: it is taken by a method of the variables")
             setattr(self, name, list(value) if isinstance(value, tuple | list) else value)
 
     if TYPE_CHECKING:  # the names are the algorithm's own

@@ -40,7 +40,7 @@ class Clock:
 class Progress:
     """How far a run is: the round, the local iterations before it and so far, and its exchanges and choices.
 
-    Round -1 is the preparation before the first one.
+    Round -1 is the preparation before the first one; rates and steps are those of the first (``core/schedules.py``).
     """
 
     rounds: int
@@ -63,8 +63,3 @@ class Progress:
     def now(self) -> Clock:
         """The time at the start of the next exchange."""
         return Clock(self.round, self.rounds, iteration=self.iteration)
-
-    @property
-    def scheduled_round(self) -> int:
-        """The round whose rates and steps apply: the preparation has those of the first."""
-        return max(0, self.round)

@@ -15,6 +15,7 @@ docs/configuration.md describe the options from :func:`options_of`.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 import inspect
@@ -59,12 +60,16 @@ class Option:
         """The values that it accepts, in words: ``a number above 0, or left out``."""
         return self.kind.words
 
+    def fresh_default(self) -> Any:
+        """Return the default; a table is copied, so that no two instances share it."""
+        return copy.deepcopy(self.default) if isinstance(self.default, dict) else self.default
+
     def field(self) -> Any:
         """Return the option as a field of a dataclass."""
         if self.required:
             return field(metadata={"option": self})
         if isinstance(self.default, dict):  # dataclasses refuse mutable defaults
-            return field(default_factory=dict, metadata={"option": self})
+            return field(default_factory=self.fresh_default, metadata={"option": self})
         return field(default=self.default, metadata={"option": self})
 
 
@@ -202,7 +207,7 @@ def _checked(function: F, owner: str, specs: Mapping[str, Option], hints: Mappin
             raise InputError(f"{owner[0].upper()}{owner[1:]} needs {' and '.join(missing)}.")
         for name, option in declared.items():
             place = Place(f"{name} of {owner}")
-            values[name] = option.kind.take(values[name], place) if name in values else option.default
+            values[name] = option.kind.take(values[name], place) if name in values else option.fresh_default()
         for option in declared.values():
             _check_applies(option, owner, values)
         return function(**values)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal
 
 from fedstrata.core.clock import Clock
@@ -78,8 +79,8 @@ Rate = float | Schedule
 
 
 def rate_at(rate: Rate, clock: Clock) -> float:
-    """Return the value of a rate, a number or a schedule, at a time."""
-    return rate(clock) if isinstance(rate, Schedule) else rate
+    """Return the value of a rate, a number or a schedule, at a time; before the first round it is that of the first."""
+    return rate(replace(clock, round=max(0, clock.round))) if isinstance(rate, Schedule) else rate
 
 
 class Epochs(Options, owner="the local work"):
@@ -117,5 +118,5 @@ Steps = Annotated[int, Limits(least=1)] | Epochs | Interval
 
 
 def steps_at(steps: EqualSteps, round: int) -> int:
-    """Return the local steps of a round, counted from 0."""
-    return steps(round) if isinstance(steps, Interval) else steps
+    """Return the local steps of a round, counted from 0; before the first round they are those of the first."""
+    return steps(max(0, round)) if isinstance(steps, Interval) else steps

@@ -135,7 +135,7 @@ def _with_fraction(
         gap = weighted_mean((p + (1 - 2 * p) * positive) * (1 - 2 * positive) * s, weights)
         return scale * (margin + gap / strength).reshape(1)
 
-    return replace(problem, outer=outer, best_y=best_y, query=None)
+    return replace(problem, outer=outer, best_y=best_y)
 
 
 def either_cross_entropy(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:

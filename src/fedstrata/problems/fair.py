@@ -76,7 +76,7 @@ def _over_classes(
             own = (y * factor).gather(0, targets.long())
             return weighted_mean(own * losses, weights) - 0.5 * regularise * (y @ y)
 
-        return replace(problem, outer=outer, query=None)
+        return replace(problem, outer=outer)
 
     def check(data: FederatedData) -> None:
         if data.classes != classes:

@@ -13,6 +13,7 @@ import torch
 from fedstrata.algorithms.algorithm import Algorithm
 from fedstrata.clients.clients import Clients
 from fedstrata.clients.queries import learn
+from fedstrata.clients.rejoin import in_previous_round, lost_clients
 from fedstrata.core.clock import Clock
 from fedstrata.problems.problem import Problem
 
@@ -24,7 +25,7 @@ def problem_of_round(problem: Problem, learned: torch.Tensor | None, number: int
     number:  the round; -1, the preparation before the first one, has the rates of the first.
     """
     if learned is not None and problem.query is not None:
-        problem = problem.query.inform(problem, learned)
+        problem = replace(problem.query.inform(problem, learned), query=None)
     if problem.at is None:
         return problem
     return problem.at(problem, Clock.of_round(max(0, number), rounds))
@@ -63,7 +64,7 @@ def one_round(
         clients.rejoin = partial(_rejoin_before, algorithm, state, clients)
     state = algorithm.round(state, clients)
     clients.rejoin = None
-    lost = clients.lost()
+    lost = lost_clients(clients)
     accept(state)
     if len(lost):
         algorithm.rejoin(state, lost)
@@ -72,7 +73,7 @@ def one_round(
 
 def _rejoin_before(algorithm: Algorithm, state: Any, clients: Clients, lost: np.ndarray) -> None:
     """Let clients rejoin as if at the end of the previous round."""
-    number, earlier = clients.progress.round, clients.before(lost)
+    number, earlier = clients.progress.round, in_previous_round(clients, lost)
     _enter(clients, number - 1)
     algorithm.rejoin(state, earlier)
     _enter(clients, number)

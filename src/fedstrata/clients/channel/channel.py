@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from fedstrata.clients.channel.parcels import PARCELS, Parcel
 from fedstrata.core.errors import InputError, invalid
-from fedstrata.core.options import Options, param
+from fedstrata.core.options import Options, options_of, param
 
 if TYPE_CHECKING:
     from fedstrata.clients.client import Client
@@ -38,7 +38,7 @@ class Channel(Options, owner="the channel"):
         "send all of an update, its largest entries, or 8 bits per entry; the error is added to the next update",
         choices=PARCELS,
     )
-    top: float = param(0.01, "fraction of the entries that top_k sends", above=0, most=1)
+    top: float = param(0.01, "fraction of the entries that top_k sends", above=0, most=1, only={"compress": ("top_k",)})
     clip: float | None = param(None, "largest norm of a client's update, over all its tensors", above=0)
     bound: float | None = param(None, "the same limit, enforced by the server, for clients that do not clip", above=0)
     reduce: Literal["mean", "median", "trimmed_mean"] = param(
@@ -46,14 +46,26 @@ class Channel(Options, owner="the channel"):
         "how the server combines updates, coordinate by coordinate; medians and trimmed means resist bad clients",
     )
     trim: float = param(
-        0.1, "fraction of the clients that trimmed_mean drops at each end, at least one client", above=0, below=0.5
+        0.1,
+        "fraction of the clients that trimmed_mean drops at each end, at least one client",
+        above=0,
+        below=0.5,
+        only={"reduce": ("trimmed_mean",)},
     )
     noise: float = param(0.0, "standard deviation of Gaussian noise on the sum of updates, in units of clip", least=0)
     delta: float = param(1e-5, "delta of client-level (epsilon, delta) differential privacy", above=0, below=1)
 
     def __post_init__(self) -> None:
         if self.noise and self.clip is None:
-            raise InputError("The noise of the channel is in units of its clip: set clip too.")
+            raise InputError(
+                "The noise of the channel is in units of its clip: set clip too. "
+                f"Got noise = {self.noise!r} without a clip."
+            )
+        if not self.noise and self.delta != options_of(Channel)["delta"].default:
+            raise InputError(
+                "The delta of the channel applies only with noise above 0: without noise there is no differential "
+                f"privacy. Got {self.delta!r} with noise = {self.noise!r}."
+            )
         if self.noise and self.reduce != "mean":
             wants = "'mean' if there is noise: epsilon is known only for the mean"
             raise invalid("reduce of the channel", self.reduce, wants)
@@ -106,8 +118,11 @@ class FlatAnswer:
         self.updates = torch.cat([leaf.reshape(len(leaf), -1).to(dtype) for leaf in leaves], 1)
 
     def restore(self, updates: torch.Tensor) -> Any:
-        """Return updates [C, n] in the form of the answer."""
+        """Return updates [C, n] in the form of the answer; whole numbers that a channel has scaled are floats."""
         parts = torch.split(updates, [math.prod(size) for size, _ in self._forms], 1)
         pairs = zip(parts, self._forms, strict=True)
-        leaves = [part.reshape(len(updates), *size).to(dtype) for part, (size, dtype) in pairs]
+        leaves = [
+            part.reshape(len(updates), *size).to(dtype if dtype.is_floating_point else part.dtype)
+            for part, (size, dtype) in pairs
+        ]
         return tree_unflatten(leaves, self._shape)

@@ -25,7 +25,7 @@ RUNS_KEPT, OLD = 3, 30 * 24 * 3600.0
 """A new run removes the state of runs that are older than ``OLD`` seconds, but keeps ``RUNS_KEPT`` of them."""
 
 _RUN = re.compile(r"[0-9a-f]{32}")
-_VERSION = re.compile(r"state-(\d{8})-(\d{4})\.safetensors")
+_VERSION = re.compile(r"state-(\d{8})-(\d{4,})\.safetensors")
 
 
 class StateFolder:
