@@ -167,7 +167,8 @@ def test_counted_samples_are_those_drawn(name: str, monkeypatch: pytest.MonkeyPa
         def draw(client: Client, *args: Any, **options: Any) -> Any:
             before = client.samples
             batch = method(client, *args, **options)
-            place = (client.clock.round, client._exchange, client._phase, client.clock.step, len(client))
+            drawn = client._batches
+            place = (drawn._exchange, drawn._loops, client.clock.step, len(client))
             seen[(method.__name__, tuple(client.ids), *place, repr(args), repr(options))] = client.samples - before
             return batch
 

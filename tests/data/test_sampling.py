@@ -10,11 +10,11 @@ import torch
 
 import fedstrata as fs
 from fedstrata.clients.client import Client
-from fedstrata.data import sampling as sampling_module
 from fedstrata.data.sampling import (
     SAMPLINGS,
     Balanced,
     Everything,
+    Independent,
     Sampling,
     ShuffledEpochs,
     Stratified,
@@ -28,15 +28,13 @@ CLIENTS = np.array([4, 0, 7, 2])
 SIZES = np.array([23, 12, 12, 5])
 
 
-def draw(
-    kind: type[Sampling], batch_size: int, steps: int, places: list[int] | None = None, ahead: int = 1
-) -> list[list[list[int]]]:
+def draw(kind: type[Sampling], batch_size: int, steps: int, places: list[int] | None = None) -> list[list[list[int]]]:
     """Return the positions of each step and client; ``places`` picks clients out of the four."""
     chosen = np.arange(4) if places is None else np.array(places)
     sampler = kind(NAMES, CLIENTS[chosen], SIZES[chosen], batch_size)
     out = []
     for step in range(steps):
-        positions, lengths = sampler.positions(step, len(chosen), ahead)
+        positions, lengths = sampler.positions(step, len(chosen))
         counts = np.full(len(chosen), positions.shape[1]) if lengths is None else lengths
         out.append([row[:n].tolist() for row, n in zip(positions, counts, strict=True)])
     return out
@@ -71,19 +69,17 @@ def test_a_batch_does_not_depend_on_clients_that_finished(kind: type[Sampling]) 
     in_order = draw(kind, 5, 30)
     sampler = kind(NAMES, CLIENTS, SIZES, 5)
     for step, active in [(0, 4), (1, 4), (2, 3), (18, 3), (19, 1), (20, 1), (20, 4), (29, 2)]:
-        positions, lengths = sampler.positions(step, active, ahead=7)
+        positions, lengths = sampler.positions(step, active)
         rows = [row[: (len(row) if lengths is None else lengths[c])].tolist() for c, row in enumerate(positions)]
         assert rows == in_order[step][:active]
 
 
 @pytest.mark.parametrize("kind", [Uniform, Stratified, Balanced], ids=lambda k: k.__name__)
-@pytest.mark.parametrize("limit", [1, 60, 1 << 18])
-def test_a_batch_does_not_depend_on_how_many_are_drawn_ahead(
-    kind: type[Sampling], limit: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    expected = draw(kind, 5, 20)
-    monkeypatch.setattr(sampling_module, "_POSITIONS_AHEAD", limit)
-    assert draw(kind, 5, 20, ahead=3) == draw(kind, 5, 20, ahead=30) == expected
+def test_steps_drawn_together_are_those_drawn_one_by_one(kind: type[Independent]) -> None:
+    sampler = kind(NAMES, CLIENTS, SIZES, 5)
+    together = sampler.draw(np.arange(3, 20), 3)
+    assert together.shape == (17, 3, 5)
+    assert all((together[step - 3] == sampler.positions(step, 3)[0]).all() for step in range(3, 20))
 
 
 @pytest.mark.parametrize("kind", SAMPLINGS.values(), ids=lambda k: k.__name__)

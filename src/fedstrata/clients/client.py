@@ -10,15 +10,15 @@ from typing import Any
 import numpy as np
 import torch
 
+from fedstrata.clients.batches import Batches, Now
 from fedstrata.clients.client_side import ClientSide
 from fedstrata.clients.state import Memory
 from fedstrata.clients.variables import Variables
-from fedstrata.core import rng
 from fedstrata.core.clock import Clock
 from fedstrata.core.errors import FedstrataError, invalid, listed
 from fedstrata.core.schedules import Epochs, EqualSteps, Rate, Steps, rate_at, steps_at
-from fedstrata.data.batch import NO_DATA, Batch
-from fedstrata.data.sampling import Everything, Sampling, steps_per_epoch
+from fedstrata.data.batch import Batch
+from fedstrata.data.sampling import steps_per_epoch
 from fedstrata.problems.oracles import Chain, Tensors
 from fedstrata.problems.problem import Problem
 
@@ -32,16 +32,12 @@ class Client:
     def __init__(self, side: ClientSide, ids: np.ndarray, clock: Clock, exchange: int) -> None:
         self.ids = ids
         self.clock = clock
-        self.samples = 0
         self.steps = 0
         self.looping = False
         self._side = side
-        self._phase = 0
-        self._exchange = exchange
         self._active = len(ids)
         self._last = 0
-        self._samplers: dict[tuple[int, int, int], Sampling] = {}
-        self._everything: dict[int, Batch] = {}
+        self._batches = Batches(side, ids, clock.round, exchange)
         self._reports: dict[str, Callable[[], torch.Tensor]] = {}
         self._memory = Memory(side, ids)
 
@@ -69,67 +65,21 @@ class Client:
         twice gives the same batch, another ``stream`` an independent one. ``batch_size`` overrides the run's; a smaller
         batch is the beginning of a larger one. A ``weighted`` sampling adds the samples' weights to the batch.
         """
-        if level == 0 and not self.problem.outer_draws:
-            return self._no_data()
         size = self._side.batch_size if batch_size is None else batch_size
-        if size is None:
-            return self.all_data(level)
-        name = (level, stream, size)
-        sampler = self._samplers.get(name)
-        if sampler is None:
-            s = self._side
-            names = self._names("batch", level, stream)
-            part = s.data.part(level)
-            counts = part.class_counts[self.ids] if s.sampling.weighted else None
-            sampler = self._samplers[name] = s.sampling(names, self.ids, part.sizes[self.ids], size, counts)
-        positions, lengths = sampler.positions(self.clock.step, self._active, max(1, self._last - self.clock.step))
-        self.samples += positions.size if lengths is None else int(lengths.sum())
-        batch = self._gather(level, positions, lengths, positions.shape[1] == size, sampler.weights)
-        return self._randomised(batch, level, stream)
+        return self._batches.draw(level, stream, size, self._now)
 
     def all_data(self, level: int = 0) -> Batch:
         """Return all of each client's data for level ``level`` as one batch."""
-        if level == 0 and not self.problem.outer_draws:
-            return self._no_data()
-        part = self._side.data.part(level)
-        ids = self.ids[: self._active]
-        batch = self._everything.get(level)
-        if batch is None or batch.clients != self._active:
-            everything = Everything((), ids, part.sizes[ids], 0).positions(0, self._active)
-            batch = self._everything[level] = self._gather(level, *everything, bool(np.ptp(part.sizes) == 0))
-        self.samples += int(part.sizes[ids].sum())
-        return self._randomised(batch, level, 0)
+        return self._batches.all_data(level, self._now)
 
-    def _no_data(self) -> Batch:
-        return NO_DATA.numbered(self.ids[: self._active]) if self.problem.numbered else NO_DATA
+    @property
+    def samples(self) -> int:
+        """How many samples have been drawn in this exchange."""
+        return self._batches.samples
 
-    def _gather(
-        self,
-        level: int,
-        positions: np.ndarray,
-        lengths: np.ndarray | None,
-        usual: bool,
-        weights: np.ndarray | None = None,
-    ) -> Batch:
-        traced = usual and self._active == len(self.ids)
-        ids = self.ids[: self._active]
-        batch = self._side.data.part(level).gather(ids, positions, lengths, traced)
-        if weights is not None:
-            x0 = self.problem.x0
-            batch = batch.weighted(torch.from_numpy(weights[: self._active]).to(device=x0.device, dtype=x0.dtype))
-        return batch.numbered(ids) if level == 0 and self.problem.numbered else batch
-
-    def _randomised(self, batch: Batch, level: int, stream: int) -> Batch:
-        """Return the batch with the random words that the model's random layers draw from, if it has such layers."""
-        if self.problem.flat is None or not self.problem.flat.random:
-            return batch
-        ids, key = self.ids[: self._active], rng.key_of(*self._names("layers", level, stream))
-        return batch.randomised(rng.words(key, ids, np.full(len(ids), self.clock.step), 2))
-
-    def _names(self, purpose: str, level: int, stream: int) -> tuple[int | str, ...]:
-        """Return the names that identify the current draw, without client and step."""
-        names = (self._side.seed, purpose, self.clock.round, self._exchange, level, stream)
-        return (*names, "after", self._phase) if self._phase else names
+    @property
+    def _now(self) -> Now:
+        return Now(self.clock.step, self._active, self._last - self.clock.step)
 
     @property
     def sizes(self) -> torch.Tensor:
@@ -314,8 +264,8 @@ class Client:
         passed = 0 if isinstance(steps, Epochs) else self.steps_now(steps)
         self.clock = start.after_loop(passed)
         self.steps += self._last
-        self._phase += 1
-        self._last, self._samplers = 0, {}
+        self._last = 0
+        self._batches.end_loop()
         self._active = width
         self.looping = False
 

@@ -146,8 +146,7 @@ def noisy(channel: Channel, mean: Reduced, weights: torch.Tensor, names: tuple[i
 
 def _weighted_sum(leaf: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     leaf = leaf if leaf.is_floating_point() else leaf.double()
-    total: torch.Tensor = torch.tensordot(weights.to(leaf), leaf, dims=1)
-    return total
+    return (weights.to(leaf) @ leaf.reshape(len(leaf), -1)).view(leaf.shape[1:])
 
 
 def _middle(channel: Channel, values: torch.Tensor, everyone: bool) -> torch.Tensor:

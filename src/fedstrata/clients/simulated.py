@@ -84,8 +84,8 @@ class Simulated(Engine):
         if not len(places):
             return []
         sizes = self.side.data.train.sizes[cohort[places]]
-        order = places[np.argsort(-sizes, kind="stable")]
-        return np.array_split(order, math.ceil(len(order) / self.chunk))
+        order = places if (sizes[1:] <= sizes[:-1]).all() else places[np.argsort(-sizes, kind="stable")]
+        return [order] if len(order) <= self.chunk else np.array_split(order, math.ceil(len(order) / self.chunk))
 
 
 def on_auxiliary(side: ClientSide) -> Simulated:

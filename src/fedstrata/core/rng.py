@@ -16,28 +16,35 @@ from hashlib import blake2b
 import numpy as np
 import torch
 
-_MULTIPLIER_0, _MULTIPLIER_1 = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
-_WEYL_0, _WEYL_1 = 0x9E3779B9, 0xBB67AE85
+_MULTIPLIERS = np.array([0xD2511F53, 0xCD9E8D57], dtype=np.uint64)
+_WEYL = np.array([0x9E3779B9, 0xBB67AE85], dtype=np.uint64)
 _LOW = np.uint64(0xFFFFFFFF)
 _32 = np.uint64(32)
+_ROUNDS = 10
 
 Key = tuple[int, int]
 
 
 def philox(counter: tuple[np.ndarray, ...], key: Key) -> np.ndarray:
     """Return four 32-bit words (as uint64, stacked on the last axis) for each 128-bit counter."""
-    c0, c1, c2, c3 = np.broadcast_arrays(*(np.asarray(c, dtype=np.uint64) for c in counter))
-    k0, k1 = key
-    for _ in range(10):
-        p0, p1 = c0 * _MULTIPLIER_0, c2 * _MULTIPLIER_1
-        c0, c1, c2, c3 = (
-            (p1 >> _32) ^ c1 ^ np.uint64(k0),
-            p1 & _LOW,
-            (p0 >> _32) ^ c3 ^ np.uint64(k1),
-            p0 & _LOW,
-        )
-        k0, k1 = (k0 + _WEYL_0) & 0xFFFFFFFF, (k1 + _WEYL_1) & 0xFFFFFFFF
-    return np.stack((c0, c1, c2, c3), axis=-1)
+    shape = np.broadcast_shapes(*(np.shape(c) for c in counter))
+    even, odd = np.empty((2, *shape), dtype=np.uint64), np.empty((2, *shape), dtype=np.uint64)
+    even[0], odd[0], even[1], odd[1] = counter  # both halves of a counter go through the same operations
+    multipliers = _MULTIPLIERS.reshape(2, *[1] * len(shape))
+    for keys in _round_keys(*key):
+        products = even * multipliers
+        even = (products >> _32)[::-1]
+        even ^= odd
+        even ^= keys.reshape(multipliers.shape)
+        odd = (products & _LOW)[::-1]
+    return np.stack((even[0], odd[0], even[1], odd[1]), axis=-1)
+
+
+@lru_cache(maxsize=4096)
+def _round_keys(k0: int, k1: int) -> np.ndarray:
+    """Return the keys of the ten rounds: [10, 2]."""
+    rounds = np.arange(_ROUNDS, dtype=np.uint64)[:, None]
+    return (np.array([k0, k1], dtype=np.uint64) + rounds * _WEYL) & _LOW
 
 
 @lru_cache(maxsize=4096)
@@ -64,11 +71,11 @@ def words_of_tensors(key: torch.Tensor, salt: tuple[int, int], count: int) -> to
     k0, k1 = key[0], key[1]
     c0 = torch.arange((count + 3) // 4, dtype=torch.int64, device=key.device)
     c1, c2, c3 = (torch.full_like(c0, number) for number in (*salt, 0))
-    for _ in range(10):
+    for _ in range(_ROUNDS):
         # int64 products wrap around, so their 64 bits are right; a shift copies the sign bit, which the mask removes.
-        p0, p1 = c0 * int(_MULTIPLIER_0), c2 * int(_MULTIPLIER_1)
+        p0, p1 = c0 * int(_MULTIPLIERS[0]), c2 * int(_MULTIPLIERS[1])
         c0, c1, c2, c3 = ((p1 >> 32) & low) ^ c1 ^ k0, p1 & low, ((p0 >> 32) & low) ^ c3 ^ k1, p0 & low
-        k0, k1 = (k0 + _WEYL_0) & low, (k1 + _WEYL_1) & low
+        k0, k1 = (k0 + int(_WEYL[0])) & low, (k1 + int(_WEYL[1])) & low
     return torch.stack((c0, c1, c2, c3), dim=-1).reshape(-1)[:count]
 
 

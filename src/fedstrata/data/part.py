@@ -38,7 +38,7 @@ class Part:
             rows = rows[np.lexsort((rows, targets.cpu().numpy()[rows], owner))]
         return Part(arrays, torch.from_numpy(rows), offsets)
 
-    @property
+    @cached_property
     def sizes(self) -> np.ndarray:
         """Number of samples of each client."""
         return np.diff(self.offsets)
@@ -89,6 +89,16 @@ class Part:
         where = [np.flatnonzero(lengths == n) for n in np.unique(lengths)]
         parts = [self._take(index[torch.from_numpy(w), : int(lengths[w[0]])]) for w in where]
         return Batch(tuple(parts), tuple(torch.from_numpy(w) for w in where), traced=False)
+
+    def gather_steps(self, clients: np.ndarray, positions: np.ndarray) -> list[Arrays]:
+        """Return the samples at ``positions`` [S, C, B] of each client: for each of S steps, arrays [C, B, ...]."""
+        arrays = self._take(torch.from_numpy(self.offsets[clients][:, None] + positions))
+        return list(zip(*(a.unbind(0) for a in arrays), strict=True))
+
+    @cached_property
+    def sample_bytes(self) -> int:
+        """The bytes of one sample in a batch."""
+        return sum(a[0].numel() * (a.element_size() if a.is_floating_point() else 8) for a in self.arrays)
 
     def _take(self, index: torch.Tensor) -> Arrays:
         rows = self.rows.take(index.reshape(-1))

@@ -14,8 +14,6 @@ from fedstrata.core import rng
 from fedstrata.core.errors import invalid
 from fedstrata.core.registry import Registry
 
-_POSITIONS_AHEAD = 1 << 18
-
 
 class Sampling(ABC):
     """Draw positions in the data of C clients of given sizes; one object per exchange, chunk and stream.
@@ -45,42 +43,32 @@ class Sampling(ABC):
         """Compute what all steps share, if anything."""
 
     @abstractmethod
-    def positions(self, step: int, active: int, ahead: int = 1) -> tuple[np.ndarray, np.ndarray | None]:
-        """Return positions [active, B] of the first clients, and lengths [active] if not all positions count.
-
-        ahead: how many steps, from this one on, are likely to be asked for.
-        """
+    def positions(self, step: int, active: int) -> tuple[np.ndarray, np.ndarray | None]:
+        """Return positions [active, B] of the first clients, and lengths [active] if not all positions count."""
 
 
-class _Independent(Sampling):
-    """Draw several independent steps at a time, which costs little more than drawing one."""
+class Independent(Sampling):
+    """A sampling with independent steps: drawing several at once costs little more than drawing one."""
 
-    first = last = 0
-    drawn: np.ndarray
-
-    def positions(self, step: int, active: int, ahead: int = 1) -> tuple[np.ndarray, np.ndarray | None]:
+    def positions(self, step: int, active: int) -> tuple[np.ndarray, np.ndarray | None]:
         """Return positions [active, B], and lengths [active] if not all positions count."""
-        if not self.first <= step < self.last or active > self.drawn.shape[0]:
-            count = max(1, min(ahead, _POSITIONS_AHEAD // max(1, active * self.batch_size)))
-            self.first, self.last = step, step + count
-            self.drawn = self.draw(np.arange(step, step + count), active)
-        return self.drawn[:active, step - self.first], None
+        return self.draw(np.arange(step, step + 1), active)[0], None
 
     @abstractmethod
     def draw(self, steps: np.ndarray, active: int) -> np.ndarray:
-        """Return positions [active, steps, B]."""
+        """Return positions [steps, active, B]."""
 
 
-class Uniform(_Independent):
+class Uniform(Independent):
     """Draw samples from the client's data with replacement."""
 
     def draw(self, steps: np.ndarray, active: int) -> np.ndarray:
-        """Return positions [active, steps, B]."""
-        clients, sizes = self.clients[:active, None], self.sizes[:active, None]
-        return rng.positions(self.key, clients, steps[None], self.batch_size, sizes)
+        """Return positions [steps, active, B]."""
+        clients, sizes = self.clients[:active], self.sizes[:active]
+        return rng.positions(self.key, clients, steps[:, None], self.batch_size, sizes)
 
 
-class Stratified(_Independent):
+class Stratified(Independent):
     """Draw batches with the class proportions of the client.
 
     A client's rows are sorted by class; sample j of B is drawn from the j-th of B equal sections. The number of samples
@@ -89,15 +77,15 @@ class Stratified(_Independent):
     """
 
     def draw(self, steps: np.ndarray, active: int) -> np.ndarray:
-        """Return positions [active, steps, B]."""
-        clients, sizes = self.clients[:active, None], self.sizes[:active, None, None]
-        jitter = rng.uniforms(self.key, clients, steps[None], self.batch_size)
+        """Return positions [steps, active, B]."""
+        clients, sizes = self.clients[:active], self.sizes[:active, None]
+        jitter = rng.uniforms(self.key, clients, steps[:, None], self.batch_size)
         positions = (np.arange(self.batch_size) + jitter) * (sizes / self.batch_size)
         out: np.ndarray = np.minimum(positions.astype(np.int64), sizes - 1)
         return out
 
 
-class Balanced(_Independent):
+class Balanced(Independent):
     """Draw batches with the same number of samples, up to one, of each class the client has, and weights to compensate.
 
     With m classes, sample j of B is drawn from class j mod m, with replacement; class c has s_c of the B samples. Their
@@ -122,9 +110,9 @@ class Balanced(_Independent):
         self.weights = self.counts * self.batch_size / (self.sizes[:, None] * slots)
 
     def draw(self, steps: np.ndarray, active: int) -> np.ndarray:
-        """Return positions [active, steps, B]."""
-        jitter = rng.uniforms(self.key, self.clients[:active, None], steps[None], self.batch_size)
-        out: np.ndarray = self.starts[:active, None] + (jitter * self.counts[:active, None]).astype(np.int64)
+        """Return positions [steps, active, B]."""
+        jitter = rng.uniforms(self.key, self.clients[:active], steps[:, None], self.batch_size)
+        out: np.ndarray = self.starts[:active] + (jitter * self.counts[:active]).astype(np.int64)
         return out
 
 
@@ -136,7 +124,7 @@ class ShuffledEpochs(Sampling):
         self.epoch = np.full(len(self.clients), -1)
         self.order = np.zeros((len(self.clients), int(self.sizes.max()) + self.batch_size), dtype=np.int64)
 
-    def positions(self, step: int, active: int, ahead: int = 1) -> tuple[np.ndarray, np.ndarray | None]:
+    def positions(self, step: int, active: int) -> tuple[np.ndarray, np.ndarray | None]:
         """Return positions [active, B], and lengths [active] if not all positions count."""
         sizes = self.sizes[:active]
         per_epoch = steps_per_epoch(sizes, self.batch_size)
@@ -156,7 +144,7 @@ class ShuffledEpochs(Sampling):
 class Everything(Sampling):
     """Use all data of the client in every step."""
 
-    def positions(self, step: int, active: int, ahead: int = 1) -> tuple[np.ndarray, np.ndarray | None]:
+    def positions(self, step: int, active: int) -> tuple[np.ndarray, np.ndarray | None]:
         """Return positions [active, B], and lengths [active] if not all positions count."""
         sizes = self.sizes[:active]
         largest = int(sizes.max())

@@ -1,0 +1,136 @@
+"""The batches that clients draw in an exchange, gathered for several steps at once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from fedstrata.clients.client_side import ClientSide
+from fedstrata.core import rng
+from fedstrata.data.batch import NO_DATA, Arrays, Batch
+from fedstrata.data.sampling import Everything, Independent
+
+AHEAD = 8 << 20
+"""Bytes of samples that are gathered ahead, for each level and stream."""
+
+
+@dataclass(frozen=True)
+class Now:
+    """Which batch to draw: that of the first ``active`` clients in this ``step``; ``left`` steps of the loop remain."""
+
+    step: int
+    active: int
+    left: int
+
+
+class Batches:
+    """The batches that C clients draw in one exchange.
+
+    A batch is a function of names: seed, round, exchange, loop of the exchange, level, stream, client and step.
+
+    samples: how many samples have been drawn.
+    """
+
+    def __init__(self, side: ClientSide, ids: np.ndarray, round: int, exchange: int) -> None:
+        self.samples = 0
+        self._side, self._ids = side, ids
+        self._problem = side.oracles.problem
+        self._exchange = (side.seed, round, exchange)
+        self._loops = 0
+        self._draws: dict[tuple[int, int, int], Draws] = {}
+        self._everything: dict[int, Batch] = {}
+
+    def draw(self, level: int, stream: int, size: int | None, now: Now) -> Batch:
+        """Return ``size`` samples of each client for a level; None for all data."""
+        if size is None:
+            return self.all_data(level, now)
+        if level == 0 and not self._problem.outer_draws:
+            return self._no_data(now.active)
+        draws = self._draws.get((level, stream, size))
+        if draws is None:
+            names = self._names("batch", level, stream)
+            draws = self._draws[level, stream, size] = Draws(self._side, self._ids, names, level, size)
+        batch, samples = draws.batch(now)
+        self.samples += samples
+        return self._completed(batch, level, stream, now)
+
+    def all_data(self, level: int, now: Now) -> Batch:
+        """Return all of each client's data for a level."""
+        if level == 0 and not self._problem.outer_draws:
+            return self._no_data(now.active)
+        part, ids = self._side.data.part(level), self._ids[: now.active]
+        sizes = part.sizes[ids]
+        batch = self._everything.get(level)
+        if batch is None or batch.clients != now.active:
+            positions, lengths = Everything((), ids, sizes, 0).positions(0, now.active)
+            traced = now.active == len(self._ids) and bool(np.ptp(part.sizes) == 0)
+            batch = self._everything[level] = part.gather(ids, positions, lengths, traced)
+        self.samples += int(sizes.sum())
+        return self._completed(batch, level, 0, now)
+
+    def end_loop(self) -> None:
+        """Draw other batches from now on: those of the next loop, whose steps count from 0 again."""
+        self._loops += 1
+        self._draws = {}
+
+    def _no_data(self, active: int) -> Batch:
+        return NO_DATA.numbered(self._ids[:active]) if self._problem.numbered else NO_DATA
+
+    def _completed(self, batch: Batch, level: int, stream: int, now: Now) -> Batch:
+        """Return the batch with the clients' numbers, and the random words of its model's layers, where needed."""
+        ids = self._ids[: now.active]
+        if level == 0 and self._problem.numbered:
+            batch = batch.numbered(ids)
+        if self._problem.flat is None or not self._problem.flat.random:
+            return batch
+        key = rng.key_of(*self._names("layers", level, stream))
+        return batch.randomised(rng.words(key, ids, np.full(len(ids), now.step), 2))
+
+    def _names(self, purpose: str, level: int, stream: int) -> tuple[int | str, ...]:
+        seed, round, exchange = self._exchange
+        names = (seed, purpose, round, exchange, level, stream)
+        return (*names, "after", self._loops) if self._loops else names
+
+
+class Draws:
+    """The batches of ``size`` samples that C clients draw for one level, by ``names``.
+
+    The batches of the remaining steps of a loop are drawn and gathered together, as many as fit into ``AHEAD`` bytes:
+    a few large operations instead of many small ones. Which samples a batch holds does not depend on it.
+    """
+
+    def __init__(self, side: ClientSide, ids: np.ndarray, names: tuple[int | str, ...], level: int, size: int) -> None:
+        self._part = part = side.data.part(level)
+        counts = part.class_counts[ids] if side.sampling.weighted else None
+        self._ids, self._size = ids, size
+        self._sampler = side.sampling(names, ids, part.sizes[ids], size, counts)
+        weights, x0 = self._sampler.weights, side.oracles.problem.x0
+        self._weights = None if weights is None else torch.from_numpy(weights).to(x0)
+        self._first = 0
+        self._ready: list[Arrays] = []
+
+    def batch(self, now: Now) -> tuple[Batch, int]:
+        """Return the batch, and how many samples it holds."""
+        active = now.active
+        if isinstance(self._sampler, Independent):
+            arrays = self._gathered(self._sampler, now)
+            batch, samples = Batch((arrays,), traced=active == len(self._ids)), active * self._size
+        else:
+            positions, lengths = self._sampler.positions(now.step, active)
+            traced = positions.shape[1] == self._size and active == len(self._ids)
+            batch = self._part.gather(self._ids[:active], positions, lengths, traced)
+            samples = positions.size if lengths is None else int(lengths.sum())
+        return (batch if self._weights is None else batch.weighted(self._weights[:active])), samples
+
+    def _gathered(self, sampler: Independent, now: Now) -> Arrays:
+        """Return the arrays of this step; gather those of the next steps too if there are none yet."""
+        place = now.step - self._first
+        if not 0 <= place < len(self._ready) or len(self._ready[place][0]) < now.active:
+            fit = AHEAD // max(1, now.active * self._size * self._part.sample_bytes)
+            steps = np.arange(now.step, now.step + max(1, min(now.left, fit)))
+            self._ready = self._part.gather_steps(self._ids[: now.active], sampler.draw(steps, now.active))
+            self._first, place = now.step, 0
+        arrays = self._ready[place]
+        return arrays if len(arrays[0]) == now.active else tuple(a[: now.active] for a in arrays)

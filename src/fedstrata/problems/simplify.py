@@ -1,0 +1,235 @@
+"""Simplify a traced graph: fewer, larger operations that give the same numbers.
+
+vmap and grad leave behind views that change nothing, constants that are computed in every step, a loss value that the
+gradient does not need, and one copy of all gradients into the flat vector. The passes below remove them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import groupby
+from typing import Any, NamedTuple
+
+import torch
+from torch import fx
+
+_ATEN = torch.ops.aten
+_SAME_IF_SAME_SHAPE = {
+    _ATEN.view.default,
+    _ATEN._unsafe_view.default,
+    _ATEN.expand.default,
+    _ATEN.detach.default,
+    _ATEN.alias.default,
+}
+_INVOLUTIONS = {_ATEN.transpose.int, _ATEN.t.default}
+_BROADCAST = {_ATEN.add.Tensor, _ATEN.sub.Tensor, _ATEN.mul.Tensor, _ATEN.div.Tensor}
+_SHAPE_ONLY = {
+    _ATEN.ones_like.default,
+    _ATEN.zeros_like.default,
+    _ATEN.full_like.default,
+    _ATEN.new_zeros.default,
+    _ATEN.new_ones.default,
+    _ATEN.new_full.default,
+}
+"""Operations whose result depends on the shape of their first argument only."""
+
+_LARGEST_CONSTANT = 1 << 20
+"""Bytes of a constant that a graph may hold; larger ones are computed anew in every call."""
+
+_SMALLEST_WRITE = 1 << 18
+"""Bytes of a gradient from which on writing it straight into the flat vector pays."""
+
+
+def simplify(graph: fx.GraphModule) -> None:
+    """Simplify a graph traced with fake tensors, in place."""
+    if any(_mutates(node) for node in graph.graph.nodes):
+        return
+    _drop_what_changes_nothing(graph.graph)
+    _fold_constants(graph)
+    graph.graph.eliminate_dead_code()
+    _write_gradients_in_place(graph.graph)
+    graph.graph.lint()
+    graph.recompile()
+
+
+def _mutates(node: fx.Node) -> bool:
+    schema = getattr(node.target, "_schema", None)
+    return node.op == "call_function" and schema is not None and bool(schema.is_mutable)
+
+
+def _value(node: Any) -> torch.Tensor | None:
+    """Return the fake tensor that a node stands for."""
+    value = node.meta.get("val") if isinstance(node, fx.Node) else None
+    return value if isinstance(value, torch.Tensor) else None
+
+
+def _drop_what_changes_nothing(graph: fx.Graph) -> None:
+    """Remove views to the same shape, transposes that cancel, factors of one, and expansions before broadcasting."""
+    for node in list(graph.nodes):
+        if node.op != "call_function" or not node.args or not isinstance(node.args[0], fx.Node):
+            continue
+        source, value, before = node.args[0], _value(node), _value(node.args[0])
+        if value is None or before is None:
+            continue
+        if node.target in _SAME_IF_SAME_SHAPE and value.shape == before.shape and value.dtype == before.dtype:
+            node.replace_all_uses_with(source)
+        elif node.target in _INVOLUTIONS and source.target == node.target and source.args[1:] == node.args[1:]:
+            node.replace_all_uses_with(source.args[0])
+        elif node.target is _ATEN.mul.Scalar and node.args[1] == 1 and value.dtype == before.dtype:
+            node.replace_all_uses_with(source)
+        elif node.target is _ATEN.expand.default:
+            for user in list(node.users):
+                if user.target in _BROADCAST and _broadcasts(user, node, before):
+                    user.replace_input_with(node, source)
+
+
+def _broadcasts(user: fx.Node, node: fx.Node, before: torch.Tensor) -> bool:
+    """Whether an operation gives the same result without one of its arguments being expanded first."""
+    shapes = [before.shape if arg is node else v.shape for arg in user.args if (v := _value(arg)) is not None]
+    after = _value(user)
+    return after is not None and torch.broadcast_shapes(*shapes) == after.shape  # type: ignore[no-untyped-call]
+
+
+def _fold_constants(graph: fx.GraphModule) -> None:
+    """Compute once what does not depend on the arguments."""
+    constants: dict[fx.Node, torch.Tensor] = {}
+    for node in graph.graph.nodes:
+        if node.op == "call_function" and _is_constant(node, constants) and _value(node) is not None:
+            arguments, options = _without_fakes(node, constants)
+            constants[node] = node.target(*arguments, **options)
+    for node in _returned_with_ancestors(graph.graph):
+        constants.pop(node, None)  # the caller may change what it gets
+    for number, (node, value) in enumerate(constants.items()):
+        if value.untyped_storage().nbytes() > _LARGEST_CONSTANT or all(user in constants for user in node.users):
+            continue
+        name = f"_constant_{number}"
+        graph.register_buffer(name, value, persistent=False)
+        with graph.graph.inserting_before(node):
+            constant = graph.graph.get_attr(name)
+        constant.meta = dict(node.meta)
+        node.replace_all_uses_with(constant)
+
+
+def _is_constant(node: fx.Node, constants: dict[fx.Node, torch.Tensor]) -> bool:
+    inputs = node.all_input_nodes
+    return node.target in _SHAPE_ONLY or all(source in constants for source in inputs)
+
+
+def _without_fakes(node: fx.Node, constants: dict[fx.Node, torch.Tensor]) -> tuple[Any, Any]:
+    """Return the arguments of a constant as tensors; of those of which only the shape counts, empty ones."""
+
+    def real(source: fx.Node) -> torch.Tensor:
+        if source in constants:
+            return constants[source]
+        fake = _value(source)
+        assert fake is not None
+        return torch.empty_strided(fake.shape, fake.stride(), dtype=fake.dtype, device=fake.device)
+
+    return fx.node.map_arg((node.args, node.kwargs), real)
+
+
+def _returned_with_ancestors(graph: fx.Graph) -> set[fx.Node]:
+    """Return the nodes that are returned, and those that they may be views of."""
+    found: set[fx.Node] = set()
+    waiting = list(graph.output_node().all_input_nodes)
+    while waiting:
+        node = waiting.pop()
+        if node not in found:
+            found.add(node)
+            if node.op == "call_function" and _may_alias(node):
+                waiting.extend(node.all_input_nodes)
+    return found
+
+
+def _may_alias(node: fx.Node) -> bool:
+    schema = getattr(node.target, "_schema", None)
+    return schema is None or any(r.alias_info is not None for r in schema.returns)
+
+
+# --- gradients straight into the flat vector --------------------------------------------------------------------------
+
+_PRODUCTS: dict[Any, Callable[..., torch.Tensor]] = {_ATEN.mm.default: torch.mm}
+
+
+class _Piece(NamedTuple):
+    """One of the tensors that a vector is put together from, with its place in the vector."""
+
+    node: fx.Node
+    start: int
+    size: int
+    product: fx.Node | None
+
+
+def _write_gradients_in_place(graph: fx.Graph) -> None:
+    """Let the large matrix products of one client write straight into the vector that they would be copied into."""
+    for node in list(graph.nodes):
+        value = _value(node)
+        if node.target is _ATEN.cat.default and value is not None and value.dim() == 1:
+            pieces = _pieces(node)
+            if any(piece.product for piece in pieces):
+                _write_pieces(graph, node, value, pieces)
+
+
+def _pieces(cat: fx.Node) -> list[_Piece]:
+    pieces, start = [], 0
+    for node in cat.args[0]:  # type: ignore[union-attr]
+        value = _value(node)
+        assert value is not None and isinstance(node, fx.Node)
+        pieces.append(_Piece(node, start, len(value), _product(node, cat)))
+        start += len(value)
+    return pieces
+
+
+def _product(piece: fx.Node, cat: fx.Node) -> fx.Node | None:
+    """Return the matrix product that a piece is a view of, if it is large and nothing else uses it."""
+    user, node = cat, piece
+    while node.target in (_ATEN.view.default, _ATEN._unsafe_view.default) and list(node.users) == [user]:
+        user, node = node, node.args[0]  # type: ignore[assignment]
+    value = _value(node)
+    alone = node.target in _PRODUCTS and list(node.users) == [user]
+    return node if alone and value is not None and value.nbytes >= _SMALLEST_WRITE else None
+
+
+def _write_pieces(graph: fx.Graph, cat: fx.Node, whole: torch.Tensor, pieces: list[_Piece]) -> None:
+    """Replace a concatenation: its products write into an empty vector, the other pieces are copied there."""
+    products = [piece.product for piece in pieces if piece.product is not None]
+    with graph.inserting_before(next(node for node in graph.nodes if node in products)):
+        out = graph.call_function(torch.empty, ((len(whole),),), {"dtype": whole.dtype, "device": whole.device})
+    for is_product, run in groupby(pieces, key=lambda piece: piece.product is not None):
+        if is_product:
+            for piece in run:
+                _write_product(graph, out, piece)
+        else:
+            _copy(graph, cat, out, list(run))
+    cat.replace_all_uses_with(out)
+    graph.erase_node(cat)
+    for piece in pieces:
+        _erase_unused(graph, piece)
+
+
+def _write_product(graph: fx.Graph, out: fx.Node, piece: _Piece) -> None:
+    product, value = piece.product, _value(piece.product)
+    assert product is not None and value is not None
+    with graph.inserting_before(product):
+        part = graph.call_function(torch.narrow, (out, 0, piece.start, piece.size))
+        matrix = graph.call_method("view", (part, tuple(value.shape)))
+        graph.call_function(_PRODUCTS[product.target], product.args, {"out": matrix})
+
+
+def _copy(graph: fx.Graph, cat: fx.Node, out: fx.Node, run: list[_Piece]) -> None:
+    size = sum(piece.size for piece in run)
+    if size:
+        with graph.inserting_before(cat):
+            part = graph.call_function(torch.narrow, (out, 0, run[0].start, size))
+            graph.call_function(torch.cat, ([piece.node for piece in run],), {"out": part})
+
+
+def _erase_unused(graph: fx.Graph, piece: _Piece) -> None:
+    """Erase a product that is written elsewhere now, and the views of it."""
+    node = piece.node
+    while piece.product is not None:
+        above = node.args[0]
+        graph.erase_node(node)
+        if node is piece.product:
+            return
+        node = above  # type: ignore[assignment]

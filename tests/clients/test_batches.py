@@ -1,0 +1,66 @@
+"""Batches are gathered for several steps at once: how many makes no difference to what a batch holds."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import fedstrata as fs
+from clients.small import DECREASING, setting
+from fedstrata.clients import batches
+from fedstrata.data.part import Part
+from support import make_client
+
+Drawn = list[tuple[torch.Tensor, ...]]
+
+
+EPOCH = fs.Epochs(1)
+
+
+def drawn(sampling: str, steps: fs.Epochs | int = EPOCH) -> Drawn:
+    """Return the arrays of every part of every batch that five unequal clients draw in a loop of two draws."""
+    client = make_client(setting(sampling=sampling, batch_size=2), DECREASING)
+    k = client.variables(x=torch.zeros(5, 1))
+    out: Drawn = []
+    for _ in client.loop(steps, k):
+        out += [*client.draw().parts, *client.draw(stream=1, batch_size=3).parts]
+    out += client.draw().parts
+    return out
+
+
+@pytest.mark.parametrize("sampling", ["uniform", "epochs", "stratified"])
+@pytest.mark.parametrize("ahead", [0, 100, 500, 1 << 30])
+def test_a_batch_does_not_depend_on_how_many_are_gathered_ahead(
+    sampling: str, ahead: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = drawn(sampling)
+    monkeypatch.setattr(batches, "AHEAD", ahead)
+    again = drawn(sampling)
+    assert len(again) == len(expected) > 10
+    for ours, theirs in zip(again, expected, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+
+
+def test_a_loop_is_gathered_at_once_and_a_single_draw_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps: list[int] = []
+    gather = Part.gather_steps
+
+    def counted(self: Part, clients, positions):
+        steps.append(len(positions))
+        return gather(self, clients, positions)
+
+    monkeypatch.setattr(Part, "gather_steps", counted)
+    drawn("uniform", 6)
+    assert steps == [6, 6, 1]
+
+
+def test_what_is_gathered_ahead_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    side = setting(batch_size=2)
+    client = make_client(side, DECREASING)
+    limit = 2 * 5 * 2 * side.data.part(0).sample_bytes
+    monkeypatch.setattr(batches, "AHEAD", limit)
+    k = client.variables(x=torch.zeros(5, 1))
+    for _ in client.loop(5, k):
+        client.draw()
+        (draws,) = client._batches._draws.values()
+        assert sum(a.nbytes for arrays in draws._ready for a in arrays) <= limit

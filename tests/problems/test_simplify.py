@@ -1,0 +1,130 @@
+"""Simplified graphs: fewer operations, the same bits, and nothing shared between calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import fx, nn
+from torch.func import grad, vmap
+from torch.fx.experimental.proxy_tensor import make_fx
+
+import fedstrata as fs
+from fedstrata.problems.direct import call_directly
+from fedstrata.problems.simplify import simplify
+
+Function = Callable[..., Any]
+
+
+def simplified(function: Function, *tensors: torch.Tensor) -> fx.GraphModule:
+    graph = make_fx(function, tracing_mode="fake", _allow_non_fake_inputs=True)(*tensors)
+    simplify(graph)
+    return graph
+
+
+def operations(graph: fx.GraphModule) -> list[str]:
+    """Return the names of the operations of a graph."""
+    nodes = [n for n in graph.graph.nodes if n.op in ("call_function", "call_method")]
+    return [getattr(n.target, "__name__", str(n.target)).split(".")[0] for n in nodes]
+
+
+def gradient_of(model: nn.Module, inputs: torch.Tensor, clients: int) -> tuple[Function, tuple[torch.Tensor, ...]]:
+    """Return the gradient of a model's loss, and arguments for it; with several clients, vectorised over them."""
+    problem = fs.erm(model)
+    x = problem.x0 + 0.1 * torch.randn(clients, len(problem.x0))
+    arguments = (x, inputs.expand(clients, *inputs.shape).contiguous(), torch.randint(0, 3, (clients, len(inputs))))
+    function = grad(lambda x, a, b: problem.outer(x, (a, b)))
+    return (vmap(function), arguments) if clients > 1 else (function, tuple(a[0] for a in arguments))
+
+
+MODELS: dict[str, tuple[nn.Module, tuple[int, ...]]] = {
+    "logreg": (nn.Linear(6, 3), (6,)),
+    "mlp": (nn.Sequential(nn.Linear(6, 300), nn.Tanh(), nn.Linear(300, 300), nn.ReLU(), nn.Linear(300, 3)), (6,)),
+    "convolutional": (
+        nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(36, 3)),
+        (1, 8, 8),
+    ),
+    "normalised": (nn.Sequential(nn.Linear(6, 8), nn.LayerNorm(8), nn.GELU(), nn.Linear(8, 3)), (6,)),
+}
+
+
+@pytest.mark.parametrize("clients", [1, 3])
+@pytest.mark.parametrize("name", MODELS)
+def test_a_simplified_gradient_has_the_same_bits(name: str, clients: int) -> None:
+    model, shape = MODELS[name]
+    function, tensors = gradient_of(model, torch.randn(5, *shape), clients)
+    plain = make_fx(function, tracing_mode="fake", _allow_non_fake_inputs=True)(*tensors)
+    graph = simplified(function, *tensors)
+    assert len(operations(graph)) < len(operations(plain))
+    call_directly(graph, tensors)
+    for _ in range(2):
+        others = (*(torch.randn_like(t) for t in tensors[:2]), tensors[2])
+        assert torch.equal(graph(*others), plain(*others))
+
+
+def test_the_loss_that_a_gradient_does_not_need_is_not_computed() -> None:
+    graph = simplified(*(lambda f, t: (f, *t))(*gradient_of(nn.Linear(6, 3), torch.randn(5, 6), 2)))
+    assert not {"mean", "log", "ones_like", "neg"} & set(operations(graph))
+
+
+def test_a_constant_is_computed_once() -> None:
+    graph = simplified(lambda x: x * torch.arange(3.0).exp(), torch.zeros(3))
+    assert operations(graph) == ["mul"]
+    assert torch.equal(graph(torch.ones(3)), torch.arange(3.0).exp())
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: torch.zeros_like(x),
+        lambda x: torch.zeros(2, 3).view(3, 2).t(),
+        lambda x: (torch.ones_like(x), x + 1)[0],
+    ],
+    ids=["constant", "view of a constant", "one of two"],
+)
+def test_what_is_returned_belongs_to_the_caller(function: Function) -> None:
+    x = torch.randn(2, 3)
+    graph = simplified(function, x)
+    expected = function(x).clone()
+    graph(x).add_(7)
+    assert torch.equal(graph(x), expected)
+
+
+def test_a_large_constant_is_not_kept() -> None:
+    graph = simplified(lambda x: x + torch.zeros(1000, 1000).sum(), torch.zeros(2))
+    assert not any(b.numel() > 1 for b in graph.buffers())
+
+
+def test_a_function_that_changes_tensors_in_place_is_left_alone() -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        total = torch.zeros(3)
+        total.add_(x)
+        return total * 1
+
+    graph = simplified(function, torch.zeros(3))
+    assert all(torch.equal(graph(x), x) for x in (torch.ones(3), torch.arange(3.0)))
+
+
+def test_large_products_are_written_straight_into_the_vector() -> None:
+    function, tensors = gradient_of(MODELS["mlp"][0], torch.randn(5, 6), 1)
+    graph = simplified(function, *tensors)
+    writes = [n for n in graph.graph.nodes if "out" in n.kwargs]
+    assert [n.target for n in writes if n.target is torch.mm] == [torch.mm], "only the large matrix"
+    assert torch.equal(graph(*tensors), function(*tensors))
+
+
+def test_factors_of_one_and_expansions_go() -> None:
+    graph = simplified(lambda x, y: torch.ops.aten.mul.Scalar(x, 1).expand(4, 3) * y, torch.ones(3), torch.ones(4, 3))
+    assert operations(graph) == ["mul"]
+    graph = simplified(lambda x: torch.ops.aten.mul.Scalar(x, 1.0) + 1, torch.ones(3, dtype=torch.int64))
+    assert len(operations(graph)) == 2, "the factor changes the dtype"
+
+
+def test_operators_become_functions_only_where_they_are_the_same() -> None:
+    x = torch.randn(2, 3)
+    graph = simplified(lambda x: x.view(3, 2).exp().sum([1], True), x)
+    call_directly(graph, (x,))
+    assert not any(isinstance(n.target, torch._ops.OpOverload) for n in graph.graph.nodes)
+    assert torch.equal(graph(x), x.view(3, 2).exp().sum(1, keepdim=True))
