@@ -370,9 +370,8 @@ def test_a_node_sends_no_collection_above_the_limit(
 ) -> None:
     assert set(call(sites(FEDAVG), pool=2)) >= {"form", "steps"}
     answer = call(sites(FEDAVG), pool=1)
-    assert answer == {
-        "error": "The size of the collections that local of fedavg returns to pool must be at most 1 numbers per client. Got 2."
-    }
+    wanted = "The size of the collections that local of fedavg returns to pool must be at most 1 numbers per client."
+    assert answer == {"error": f"{wanted} Got 2."}
 
 
 # --- errors in a client's work ----------------------------------------------------------------------------------------
