@@ -645,12 +645,16 @@ def tasks(folder: Path, cases: Iterable[str], others: bool) -> list[Task]:
 
 @contextmanager
 def group(file: Path, rank: int, size: int) -> Iterator[Ranks]:
-    """Join a process group, as torchrun's would be."""
+    """Join a process group, as torchrun's would be.
+
+    The third rank has nothing to do in groups of two, and waits in the next group of three until the others are there:
+    for minutes, on a busy machine.
+    """
     if size == 1:
         yield ALONE
         return
     dist.init_process_group(
-        "gloo", init_method=f"file://{file}", rank=rank, world_size=size, timeout=timedelta(seconds=60)
+        "gloo", init_method=f"file://{file}", rank=rank, world_size=size, timeout=timedelta(seconds=600)
     )
     try:
         yield ranks_here()
