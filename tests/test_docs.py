@@ -139,11 +139,6 @@ def test_every_public_name_has_a_docstring():
     assert bare == []
 
 
-def test_every_algorithm_is_in_the_readme():
-    text = (ROOT / "README.md").read_text()
-    assert [n for n in ALGORITHMS if f"`{n}`" not in text] == []
-
-
 @pytest.mark.parametrize(
     ("noise", "cohort", "clients", "rounds", "said"),
     [(2, 50, 1000, 100, 6.5), (4, 50, 1000, 100, 2.5), (2, 3, 3, 50, 57), (50, 3, 3, 50, 1.2)],

@@ -85,6 +85,17 @@ def references() -> set[str]:
     return found
 
 
+def family_of(kind: type[fs.Algorithm]) -> tuple[str, str]:
+    """Return the file with the equations of algorithms of this class, and one of them to start from."""
+    if kind.inner_mean == "global":
+        return "equations_levels.py", "local_scgdam"
+    if kind.mixture:
+        return "equations_mixture.py", "drfa"
+    if kind.dual:
+        return "equations_saddle.py", "local_sgda"
+    return ("equations_composition.py", "local_moml") if max(kind.levels) else ("equations_plain.py", "fedavg")
+
+
 def missing_in(name: str) -> Iterator[str]:
     """Say what an algorithm lacks, and where it belongs."""
     kind = ALGORITHMS[name]
@@ -102,6 +113,7 @@ def missing_in(name: str) -> Iterator[str]:
         yield f"{where}: what is sent. {problem}"
     if not inspect.getdoc(kind):
         yield f"{where}: a docstring of one line for {kind.__name__}, for 'fedstrata list'"
+    table_file, example = family_of(kind)
     options = options_of(kind).values()
     if not any(option.search for option in options):
         yield f"{where}: a range for 'fedstrata tune' (search=) of at least the learning rate"
@@ -113,9 +125,10 @@ def missing_in(name: str) -> Iterator[str]:
     if not re.search(rf"^\|.*`{name}`", (ROOT / "README.md").read_text(), re.M):
         yield f"README.md: `{name}` in the rows of algorithms of the table under 'What is in it'"
     if name not in references():
-        yield f"tests/reference/{name}.py: a NumPy version of the paper's lines, a function {name}(x, ...)"
+        like = f"with the arguments of tests/reference/{example}.py"
+        yield f"tests/reference/{name}.py: a NumPy version of the paper's lines, a function {name}(x, ...) {like}"
     if all(method.build is not kind for method in METHODS.values()):
-        yield "tests/algorithms/equations_*.py: a Method with that reference, and its rows, in the table of its family"
+        yield f"tests/algorithms/{table_file}: a Method with that reference, beside the one of {example}"
 
 
 @pytest.mark.parametrize("name", NAMES)
