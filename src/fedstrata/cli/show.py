@@ -16,13 +16,22 @@ from fedstrata.experiments.describe import KINDS, describe
 
 
 def list_names(
-    kind: Annotated[str, typer.Argument(help="algorithms, problems, datasets, models, partitions or schedules.")],
+    kind: Annotated[
+        str | None,
+        typer.Argument(
+            help="algorithms, problems, datasets, models, partitions or schedules.", show_default="the names of all"
+        ),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """List the names that a configuration file can use.
 
     KIND is algorithms, problems, datasets, models, partitions or schedules.
     """
+    if kind is None:
+        names = {group: sorted(targets) for group, targets in KINDS.items()}
+        print(json.dumps(names)) if as_json else print_grid((k, ", ".join(v)) for k, v in names.items())
+        return
     if kind not in KINDS:
         raise unknown("list", kind, KINDS)
     lines = {name: (inspect.getdoc(target) or "").split("\n")[0] for name, target in sorted(KINDS[kind].items())}

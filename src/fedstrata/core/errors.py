@@ -12,6 +12,9 @@ from typing import TypeGuard, TypeVar
 
 E = TypeVar("E", bound=Exception)
 
+MANY = 60
+"""How many names an error lists next to a suggestion."""
+
 
 class FedstrataError(Exception):
     """The base of all errors raised by fedstrata; the message is meant for the user."""
@@ -35,7 +38,7 @@ class Diverged(FedstrataError):
 
 def invalid(what: str, got: object, wants: str, where: str = "", choices: Iterable[str] = ()) -> InputError:
     """Build an error from the template ``The {what} must be {wants}. Got {got}.``; suggest the nearest choice."""
-    return InputError(f"The {what} must be {wants}. Got {got!r}.{_nearest(got, choices)}{_in_brackets(where)}")
+    return InputError(f"The {what} must be {wants}. Got {got!r}.{nearest_of(got, choices)}{_in_brackets(where)}")
 
 
 def is_number(value: object) -> TypeGuard[int | float]:
@@ -50,11 +53,12 @@ def listed(names: Sequence[str], most: int = 8) -> str:
 
 
 def unknown(kind: str, name: object, known: Iterable[str], where: str = "", hint: str = "") -> InputError:
-    """Build the error for an unknown name, with a list of the known ones, the nearest as a suggestion, and a hint."""
+    """Build the error for an unknown name: the nearest known one, all of them unless they are many, and a hint."""
     names = sorted(known)
-    every = ", ".join(names) or "none"
+    nearest = nearest_of(name, names)
+    every = "" if nearest and len(names) > MANY else f" Known: {', '.join(names) or 'none'}."
     hint = f" {hint}" if hint else ""
-    return InputError(f"Unknown {kind} {name!r}.{_nearest(name, names)} Known: {every}.{hint}{_in_brackets(where)}")
+    return InputError(f"Unknown {kind} {name!r}.{nearest}{every}{hint}{_in_brackets(where)}")
 
 
 @contextmanager
@@ -74,7 +78,8 @@ def with_context(error: E, where: str) -> E:
     return copy
 
 
-def _nearest(name: object, known: Iterable[str]) -> str:
+def nearest_of(name: object, known: Iterable[str]) -> str:
+    """Return a suggestion, the known name that is nearest; empty if none is near."""
     near = get_close_matches(str(name), list(known), n=1)
     return f" Did you mean {near[0]!r}?" if near else ""
 

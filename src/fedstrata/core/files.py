@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
-from fedstrata.core.errors import FedstrataError, InputError, listed
+from fedstrata.core.errors import FedstrataError, InputError, listed, nearest_of
 
 Row = dict[str, Any]
 
@@ -124,7 +124,8 @@ def read_toml(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8-sig"))  # some editors begin a file with a byte order mark
     except FileNotFoundError:
-        raise InputError(f"There is no file {path}.") from None
+        beside = [str(other) for other in sorted(path.parent.glob(f"*{path.suffix}"))]
+        raise InputError(f"There is no file {path}.{nearest_of(path, beside)}") from None
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"The file {path} cannot be read: {error}") from None
     except tomllib.TOMLDecodeError as error:

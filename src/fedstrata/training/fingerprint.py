@@ -69,7 +69,7 @@ def refuse_other_settings(old: dict[str, Any], new: dict[str, Any], path: Path) 
     free = set(FREE_TO_CHANGE)
     if _START not in old or _START not in new:  # pre-training has not produced the starting point yet
         free.add(_START)
-    for key in sorted(old.keys() | new.keys(), key=lambda k: (k.startswith("digest."), k)):
+    for key in sorted(old.keys() | new.keys(), key=lambda k: (k.startswith("digest."), not k.endswith(".name"), k)):
         if key.startswith(("diagnostics.", "written_by.")):  # not part of the run itself
             continue
         if key not in free and old.get(key) != new.get(key):
