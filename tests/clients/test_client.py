@@ -74,7 +74,6 @@ def test_a_draw_for_every_layer_comes_in_the_order_of_the_layers() -> None:
     assert [torch.equal(b.parts[0][0], client.draw().parts[0][0]) for b in client.draw_all()] == [True]
     layered = fs.Problem(softmax_problem().outer, LAYERED.x0, levels=(short, short))
     client = make_client(make_setting(layered, sized_data(SIZES), batch_size=3), [0, 2])
-    client.samples = 0
     for options in ({}, {"stream": 2}, {"batch_size": 5}):
         found = client.draw_all(**options)
         expected = [client.draw(k, **options) for k in (1, 2, 0)]

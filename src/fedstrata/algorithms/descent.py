@@ -30,18 +30,18 @@ def decayed(gradient: torch.Tensor, x: torch.Tensor, weight_decay: float) -> tor
     return gradient.add(x, alpha=weight_decay) if weight_decay else gradient
 
 
-def descended(x: torch.Tensor, gradient: torch.Tensor, rate: float) -> torch.Tensor:
-    """Return ``x - rate * gradient``, in the memory of the gradient, which must not be used afterwards."""
-    return torch.sub(x, gradient, alpha=rate, out=gradient)
+def descended(x: torch.Tensor, gradient: torch.Tensor, rate: float, step: int) -> torch.Tensor:
+    """Return ``x - rate * gradient``; after a loop's first step in the memory of x, which is the loop's own by then."""
+    return x.sub_(gradient, alpha=rate) if step else x.sub(gradient, alpha=rate)
 
 
 def local_sgd(client: Client, x: torch.Tensor, steps: Steps, lr: Rate, weight_decay: float) -> torch.Tensor:
     """Take steps x_k <- x_k - lr * (grad f(x_k; batch) + weight_decay * x_k) from ``x``; return the update x_k - x."""
     k = client.variables(x=x)
-    for _ in client.loop(steps, k):
+    for step in client.loop(steps, k):
         rate = client.rate(lr)
         client.report(rate=partial(torch.full_like, k.x, rate))
-        k.x = descended(k.x, decayed(client.grads(k.x, client.draw()), k.x, weight_decay), rate)
+        k.x = descended(k.x, decayed(client.grads(k.x, client.draw()), k.x, weight_decay), rate, step)
     return k.x - x
 
 

@@ -64,9 +64,9 @@ class Scaffold(Algorithm):
         if self.option == "I":
             new = decayed(client.grads(x, client.draw(stream=1)), x, self.weight_decay)
         k = client.variables(x=x, drift=c - c_k)
-        for _ in client.loop(self.steps, k):
+        for step in client.loop(self.steps, k):
             g = decayed(client.grads(k.x, client.draw()), k.x, self.weight_decay)
-            k.x = descended(k.x, g.add_(k.drift), lr)  # line 10
+            k.x = descended(k.x, g + k.drift, lr, step)  # line 10
         if self.option == "II":
             counts = torch.from_numpy(client.step_counts(self.steps)).to(x).unsqueeze(1)
             new = c_k - c + (x - k.x) / (counts * lr)
