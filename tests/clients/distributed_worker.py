@@ -410,7 +410,7 @@ def probe_big_counts(clients: Clients) -> Tensors:
     """Counts that float32 cannot hold, and that travel in a buffer of float32."""
 
     def busy(client: Client) -> torch.Tensor:
-        client.samples += sum(BIG + 2 * int(k) for k in client.ids)
+        client._batches.samples += sum(BIG + 2 * int(k) for k in client.ids)
         client.steps += BIG + 2 * int(client.ids.max())
         return torch.ones(len(client), 1)
 
