@@ -455,3 +455,9 @@ def test_the_kind_includes_inner_mean_and_mixture() -> None:
     assert fs.Problem(outer, x0, inner_mean="global").kind == "no inner level, no dual"
     mixed = fs.Problem(outer, x0, y0=x0, project_y=project_simplex, mixture=True)
     assert mixed.kind == "no inner level, a dual that weights the clients"
+
+
+def test_a_vector_of_one_client_does_not_fit_a_batch_of_several() -> None:
+    problem, data = fs.erm(torch.nn.Linear(3, 2)), (torch.randn(4, 5, 3), torch.zeros(4, 5, dtype=torch.long))
+    with pytest.raises(fs.FedstrataError, match=r"one row for each client\. Got 1 and 4"):
+        Oracles(problem).outer_grads(problem.x0[None], None, Batch((data,)))

@@ -64,3 +64,10 @@ def test_what_is_gathered_ahead_is_bounded(monkeypatch: pytest.MonkeyPatch) -> N
         client.draw()
         (draws,) = client._batches._draws.values()
         assert sum(a.nbytes for arrays in draws._ready for a in arrays) <= limit
+
+
+@pytest.mark.parametrize("size", [0, -1, 2.5])
+def test_a_batch_of_no_samples_is_refused(size: float) -> None:
+    client = make_client(setting(), DECREASING)
+    with pytest.raises(fs.InputError, match="batch_size of a draw must be a whole number of at least 1"):
+        client.draw(batch_size=size)  # type: ignore[arg-type]

@@ -122,3 +122,8 @@ def test_quotas_add_up() -> None:
         assert np.all(held <= np.maximum(0, sizes - keep))
         total = min(round(share * len(labels)), len(labels) - 1)
         assert held.sum() == total if keep == 0 else held.sum() <= total
+
+
+def test_a_share_that_holds_out_no_row_is_refused() -> None:
+    with pytest.raises(fs.InputError, match=r"'digits' have too few samples per client to hold out a share of 0\.02"):
+        fs.data.digits().split("iid", clients=100, holdout=0.02)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import fedstrata as fs
 from fedstrata.models.flat import Flat
@@ -423,3 +424,50 @@ def test_a_moved_problem_gives_its_model_on_its_own_device() -> None:
 
 def test_every_model_can_be_built_by_its_function() -> None:
     assert all(getattr(fs.models, name) is build for name, build in MODELS.items())
+
+
+class Checkpointed(nn.Module):
+    """Runs its first layer again in the backward pass, where a functional call has put the old weights back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 8), nn.Linear(8, 2)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.second(checkpoint(lambda z: torch.tanh(self.first(z)), inputs, use_reentrant=False))
+
+
+class Shifting(nn.Linear):
+    """Changes its inputs in place."""
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return super().forward(inputs.sub_(0.5))
+
+
+class Clamping(nn.Linear):
+    """Changes its weights in forward."""
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            self.weight.clamp_(-0.01, 0.01)
+        return super().forward(inputs)
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (Checkpointed(), "does not follow its weights: a part of it runs again in the backward pass"),
+        (Shifting(4, 2), "changes its inputs in place"),
+        (Clamping(4, 2), "changes its weights in forward"),
+    ],
+    ids=["checkpointing", "inputs", "weights"],
+)
+def test_a_model_that_is_not_a_function_of_weights_and_inputs_is_refused(model: nn.Module, message: str) -> None:
+    inputs = torch.randn(6, 4)
+    before = inputs.clone()
+    data = fs.FederatedData.from_arrays([(inputs, torch.arange(6) % 2)] * 2)
+    problem = fs.erm(model)
+    start = problem.x0.clone()
+    with pytest.raises(fs.InputError, match=message):
+        fs.train(problem, data, fs.FedAvg(), rounds=1)
+    assert torch.equal(inputs, before) and torch.equal(problem.x0, start)

@@ -9,6 +9,7 @@ import torch
 
 from fedstrata.clients.client_side import ClientSide
 from fedstrata.core import rng
+from fedstrata.core.errors import invalid
 from fedstrata.data.batch import NO_DATA, Arrays, Batch
 from fedstrata.data.sampling import Everything, Independent
 
@@ -50,6 +51,8 @@ class Batches:
             return self._no_data(now.active)
         draws = self._draws.get((level, stream, size))
         if draws is None:
+            if not isinstance(size, int) or size < 1:
+                raise invalid("batch_size of a draw", size, "a whole number of at least 1")
             names = self._names("batch", level, stream)
             draws = self._draws[level, stream, size] = Draws(self._side, self._ids, names, level, size)
         batch, samples = draws.batch(now)

@@ -215,7 +215,7 @@ class Client:
             return np.full(self._active, number, dtype=np.int64)
         sizes = self._side.data.train.sizes[self.ids[: self._active]]
         exact = steps.epochs * steps_per_epoch(sizes, self._side.batch_size)
-        return np.ceil(exact.round(9)).astype(np.int64)
+        return np.maximum(1, np.ceil(exact.round(9))).astype(np.int64)
 
     def report(self, **values: torch.Tensor | Callable[[], torch.Tensor]) -> None:
         """Report values of this local step to diagnostics: tensors [C, ...], or functions that return them.

@@ -103,6 +103,11 @@ class FederatedData:
         if self.client_test is not None:
             raise InputError(f"The clients of {self.name!r} already have test data: leave out holdout.")
         train, held = self.train.hold_out(share, seed)
+        if not held.sizes.any():
+            raise InputError(
+                f"The data {self.name!r} have too few samples per client to hold out a share of {share:g}: choose a "
+                "larger one."
+            )
         return replace(self, train=train, client_test=held)
 
     def reserve(self, holdout: float, support: float, seed: int = 0) -> FederatedData:
@@ -118,8 +123,6 @@ class FederatedData:
         data = replace(self, client_test=None).with_holdout(share, seed)
         held = data.client_test
         assert held is not None
-        if len(held.rows) == 0:
-            raise InputError(f"The data {self.name!r} have too few samples per client for a validation split.")
         return replace(data, test=tuple(a[held.rows.to(a.device)] for a in held.arrays))
 
     def with_auxiliary(self, inputs: Any, targets: Any) -> FederatedData:

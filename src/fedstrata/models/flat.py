@@ -95,18 +95,48 @@ class Flat:
         self._constants[device] = {n: copies[id(t)] for n, t in tensors}
 
     def pure(self, inputs: torch.Tensor) -> torch.Tensor:
-        """Run the module at its initial weights; raise if it draws random numbers or changes its buffers."""
-        buffers = [b.clone() for b in self.module.buffers()]
-        before = torch.get_rng_state()
+        """Return the outputs at the initial weights; raise unless they are a pure function of weights and inputs."""
+        name, buffers = type(self.module).__name__, [b.clone() for b in self.module.buffers()]
+        before, x, own = torch.get_rng_state(), self.initial.clone(), inputs.clone()
         with torch.no_grad():
-            outputs = self(self.initial, inputs)
-        name = type(self.module).__name__
+            outputs = self(x, own)
         if not torch.equal(before, torch.get_rng_state()):
             torch.set_rng_state(before)
             raise InputError(f"The model {name} draws random numbers, so it is not a pure function of its weights.")
         if any(not torch.equal(old, new) for old, new in zip(buffers, self.module.buffers(), strict=True)):
             raise InputError(f"The model {name} changes its buffers, so it is not a pure function of its weights.")
+        if not torch.equal(own, inputs):
+            raise InputError(
+                f"The model {name} changes its inputs in place: let it work on a copy, or without in-place."
+            )
+        if not torch.equal(x, self.initial):
+            raise InputError(f"The model {name} changes its weights in forward, so it is not a pure function of them.")
+        if not self.random and outputs.is_floating_point():
+            self._check_gradient(inputs)
         return outputs
+
+    def _check_gradient(self, inputs: torch.Tensor) -> None:
+        """Raise if the gradient at other weights is not that of a module with these weights.
+
+        It is not if a part of the model runs again during the backward pass, with the module's own weights.
+        """
+        module = copy.deepcopy(self.module)
+        own = [p for p in module.parameters() if p.requires_grad]
+        with torch.enable_grad():
+            x = (1.5 * self.initial + 0.1).requires_grad_()
+            for parameter, value in zip(own, self.views(x.detach()).values(), strict=True):
+                parameter.data.copy_(value)
+            ours, theirs = self(x, inputs).sum(), module(inputs).sum()
+            if not ours.requires_grad or not theirs.requires_grad:
+                return
+            found = torch.autograd.grad(ours, x)[0]
+            wanted = torch.autograd.grad(theirs, own, materialize_grads=True)
+        expected = torch.cat([g.reshape(-1) for g in wanted])
+        if torch.isfinite(expected).all() and (found - expected).norm() > 0.01 * expected.norm():
+            raise InputError(
+                f"The gradient of the model {type(self.module).__name__} does not follow its weights: a part of it "
+                "runs again in the backward pass. Build it without activation checkpointing."
+            )
 
     def state_dict(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
         """Return the state_dict of the module with the weights in ``x``, on the device of ``x``."""

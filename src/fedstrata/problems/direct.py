@@ -10,13 +10,15 @@ import torch
 from torch import fx
 from torch.utils._pytree import tree_leaves
 
+from fedstrata.problems.simplify import mutates
+
 
 def call_directly(graph: fx.GraphModule, tensors: tuple[torch.Tensor, ...]) -> None:
     """Replace the operators of a graph with torch's functions and methods, whose calls take half the time.
 
     An operator is replaced only if the function gives the same bits and strides on these tensors.
     """
-    _Direct(graph).run(*tensors)
+    _Direct(graph).run(*(t.clone() for t in tensors))
     graph.recompile()
 
 
@@ -26,7 +28,7 @@ class _Direct(fx.Interpreter):
     def run_node(self, node: fx.Node) -> Any:
         out = super().run_node(node)
         operator = node.target
-        if not isinstance(operator, torch._ops.OpOverload) or operator.namespace != "aten":
+        if not isinstance(operator, torch._ops.OpOverload) or operator.namespace != "aten" or mutates(node):
             return out
         name = operator._schema.name.removeprefix("aten::")
         function, method = getattr(torch, name, None), getattr(torch.Tensor, name, None)

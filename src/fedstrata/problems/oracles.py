@@ -252,6 +252,12 @@ class Oracles:
 
     def _on(self, name: Name, vectors: Tensors, batches: tuple[Arrays, ...], traced: bool) -> Tensors:
         single = len(vectors[0]) == 1
+        for arrays in batches:
+            if arrays and len(arrays[0]) != len(vectors[0]):
+                raise FedstrataError(
+                    f"An oracle takes vectors and batches with one row for each client. Got {len(vectors[0])} and "
+                    f"{len(arrays[0])}."
+                )
         traced = traced and not self._recurrent
         if not single and (self._recurrent or name in self._alone):
             return self._one_by_one(name, vectors, batches, traced)

@@ -42,17 +42,19 @@ _SMALLEST_WRITE = 1 << 18
 
 def simplify(graph: fx.GraphModule) -> None:
     """Simplify a graph traced with fake tensors, in place."""
-    if any(_mutates(node) for node in graph.graph.nodes):
-        return
+    pure = not any(mutates(node) for node in graph.graph.nodes)
     _drop_what_changes_nothing(graph.graph)
-    _fold_constants(graph)
+    if pure:
+        _fold_constants(graph)
     graph.graph.eliminate_dead_code()
-    _write_gradients_in_place(graph.graph)
+    if pure:
+        _write_gradients_in_place(graph.graph)
     graph.graph.lint()
     graph.recompile()
 
 
-def _mutates(node: fx.Node) -> bool:
+def mutates(node: fx.Node) -> bool:
+    """Whether a node is an operator that changes a tensor in place."""
     schema = getattr(node.target, "_schema", None)
     return node.op == "call_function" and schema is not None and bool(schema.is_mutable)
 
