@@ -115,6 +115,30 @@ def test_large_products_are_written_straight_into_the_vector() -> None:
     assert torch.equal(graph(*tensors), function(*tensors))
 
 
+def test_products_of_hessians_write_into_several_vectors() -> None:
+    function, (x, *batch) = gradient_of(MODELS["mlp"][0], torch.randn(5, 6), 1)
+
+    def product(x: torch.Tensor, v: torch.Tensor, *batch: torch.Tensor) -> torch.Tensor:
+        return torch.func.vjp(lambda z: z - 0.1 * function(z, *batch), x)[1](v)[0]
+
+    tensors = (x, torch.randn_like(x), *batch)
+    plain = make_fx(product, tracing_mode="fake", _allow_non_fake_inputs=True)(*tensors)
+    graph = simplified(product, *tensors)
+    assert len(operations(graph)) < len(operations(plain))
+    assert torch.equal(graph(*tensors), plain(*tensors))
+
+
+def test_a_vector_of_vectors_is_put_together_as_before() -> None:
+    def function(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
+        inner = torch.cat([(a @ b).view(-1), c])
+        return torch.cat([inner * 2, (b @ a).view(-1), inner, c])
+
+    tensors = (torch.randn(300, 300), torch.randn(300, 300), torch.randn(7))
+    graph = simplified(function, *tensors)
+    assert any("out" in n.kwargs for n in graph.graph.nodes)
+    assert torch.equal(graph(*tensors), function(*tensors))
+
+
 def test_factors_of_one_and_expansions_go() -> None:
     graph = simplified(lambda x, y: torch.ops.aten.mul.Scalar(x, 1).expand(4, 3) * y, torch.ones(3), torch.ones(4, 3))
     assert operations(graph) == ["mul"]

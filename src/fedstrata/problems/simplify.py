@@ -173,10 +173,13 @@ def _write_gradients_in_place(graph: fx.Graph) -> None:
 
 
 def _pieces(cat: fx.Node) -> list[_Piece]:
-    pieces, start = [], 0
+    """Return the pieces of a concatenation; none if the shape of one is not known."""
+    pieces: list[_Piece] = []
+    start = 0
     for node in cat.args[0]:  # type: ignore[union-attr]
         value = _value(node)
-        assert value is not None and isinstance(node, fx.Node)
+        if value is None or not isinstance(node, fx.Node):
+            return []
         pieces.append(_Piece(node, start, len(value), _product(node, cat)))
         start += len(value)
     return pieces
@@ -197,6 +200,7 @@ def _write_pieces(graph: fx.Graph, cat: fx.Node, whole: torch.Tensor, pieces: li
     products = [piece.product for piece in pieces if piece.product is not None]
     with graph.inserting_before(next(node for node in graph.nodes if node in products)):
         out = graph.call_function(torch.empty, ((len(whole),),), {"dtype": whole.dtype, "device": whole.device})
+    out.meta = dict(cat.meta)
     for is_product, run in groupby(pieces, key=lambda piece: piece.product is not None):
         if is_product:
             for piece in run:
