@@ -9,6 +9,7 @@ import fedstrata as fs
 from clients.small import DECREASING, setting
 from fedstrata.clients import batches
 from fedstrata.data.part import Part
+from fedstrata.data.sampling import Uniform
 from support import make_client
 
 Drawn = list[tuple[torch.Tensor, ...]]
@@ -52,6 +53,25 @@ def test_a_loop_is_gathered_at_once_and_a_single_draw_alone(monkeypatch: pytest.
     monkeypatch.setattr(Part, "gather_steps", counted)
     drawn("uniform", 6)
     assert steps == [6, 6, 1]
+
+
+def test_a_single_client_holds_one_batch_and_draws_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[int] = []
+    draw = Uniform.draw
+
+    def counted(self: Uniform, steps, active):
+        calls.append(len(steps))
+        return draw(self, steps, active)
+
+    monkeypatch.setattr(Uniform, "draw", counted)
+    client = make_client(setting(batch_size=2), [0])
+    together = make_client(setting(batch_size=2), DECREASING)
+    one, five = client.variables(x=torch.zeros(1, 1)), together.variables(x=torch.zeros(5, 1))
+    for _, _ in zip(client.loop(4, one), together.loop(4, five), strict=True):
+        assert torch.equal(client.draw().parts[0][0][0], together.draw().parts[0][0][0])
+        (draws,) = client._batches._draws.values()
+        assert len(draws._ready) == 1
+    assert calls == [4, 4]
 
 
 def test_what_is_gathered_ahead_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,9 @@ from fedstrata.data.sampling import Everything, Independent
 AHEAD = 8 << 20
 """Bytes of samples that are gathered ahead, for each level and stream."""
 
+POSITIONS_AHEAD = 1 << 18
+"""How many positions of samples are drawn ahead."""
+
 
 @dataclass(frozen=True)
 class Now:
@@ -101,7 +104,8 @@ class Draws:
     """The batches of ``size`` samples that C clients draw for one level, by ``names``.
 
     The batches of the remaining steps of a loop are drawn and gathered together, as many as fit into ``AHEAD`` bytes:
-    a few large operations instead of many small ones. Which samples a batch holds does not depend on it.
+    a few large operations instead of many small ones. The samples of a single client, whose steps are long, are
+    gathered step by step, which needs no more memory than one batch. Which samples a batch holds does not depend on it.
     """
 
     def __init__(self, side: ClientSide, ids: np.ndarray, names: tuple[int | str, ...], level: int, size: int) -> None:
@@ -111,8 +115,9 @@ class Draws:
         self._sampler = side.sampling(names, ids, part.sizes[ids], size, counts)
         weights, x0 = self._sampler.weights, side.oracles.problem.x0
         self._weights = None if weights is None else torch.from_numpy(weights).to(x0)
-        self._first = 0
+        self._first = self._first_drawn = 0
         self._ready: list[Arrays] = []
+        self._drawn = np.empty((0, 0, size), dtype=np.int64)
 
     def batch(self, now: Now) -> tuple[Batch, int]:
         """Return the batch, and how many samples it holds."""
@@ -131,9 +136,19 @@ class Draws:
         """Return the arrays of this step; gather those of the next steps too if there are none yet."""
         place = now.step - self._first
         if not 0 <= place < len(self._ready) or len(self._ready[place][0]) < now.active:
-            fit = AHEAD // max(1, now.active * self._size * self._part.sample_bytes)
-            steps = np.arange(now.step, now.step + max(1, min(now.left, fit)))
-            self._ready = self._part.gather_steps(self._ids[: now.active], sampler.draw(steps, now.active))
+            step_bytes = max(1, now.active * self._size * self._part.sample_bytes)
+            steps = 1 if now.active == 1 else max(1, AHEAD // step_bytes)
+            positions = self._positions(sampler, now)[:steps]
+            self._ready = self._part.gather_steps(self._ids[: now.active], positions)
             self._first, place = now.step, 0
         arrays = self._ready[place]
         return arrays if len(arrays[0]) == now.active else tuple(a[: now.active] for a in arrays)
+
+    def _positions(self, sampler: Independent, now: Now) -> np.ndarray:
+        """Return the positions of this step and of those after it that have been drawn: [steps, active, B]."""
+        place = now.step - self._first_drawn
+        if not 0 <= place < len(self._drawn) or self._drawn.shape[1] < now.active:
+            fit = POSITIONS_AHEAD // (now.active * self._size)
+            steps = np.arange(now.step, now.step + max(1, min(now.left, fit)))
+            self._drawn, self._first_drawn, place = sampler.draw(steps, now.active), now.step, 0
+        return self._drawn[place:, : now.active]
