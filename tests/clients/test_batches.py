@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -42,28 +44,27 @@ def test_a_batch_does_not_depend_on_how_many_are_gathered_ahead(
         assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
 
 
-def test_a_loop_is_gathered_at_once_and_a_single_draw_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def steps_of_calls(owner: type, method: str, argument: int, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return a list to which each call of a method adds the length of one of its arguments: its number of steps."""
     steps: list[int] = []
-    gather = Part.gather_steps
+    original = getattr(owner, method)
 
-    def counted(self: Part, clients, positions):
-        steps.append(len(positions))
-        return gather(self, clients, positions)
+    def counted(self: Any, *arguments: Any) -> Any:
+        steps.append(len(arguments[argument]))
+        return original(self, *arguments)
 
-    monkeypatch.setattr(Part, "gather_steps", counted)
+    monkeypatch.setattr(owner, method, counted)
+    return steps
+
+
+def test_a_loop_is_gathered_at_once_and_a_single_draw_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = steps_of_calls(Part, "gather_steps", 1, monkeypatch)
     drawn("uniform", 6)
     assert steps == [6, 6, 1]
 
 
 def test_a_single_client_holds_one_batch_and_draws_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[int] = []
-    draw = Uniform.draw
-
-    def counted(self: Uniform, steps, active):
-        calls.append(len(steps))
-        return draw(self, steps, active)
-
-    monkeypatch.setattr(Uniform, "draw", counted)
+    steps = steps_of_calls(Uniform, "draw", 0, monkeypatch)
     client = make_client(setting(batch_size=2), [0])
     together = make_client(setting(batch_size=2), DECREASING)
     one, five = client.variables(x=torch.zeros(1, 1)), together.variables(x=torch.zeros(5, 1))
@@ -71,7 +72,7 @@ def test_a_single_client_holds_one_batch_and_draws_ahead(monkeypatch: pytest.Mon
         assert torch.equal(client.draw().parts[0][0][0], together.draw().parts[0][0][0])
         (draws,) = client._batches._draws.values()
         assert len(draws._ready) == 1
-    assert calls == [4, 4]
+    assert steps == [4, 4]
 
 
 def test_what_is_gathered_ahead_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

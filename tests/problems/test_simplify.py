@@ -81,15 +81,16 @@ def test_a_constant_is_computed_once() -> None:
         lambda x: torch.zeros_like(x),
         lambda x: torch.zeros(2, 3).view(3, 2).t(),
         lambda x: (torch.ones_like(x), x + 1)[0],
+        lambda x: torch.ops.aten.mul.Scalar(x, 1).view(3, 2),
     ],
-    ids=["constant", "view of a constant", "one of two"],
+    ids=["constant", "view of a constant", "one of two", "product with one"],
 )
 def test_what_is_returned_belongs_to_the_caller(function: Function) -> None:
     x = torch.randn(2, 3)
     graph = simplified(function, x)
-    expected = function(x).clone()
+    expected, before = function(x).clone(), x.clone()
     graph(x).add_(7)
-    assert torch.equal(graph(x), expected)
+    assert torch.equal(x, before) and torch.equal(graph(x), expected)
 
 
 def test_a_large_constant_is_not_kept() -> None:

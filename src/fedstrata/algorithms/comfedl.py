@@ -36,7 +36,7 @@ from typing import NamedTuple
 import torch
 
 from fedstrata.algorithms.algorithm import Algorithm, param
-from fedstrata.algorithms.descent import RATES
+from fedstrata.algorithms.descent import RATES, descended
 from fedstrata.clients import Client, Clients, remote
 from fedstrata.core.schedules import Rate, Steps
 
@@ -86,8 +86,8 @@ class ComFedL(Algorithm):
     def local(self, client: Client, x: torch.Tensor) -> torch.Tensor:
         """Take local steps (lines 6 to 17)."""
         k = client.variables(x=x)
-        for _ in client.loop(self.steps, k):
-            k.x = k.x.sub(client.chain(k.x, client.draw_all()).gradient, alpha=client.rate(self.lr))
+        for step in client.loop(self.steps, k):
+            k.x = descended(k.x, client.chain(k.x, client.draw_all()).gradient, client.rate(self.lr), step)
         return k.x - x
 
     @remote

@@ -34,10 +34,10 @@ _SHAPE_ONLY = {
 """Operations whose result depends on the shape of their first argument only."""
 
 _LARGEST_CONSTANT = 1 << 20
-"""Bytes of a constant that a graph may hold; larger ones are computed anew in every call."""
+"""Bytes of a constant that a graph may hold; larger ones are computed again in every call."""
 
 _SMALLEST_WRITE = 1 << 18
-"""Bytes of a gradient from which on writing it straight into the flat vector pays."""
+"""Bytes above which it pays to write a gradient straight into the flat vector."""
 
 
 def simplify(graph: fx.GraphModule) -> None:
@@ -67,6 +67,7 @@ def _value(node: Any) -> torch.Tensor | None:
 
 def _drop_what_changes_nothing(graph: fx.Graph) -> None:
     """Remove views to the same shape, transposes that cancel, factors of one, and expansions before broadcasting."""
+    returned = _returned_with_ancestors(graph)
     for node in list(graph.nodes):
         if node.op != "call_function" or not node.args or not isinstance(node.args[0], fx.Node):
             continue
@@ -78,7 +79,8 @@ def _drop_what_changes_nothing(graph: fx.Graph) -> None:
         elif node.target in _INVOLUTIONS and source.target == node.target and source.args[1:] == node.args[1:]:
             node.replace_all_uses_with(source.args[0])
         elif node.target is _ATEN.mul.Scalar and node.args[1] == 1 and value.dtype == before.dtype:
-            node.replace_all_uses_with(source)
+            if node not in returned:  # a product is the caller's own, its argument is not
+                node.replace_all_uses_with(source)
         elif node.target is _ATEN.expand.default:
             for user in list(node.users):
                 if user.target in _BROADCAST and _broadcasts(user, node, before):
