@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import fx
 from torch.func import grad, vmap
 
 import fedstrata as fs
@@ -12,7 +11,7 @@ from fedstrata.core.machine import keep_memory, prepared
 from fedstrata.data.batch import Batch
 from fedstrata.problems.oracles import Oracles
 from fedstrata.problems.simplify import simplify
-from fedstrata.problems.trace import trace
+from fedstrata.problems.trace import record, trace
 
 
 def loss_of(model: str) -> tuple:
@@ -45,7 +44,7 @@ def test_views_that_change_nothing_are_removed_and_others_stay():
         return y.view(3, 2).transpose(0, 1) * 2
 
     x = torch.arange(6.0).view(2, 3)
-    graph = fx.experimental.proxy_tensor.make_fx(function, tracing_mode="fake")(x)
+    graph = record(function, x)
     before = sum(n.op == "call_function" for n in graph.graph.nodes)
     simplify(graph)
     after = [n.target for n in graph.graph.nodes if n.op == "call_function"]

@@ -9,17 +9,17 @@ import pytest
 import torch
 from torch import fx, nn
 from torch.func import grad, vmap
-from torch.fx.experimental.proxy_tensor import make_fx
 
 import fedstrata as fs
 from fedstrata.problems.direct import call_directly
 from fedstrata.problems.simplify import simplify
+from fedstrata.problems.trace import record
 
 Function = Callable[..., Any]
 
 
 def simplified(function: Function, *tensors: torch.Tensor) -> fx.GraphModule:
-    graph = make_fx(function, tracing_mode="fake", _allow_non_fake_inputs=True)(*tensors)
+    graph = record(function, *tensors)
     simplify(graph)
     return graph
 
@@ -55,7 +55,7 @@ MODELS: dict[str, tuple[nn.Module, tuple[int, ...]]] = {
 def test_a_simplified_gradient_has_the_same_bits(name: str, clients: int) -> None:
     model, shape = MODELS[name]
     function, tensors = gradient_of(model, torch.randn(5, *shape), clients)
-    plain = make_fx(function, tracing_mode="fake", _allow_non_fake_inputs=True)(*tensors)
+    plain = record(function, *tensors)
     graph = simplified(function, *tensors)
     assert len(operations(graph)) < len(operations(plain))
     call_directly(graph, tensors)
@@ -123,7 +123,7 @@ def test_products_of_hessians_write_into_several_vectors() -> None:
         return torch.func.vjp(lambda z: z - 0.1 * function(z, *batch), x)[1](v)[0]
 
     tensors = (x, torch.randn_like(x), *batch)
-    plain = make_fx(product, tracing_mode="fake", _allow_non_fake_inputs=True)(*tensors)
+    plain = record(product, *tensors)
     graph = simplified(product, *tensors)
     assert len(operations(graph)) < len(operations(plain))
     assert torch.equal(graph(*tensors), plain(*tensors))

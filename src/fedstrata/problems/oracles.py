@@ -17,7 +17,7 @@ import torch
 
 from fedstrata.core.errors import FedstrataError
 from fedstrata.data.batch import Batch
-from fedstrata.problems.problem import Arrays, Level, Problem
+from fedstrata.problems.problem import Arrays, Problem
 from fedstrata.problems.randomness import Randomised, with_random_layers
 from fedstrata.problems.trace import trace
 
@@ -41,100 +41,72 @@ class Chain(NamedTuple):
     outer_grads: Tensors
 
 
-def _value(fn: Function) -> tuple[Form, Form]:
-    def one(*args: Any) -> Tensors:
-        return (fn(*args),)
-
-    return one, one
+def _value(fn: Function) -> Form:
+    return lambda *args: (fn(*args),)
 
 
-def _gradient(fn: Function, derivatives: int) -> tuple[Form, Form]:
-    def one(*args: Any) -> Tensors:
+def _gradient(fn: Function, derivatives: int) -> Form:
+    def run(*args: Any) -> Tensors:
         leaves = [a.detach().requires_grad_() for a in args[:derivatives]]
         with torch.enable_grad():
-            value = fn(*leaves, *args[derivatives:])
-        return _backward(value, leaves, None)
+            total = fn(*leaves, *args[derivatives:]).sum()
+        return _backward(total, leaves)
 
-    many: Form = torch.func.grad(fn, argnums=tuple(range(derivatives)))
-    return one, many
+    return run
 
 
-def _pullback(fn: Level) -> tuple[Form, Form]:
-    own: Function | None = getattr(fn, "pullback", None)  # a level may compute J^T cotangent itself
+def _pullback(fn: Function, own: Function | None) -> Form:
+    """Return J^T cotangent; a level may compute it itself, by its ``own`` function."""
 
-    def one(u: torch.Tensor, cotangent: torch.Tensor, batch: Arrays) -> Tensors:
+    def run(u: torch.Tensor, cotangent: torch.Tensor, batch: Arrays) -> Tensors:
         _, pull = _linearised(fn, u, batch)
         return (pull(cotangent),)
 
-    def many(u: torch.Tensor, cotangent: torch.Tensor, batch: Arrays) -> Tensors:
-        if own is not None:
-            return (own(u, cotangent, batch),)
-        _, pull = _linearised_many(fn, u, batch)
-        return (pull(cotangent),)
-
-    return one, many
+    return run if own is None else _value(own)
 
 
-def _jacobian(fn: Level) -> tuple[Form, Form]:
-    def many(u: torch.Tensor, batch: Arrays) -> Tensors:
-        value, pull = _linearised_many(fn, u, batch)
-        if value.numel() == 1:
-            return value, pull(torch.ones_like(value)).unsqueeze(0)
-        rows: torch.Tensor = torch.func.vmap(pull)(torch.eye(value.numel(), dtype=value.dtype, device=value.device))
-        return value, rows
-
-    def one(u: torch.Tensor, batch: Arrays) -> Tensors:
+def _jacobian(fn: Function) -> Form:
+    def run(u: torch.Tensor, batch: Arrays) -> Tensors:
         value, pull = _linearised(fn, u, batch)
-        rows = torch.eye(value.numel(), dtype=value.dtype, device=value.device)
-        return value, torch.stack([pull(row) for row in rows])
+        rows = torch.eye(value.shape[-1], dtype=value.dtype, device=value.device)
+        return value, torch.stack([pull(row.expand_as(value)) for row in rows], dim=-2)
 
-    return one, many
+    return run
 
 
-def _chain(problem: Problem, carried: bool) -> tuple[Form, Form]:
+def _chain(levels: Sequence[Function], outer: Function, duals: int, carried: bool) -> Form:
     """Return the pass through all levels; with ``carried``, level k returns ``offset_k + weight * g_k``."""
-    count = len(problem.levels)
-    duals = 1 if problem.dual else 0
-    outer_one, outer_many = _gradient(problem.outer, 1 + duals)
+    count, outer_grads = len(levels), _gradient(outer, 1 + duals)
 
-    def form(linearised: Callable[..., Any], outer_grads: Form) -> Form:
-        def run(x: torch.Tensor, *rest: Any) -> Tensors:
-            y, rest = rest[:duals], rest[duals:]
-            offsets, weight, batches = rest[:count], rest[count], rest[count + 1 :]
-            batches = batches if carried else rest
-            u, values, pulls = x, [], []
-            for k, level in enumerate(problem.levels):
-                value, pull = linearised(level, u, batches[k])
-                u = offsets[k] + weight * value if carried else value
-                values.append(value)
-                pulls.append(pull)
-            grads = outer_grads(u, *y, batches[-1])
-            gradient = grads[0]
-            for pull in reversed(pulls):
-                gradient = pull(gradient)
-            return (gradient, *values, *grads)
+    def run(x: torch.Tensor, *rest: Any) -> Tensors:
+        y, rest = rest[:duals], rest[duals:]
+        offsets, weight, batches = rest[:count], rest[count], rest[count + 1 :]
+        batches = batches if carried else rest
+        u, values, pulls = x, [], []
+        for k, level in enumerate(levels):
+            value, pull = _linearised(level, u, batches[k])
+            u = offsets[k] + weight.unsqueeze(-1) * value if carried else value
+            values.append(value)
+            pulls.append(pull)
+        grads = outer_grads(u, *y, batches[-1])
+        gradient = grads[0]
+        for pull in reversed(pulls):
+            gradient = pull(gradient)
+        return (gradient, *values, *grads)
 
-        return run
-
-    return form(_linearised, outer_one), form(_linearised_many, outer_many)
+    return run
 
 
-def _linearised(fn: Level, u: torch.Tensor, batch: Arrays) -> tuple[torch.Tensor, Function]:
-    """Return g(u) and its pullback by plain autograd."""
+def _linearised(fn: Function, u: torch.Tensor, batch: Arrays) -> tuple[torch.Tensor, Function]:
+    """Return g(u) and its pullback."""
     leaf = u.detach().requires_grad_()
     with torch.enable_grad():
         value = fn(leaf, batch)
     return value.detach(), lambda v: _backward(value, [leaf], v, retain_graph=True)[0]
 
 
-def _linearised_many(fn: Level, u: torch.Tensor, batch: Arrays) -> tuple[torch.Tensor, Function]:
-    """Return g(u) and its pullback in a form that vmap and tracing support."""
-    value, pull = torch.func.vjp(lambda z: fn(z, batch), u)[:2]
-    return value, lambda v: pull(v)[0]
-
-
 def _backward(
-    value: torch.Tensor, leaves: list[torch.Tensor], cotangent: torch.Tensor | None, retain_graph: bool = False
+    value: torch.Tensor, leaves: list[torch.Tensor], cotangent: torch.Tensor | None = None, retain_graph: bool = False
 ) -> Tensors:
     if not value.requires_grad:
         return tuple(torch.zeros_like(leaf) for leaf in leaves)
@@ -161,7 +133,7 @@ class Oracles:
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
         self._graphs: dict[tuple[object, ...], Form | None] = {}
-        self._flattened: dict[tuple[object, ...], tuple[Form, Form, Form]] = {}
+        self._flattened: dict[tuple[object, ...], Form] = {}
         self._alone: set[Name] = set()
         # Neither tracing nor vmap supports the kernels of recurrent layers.
         self._recurrent = problem.flat is not None and problem.flat.layers() == "recurrent"
@@ -169,20 +141,30 @@ class Oracles:
         self._first = [problem.levels.index(level) + 1 for level in problem.levels]
 
     @cached_property
-    def _functions(self) -> dict[str, tuple[Form, Form]]:
+    def _functions(self) -> dict[bool, dict[str, Form]]:
+        """The functions of a single client (True), and of several (False): one client's functions, mapped over them.
+
+        Clients do not depend on each other, so the gradient of the sum of their values holds the gradient of each.
+        """
+        return {single: self._derived(_itself if single else torch.func.vmap) for single in (True, False)}
+
+    def _derived(self, lifted: Callable[[Function], Function]) -> dict[str, Form]:
         problem = with_random_layers(self.problem)
+        outer, duals = lifted(problem.outer), 1 if problem.dual else 0
+        levels = [lifted(level) for level in problem.levels]
         functions = {
-            "outer": _value(problem.outer),
-            "outer_grads": _gradient(problem.outer, 2 if problem.dual else 1),
-            "chain": _chain(problem, False),
-            "chain_from": _chain(problem, True),
+            "outer": _value(outer),
+            "outer_grads": _gradient(outer, 1 + duals),
+            "chain": _chain(levels, outer, duals, False),
+            "chain_from": _chain(levels, outer, duals, True),
         }
-        for k, level in enumerate(problem.levels, start=1):
+        for k, (level, one) in enumerate(zip(levels, problem.levels, strict=True), start=1):
+            own = getattr(one, "pullback", None)
             functions[f"level_{k}"] = _value(level)
-            functions[f"level_vjp_{k}"] = _pullback(level)
+            functions[f"level_vjp_{k}"] = _pullback(level, None if own is None else lifted(own))
             functions[f"level_jacobian_{k}"] = _jacobian(level)
         if problem.best_y is not None:
-            functions["best_y"] = _value(problem.best_y)
+            functions["best_y"] = _value(lifted(problem.best_y))
         return functions
 
     def outer(self, u: torch.Tensor, y: torch.Tensor | None, batch: Batch) -> torch.Tensor:
@@ -265,13 +247,12 @@ class Oracles:
         tensors = (*vectors, *(a for arrays in batches for a in arrays))
         if single:
             tensors = tuple(t[0] for t in tensors)
-        plain, together, traceable = self._forms(name, len(vectors), lengths)
-        run = plain if single else together
+        run = self._form(name, single, len(vectors), lengths)
         if traced:
             tensors = tuple(t.contiguous() for t in tensors)
             shape = (name, single, lengths, *((t.shape, t.dtype, t.device) for t in tensors))
             if shape not in self._graphs:
-                self._graphs[shape] = trace(traceable if single else together, *tensors)
+                self._graphs[shape] = trace(run, *tensors)
             run = self._graphs[shape] or run
         try:
             out = run(*tensors)
@@ -281,13 +262,12 @@ class Oracles:
             return self._without_vmap(name, vectors, batches, traced, error)
         return tuple(o.unsqueeze(0) for o in out) if single else tuple(out)
 
-    def _forms(self, name: Name, vectors: int, lengths: tuple[int, ...]) -> tuple[Form, Form, Form]:
-        """Return the function for one client by autograd, for many by vmap, and for one in traceable form."""
-        key = (name, lengths)
+    def _form(self, name: Name, single: bool, vectors: int, lengths: tuple[int, ...]) -> Form:
+        """Return a function of one client or of several, with the arrays of its batches as separate arguments."""
+        key = (name, single, lengths)
         if key not in self._flattened:
             function, random = name
-            plain, traceable = (_flat(form, vectors, lengths, random) for form in self._functions[function])
-            self._flattened[key] = (plain, torch.func.vmap(traceable), traceable)
+            self._flattened[key] = _flat(self._functions[single][function], vectors, lengths, random)
         return self._flattened[key]
 
     def _without_vmap(
@@ -311,6 +291,10 @@ class Oracles:
             for r in rows
         ]
         return tuple(torch.cat(column) for column in zip(*parts, strict=True))
+
+
+def _itself(function: Function) -> Function:
+    return function
 
 
 def _groups(batches: Sequence[Batch], clients: int) -> Iterator[tuple[torch.Tensor, tuple[Arrays, ...]]]:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch.utils._pytree import register_pytree_node
 
 from fedstrata.models.flat import Flat
 from fedstrata.problems.problem import Problem
@@ -23,6 +24,11 @@ class Randomised(tuple[torch.Tensor, ...]):
         randomised = Randomised(arrays[:-1])
         randomised.words = arrays[-1]
         return randomised
+
+
+register_pytree_node(
+    Randomised, lambda batch: ([*batch, batch.words], None), lambda arrays, _: Randomised.of(list(arrays))
+)
 
 
 def with_random_layers(problem: Problem) -> Problem:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from itertools import groupby
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import fx
 
@@ -22,6 +23,7 @@ _SAME_IF_SAME_SHAPE = {
     _ATEN.alias.default,
 }
 _INVOLUTIONS = {_ATEN.transpose.int, _ATEN.t.default}
+_PRODUCTS = {_ATEN.mm.default, _ATEN.bmm.default}
 _BROADCAST = {_ATEN.add.Tensor, _ATEN.sub.Tensor, _ATEN.mul.Tensor, _ATEN.div.Tensor}
 _SHAPE_ONLY = {
     _ATEN.ones_like.default,
@@ -40,11 +42,36 @@ _SMALLEST_WRITE = 1 << 18
 """Bytes above which it pays to write a gradient straight into the flat vector."""
 
 
+class Layout(NamedTuple):
+    """The form of a tensor, without its values: ``node.meta["layout"]`` of every node that stands for one."""
+
+    shape: torch.Size
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+
+    @staticmethod
+    def of(tensor: torch.Tensor) -> Layout:
+        """Return the layout of a tensor."""
+        return Layout(tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of its numbers."""
+        return self.shape.numel() * self.dtype.itemsize
+
+    def empty(self) -> torch.Tensor:
+        """Return a tensor of this layout, with any values."""
+        return torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device=self.device)
+
+
 def simplify(graph: fx.GraphModule) -> None:
-    """Simplify a graph traced with fake tensors, in place."""
+    """Simplify a recorded graph, in place."""
     pure = not any(mutates(node) for node in graph.graph.nodes)
     _drop_what_changes_nothing(graph.graph)
+    graph.graph.eliminate_dead_code()
     if pure:
+        _transpose_factors(graph.graph)
         _fold_constants(graph)
     graph.graph.eliminate_dead_code()
     if pure:
@@ -59,10 +86,9 @@ def mutates(node: fx.Node) -> bool:
     return node.op == "call_function" and schema is not None and bool(schema.is_mutable)
 
 
-def _value(node: Any) -> torch.Tensor | None:
-    """Return the fake tensor that a node stands for."""
-    value = node.meta.get("val") if isinstance(node, fx.Node) else None
-    return value if isinstance(value, torch.Tensor) else None
+def _layout(node: Any) -> Layout | None:
+    """Return the layout of the tensor that a node stands for."""
+    return node.meta.get("layout") if isinstance(node, fx.Node) else None
 
 
 def _drop_what_changes_nothing(graph: fx.Graph) -> None:
@@ -71,7 +97,7 @@ def _drop_what_changes_nothing(graph: fx.Graph) -> None:
     for node in list(graph.nodes):
         if node.op != "call_function" or not node.args or not isinstance(node.args[0], fx.Node):
             continue
-        source, value, before = node.args[0], _value(node), _value(node.args[0])
+        source, value, before = node.args[0], _layout(node), _layout(node.args[0])
         if value is None or before is None:
             continue
         if node.target in _SAME_IF_SAME_SHAPE and value.shape == before.shape and value.dtype == before.dtype:
@@ -87,19 +113,52 @@ def _drop_what_changes_nothing(graph: fx.Graph) -> None:
                     user.replace_input_with(node, source)
 
 
-def _broadcasts(user: fx.Node, node: fx.Node, before: torch.Tensor) -> bool:
+def _broadcasts(user: fx.Node, node: fx.Node, before: Layout) -> bool:
     """Whether an operation gives the same result without one of its arguments being expanded first."""
-    shapes = [before.shape if arg is node else v.shape for arg in user.args if (v := _value(arg)) is not None]
-    after = _value(user)
-    return after is not None and torch.broadcast_shapes(*shapes) == after.shape  # type: ignore[no-untyped-call]
+    shapes = [before.shape if arg is node else v.shape for arg in user.args if (v := _layout(arg)) is not None]
+    after = _layout(user)
+    return after is not None and np.broadcast_shapes(*shapes) == tuple(after.shape)  # torch's imports its compiler
+
+
+def _transpose_factors(graph: fx.Graph) -> None:
+    """Replace a contiguous copy of (A B)^T by B^T A^T, which is contiguous without a copy."""
+    for node in list(graph.nodes):
+        product = node.args[0] if node.target in _INVOLUTIONS else None
+        if not isinstance(product, fx.Node) or product.target not in _PRODUCTS or list(product.users) != [node]:
+            continue
+        if node.args[1:] not in ((), (1, 2)) or not all(map(_makes_contiguous, node.users)):
+            continue
+        with graph.inserting_before(node):
+            factors = [_transposed(graph, node, factor) for factor in reversed(product.args)]
+            swapped = graph.call_function(product.target, tuple(factors))
+        for copy in list(node.users):
+            swapped.meta["layout"] = copy.meta["layout"]
+            copy.replace_all_uses_with(swapped)
+    graph.eliminate_dead_code()
+
+
+def _makes_contiguous(node: fx.Node) -> bool:
+    return node.target is _ATEN.clone.default and node.kwargs.get("memory_format") is torch.contiguous_format
+
+
+def _transposed(graph: fx.Graph, transpose: fx.Node, factor: Any) -> fx.Node:
+    """Return the transposed factor, by the operation and dimensions of ``transpose``."""
+    if factor.target == transpose.target and factor.args[1:] == transpose.args[1:]:
+        return factor.args[0]  # type: ignore[no-any-return]
+    out = graph.call_function(transpose.target, (factor, *transpose.args[1:]))
+    layout = factor.meta["layout"]
+    swap = [*range(len(layout.shape) - 2), -1, -2]
+    shape, stride = torch.Size(layout.shape[i] for i in swap), tuple(layout.stride[i] for i in swap)
+    out.meta["layout"] = layout._replace(shape=shape, stride=stride)
+    return out
 
 
 def _fold_constants(graph: fx.GraphModule) -> None:
     """Compute once what does not depend on the arguments."""
     constants: dict[fx.Node, torch.Tensor] = {}
     for node in graph.graph.nodes:
-        if node.op == "call_function" and _is_constant(node, constants) and _value(node) is not None:
-            arguments, options = _without_fakes(node, constants)
+        if node.op == "call_function" and _is_constant(node, constants) and _layout(node) is not None:
+            arguments, options = _real_arguments(node, constants)
             constants[node] = node.target(*arguments, **options)
     for node in _returned_with_ancestors(graph.graph):
         constants.pop(node, None)  # the caller may change what it gets
@@ -119,15 +178,15 @@ def _is_constant(node: fx.Node, constants: dict[fx.Node, torch.Tensor]) -> bool:
     return node.target in _SHAPE_ONLY or all(source in constants for source in inputs)
 
 
-def _without_fakes(node: fx.Node, constants: dict[fx.Node, torch.Tensor]) -> tuple[Any, Any]:
+def _real_arguments(node: fx.Node, constants: dict[fx.Node, torch.Tensor]) -> tuple[Any, Any]:
     """Return the arguments of a constant as tensors; of those of which only the shape counts, empty ones."""
 
     def real(source: fx.Node) -> torch.Tensor:
         if source in constants:
             return constants[source]
-        fake = _value(source)
-        assert fake is not None
-        return torch.empty_strided(fake.shape, fake.stride(), dtype=fake.dtype, device=fake.device)
+        layout = _layout(source)
+        assert layout is not None
+        return layout.empty()
 
     return fx.node.map_arg((node.args, node.kwargs), real)
 
@@ -152,7 +211,7 @@ def _may_alias(node: fx.Node) -> bool:
 
 # --- gradients straight into the flat vector --------------------------------------------------------------------------
 
-_PRODUCTS: dict[Any, Callable[..., torch.Tensor]] = {_ATEN.mm.default: torch.mm}
+_WRITERS: dict[Any, Callable[..., torch.Tensor]] = {_ATEN.mm.default: torch.mm}
 
 
 class _Piece(NamedTuple):
@@ -167,8 +226,8 @@ class _Piece(NamedTuple):
 def _write_gradients_in_place(graph: fx.Graph) -> None:
     """Let the large matrix products of one client write straight into the vector that they would be copied into."""
     for node in list(graph.nodes):
-        value = _value(node)
-        if node.target is _ATEN.cat.default and value is not None and value.dim() == 1:
+        value = _layout(node)
+        if node.target is _ATEN.cat.default and value is not None and len(value.shape) == 1:
             pieces = _pieces(node)
             if any(piece.product for piece in pieces):
                 _write_pieces(graph, node, value, pieces)
@@ -179,11 +238,11 @@ def _pieces(cat: fx.Node) -> list[_Piece]:
     pieces: list[_Piece] = []
     start = 0
     for node in cat.args[0]:  # type: ignore[union-attr]
-        value = _value(node)
+        value = _layout(node)
         if value is None or not isinstance(node, fx.Node):
             return []
-        pieces.append(_Piece(node, start, len(value), _product(node, cat)))
-        start += len(value)
+        pieces.append(_Piece(node, start, value.shape[0], _product(node, cat)))
+        start += value.shape[0]
     return pieces
 
 
@@ -192,16 +251,16 @@ def _product(piece: fx.Node, cat: fx.Node) -> fx.Node | None:
     user, node = cat, piece
     while node.target in (_ATEN.view.default, _ATEN._unsafe_view.default) and list(node.users) == [user]:
         user, node = node, node.args[0]  # type: ignore[assignment]
-    value = _value(node)
-    alone = node.target in _PRODUCTS and list(node.users) == [user]
+    value = _layout(node)
+    alone = node.target in _WRITERS and list(node.users) == [user]
     return node if alone and value is not None and value.nbytes >= _SMALLEST_WRITE else None
 
 
-def _write_pieces(graph: fx.Graph, cat: fx.Node, whole: torch.Tensor, pieces: list[_Piece]) -> None:
+def _write_pieces(graph: fx.Graph, cat: fx.Node, whole: Layout, pieces: list[_Piece]) -> None:
     """Replace a concatenation: its products write into an empty vector, the other pieces are copied there."""
     products = [piece.product for piece in pieces if piece.product is not None]
     with graph.inserting_before(next(node for node in graph.nodes if node in products)):
-        out = graph.call_function(torch.empty, ((len(whole),),), {"dtype": whole.dtype, "device": whole.device})
+        out = graph.call_function(torch.empty, (tuple(whole.shape),), {"dtype": whole.dtype, "device": whole.device})
     out.meta = dict(cat.meta)
     for is_product, run in groupby(pieces, key=lambda piece: piece.product is not None):
         if is_product:
@@ -216,12 +275,12 @@ def _write_pieces(graph: fx.Graph, cat: fx.Node, whole: torch.Tensor, pieces: li
 
 
 def _write_product(graph: fx.Graph, out: fx.Node, piece: _Piece) -> None:
-    product, value = piece.product, _value(piece.product)
+    product, value = piece.product, _layout(piece.product)
     assert product is not None and value is not None
     with graph.inserting_before(product):
         part = graph.call_function(torch.narrow, (out, 0, piece.start, piece.size))
         matrix = graph.call_method("view", (part, tuple(value.shape)))
-        graph.call_function(_PRODUCTS[product.target], product.args, {"out": matrix})
+        graph.call_function(_WRITERS[product.target], product.args, {"out": matrix})
 
 
 def _copy(graph: fx.Graph, cat: fx.Node, out: fx.Node, run: list[_Piece]) -> None:

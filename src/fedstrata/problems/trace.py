@@ -1,31 +1,123 @@
-"""Trace a function into a flat graph of tensor operations, without the dispatch cost of vmap, grad and modules."""
+"""Trace a function into a flat graph of tensor operations, without the dispatch cost of vmap, grad and modules.
+
+The function runs once, and every operation that reaches PyTorch's kernels is recorded. ``make_fx`` of PyTorch does the
+same on tensors without values, but imports the compiler for it, which takes over a second.
+"""
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.fx.experimental.proxy_tensor import make_fx
+from torch import fx
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from fedstrata.problems.direct import call_directly
-from fedstrata.problems.simplify import simplify
+from fedstrata.problems.simplify import Layout, simplify
 
 _UNTRACEABLE = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape, torch.Tag.nondeterministic_seeded}
+_READS_VALUES = {
+    torch.Tensor.tolist,
+    torch.Tensor.numpy,
+    torch.Tensor.__array__,
+    torch.Tensor.__dlpack__,
+    torch.Tensor.data_ptr,
+    torch.Tensor.untyped_storage,
+    torch.Tensor.__reversed__,
+}
+"""Methods that read values without an operation that could be recorded."""
+
+
+class _Untraceable(RuntimeError):
+    """The function reads values, or draws random numbers."""
 
 
 def trace(function: Callable[..., Any], *tensors: torch.Tensor) -> Callable[..., Any] | None:
     """Return the function as a graph for tensors of these shapes, or None if it cannot be traced.
 
     A function cannot be traced if it branches on values, creates tensors whose shape depends on values, or draws random
-    numbers. Tracing uses fake tensors, so no value can end up in the graph.
+    numbers.
     """
     try:
-        graph = make_fx(function, tracing_mode="fake", _allow_non_fake_inputs=True)(*tensors)
-        if any(_UNTRACEABLE & set(getattr(node.target, "tags", ())) for node in graph.graph.nodes):
-            return None
+        graph = record(function, *tensors)
         simplify(graph)
         call_directly(graph, tensors)
     except (RuntimeError, NotImplementedError, TypeError, ValueError):
         return None
     return graph.forward
+
+
+def record(function: Callable[..., Any], *tensors: torch.Tensor) -> fx.GraphModule:
+    """Return every operation of the function on these tensors; each node's ``meta["layout"]`` is that of its result.
+
+    Raises an error if the function reads values or draws random numbers.
+    """
+    recorder = _Recorder()
+    own = [recorder.argument(t.detach()) for t in tensors]
+    with _NoValues(), recorder:
+        out = function(*own)
+    recorder.graph.output(tree_map(recorder.node_of, out))
+    return fx.GraphModule(recorder.root, recorder.graph)
+
+
+class _NoValues(TorchFunctionMode):
+    """Refuses methods that read values."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in _READS_VALUES:
+            raise _Untraceable(f"{func.__name__} reads values")
+        return func(*args, **(kwargs or {}))
+
+
+class _Recorder(TorchDispatchMode):
+    """Records the operations that reach the kernels, below vmap and grad."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.root, self.graph = torch.nn.Module(), fx.Graph()
+        self._nodes = WeakTensorKeyDictionary()
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # otherwise PyTorch imports its compiler
+
+    def argument(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Record a tensor as the next argument of the graph."""
+        number = sum(node.op == "placeholder" for node in self.graph.nodes)
+        self._remember(tensor, self.graph.placeholder(f"argument_{number}"))
+        return tensor
+
+    def node_of(self, value: Any) -> Any:
+        """Return the node of a tensor, a new constant if it has none; any other value as it is."""
+        if not isinstance(value, torch.Tensor):
+            return value
+        if value not in self._nodes:
+            name = f"_captured_{len(list(self.root.buffers()))}"
+            self.root.register_buffer(name, value, persistent=False)
+            self._remember(value, self.graph.get_attr(name))
+        return self._nodes[value]
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if _UNTRACEABLE & set(func.tags):
+            raise _Untraceable(f"{func} depends on values")
+        node = self.graph.call_function(func, tree_map(self.node_of, args), tree_map(self.node_of, kwargs))
+        out = func(*args, **kwargs)
+        if isinstance(out, torch.Tensor):
+            self._remember(out, node)
+        elif isinstance(out, tuple | list):
+            for i, part in enumerate(out):
+                if isinstance(part, torch.Tensor):
+                    self._remember(part, self.graph.call_function(operator.getitem, (node, i)))
+        elif tree_leaves(out):
+            raise _Untraceable(f"{func} returns no tensor")
+        return out
+
+    def _remember(self, tensor: torch.Tensor, node: fx.Node) -> None:
+        node.meta["layout"] = Layout.of(tensor)
+        self._nodes[tensor] = node
