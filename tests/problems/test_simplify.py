@@ -153,3 +153,20 @@ def test_operators_become_functions_only_where_they_are_the_same() -> None:
     call_directly(graph, (x,))
     assert not any(isinstance(n.target, torch._ops.OpOverload) for n in graph.graph.nodes)
     assert torch.equal(graph(x), x.view(3, 2).exp().sum(1, keepdim=True))
+
+
+def test_a_factor_of_one_stays_where_the_product_is_changed() -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        doubled = x * 2
+        return torch.ops.aten.mul.Scalar(doubled, 1).add_(1) + doubled
+
+    x = torch.tensor([0.5, 1.0])
+    assert torch.equal(simplified(function, x)(x), function(x))
+
+
+def test_an_expansion_stays_where_it_decides_the_dtype() -> None:
+    def function(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return x.expand(3) * y
+
+    tensors = (torch.tensor(2.0, dtype=torch.float64), torch.ones(3))
+    assert simplified(function, *tensors)(*tensors).dtype is torch.float64

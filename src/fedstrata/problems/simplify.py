@@ -68,7 +68,7 @@ class Layout(NamedTuple):
 def simplify(graph: fx.GraphModule) -> None:
     """Simplify a recorded graph, in place."""
     pure = not any(mutates(node) for node in graph.graph.nodes)
-    _drop_what_changes_nothing(graph.graph)
+    _drop_what_changes_nothing(graph.graph, pure)
     graph.graph.eliminate_dead_code()
     if pure:
         _transpose_factors(graph.graph)
@@ -91,7 +91,7 @@ def _layout(node: Any) -> Layout | None:
     return node.meta.get("layout") if isinstance(node, fx.Node) else None
 
 
-def _drop_what_changes_nothing(graph: fx.Graph) -> None:
+def _drop_what_changes_nothing(graph: fx.Graph, pure: bool) -> None:
     """Remove views to the same shape, transposes that cancel, factors of one, and expansions before broadcasting."""
     returned = _returned_with_ancestors(graph)
     for node in list(graph.nodes):
@@ -105,7 +105,7 @@ def _drop_what_changes_nothing(graph: fx.Graph) -> None:
         elif node.target in _INVOLUTIONS and source.target == node.target and source.args[1:] == node.args[1:]:
             node.replace_all_uses_with(source.args[0])
         elif node.target is _ATEN.mul.Scalar and node.args[1] == 1 and value.dtype == before.dtype:
-            if node not in returned:  # a product is the caller's own, its argument is not
+            if pure and node not in returned:  # a product may be changed, or be the caller's own; its argument may not
                 node.replace_all_uses_with(source)
         elif node.target is _ATEN.expand.default:
             for user in list(node.users):
@@ -115,9 +115,11 @@ def _drop_what_changes_nothing(graph: fx.Graph) -> None:
 
 def _broadcasts(user: fx.Node, node: fx.Node, before: Layout) -> bool:
     """Whether an operation gives the same result without one of its arguments being expanded first."""
-    shapes = [before.shape if arg is node else v.shape for arg in user.args if (v := _layout(arg)) is not None]
-    after = _layout(user)
-    return after is not None and np.broadcast_shapes(*shapes) == tuple(after.shape)  # torch's imports its compiler
+    layouts = [before if arg is node else layout for arg in user.args if (layout := _layout(arg)) is not None]
+    shapes, after = [layout.shape for layout in layouts], _layout(user)
+    if after is None or any(layout.dtype != after.dtype for layout in layouts):
+        return False  # the dtype of a result may depend on which arguments are single numbers
+    return np.broadcast_shapes(*shapes) == tuple(after.shape)  # torch's imports its compiler
 
 
 def _transpose_factors(graph: fx.Graph) -> None:
@@ -199,14 +201,16 @@ def _returned_with_ancestors(graph: fx.Graph) -> set[fx.Node]:
         node = waiting.pop()
         if node not in found:
             found.add(node)
-            if node.op == "call_function" and _may_alias(node):
+            if node.op == "call_function" and may_alias(node):
                 waiting.extend(node.all_input_nodes)
     return found
 
 
-def _may_alias(node: fx.Node) -> bool:
+def may_alias(node: fx.Node) -> bool:
+    """Whether the result of a node may share memory with its arguments."""
     schema = getattr(node.target, "_schema", None)
-    return schema is None or any(r.alias_info is not None for r in schema.returns)
+    declared = schema is None or any(r.alias_info is not None for r in schema.returns)
+    return declared or node.target is _ATEN._unsafe_view.default  # which is a view, and does not say so
 
 
 # --- gradients straight into the flat vector --------------------------------------------------------------------------

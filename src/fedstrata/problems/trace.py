@@ -18,6 +18,8 @@ from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from fedstrata.problems.direct import call_directly
+from fedstrata.problems.pooling import pool_by_maxima
+from fedstrata.problems.reuse import reuse_memory
 from fedstrata.problems.simplify import Layout, simplify
 
 _UNTRACEABLE = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape, torch.Tag.nondeterministic_seeded}
@@ -46,6 +48,8 @@ def trace(function: Callable[..., Any], *tensors: torch.Tensor) -> Callable[...,
     try:
         graph = record(function, *tensors)
         simplify(graph)
+        reuse_memory(graph)
+        pool_by_maxima(graph)
         call_directly(graph, tensors)
     except (RuntimeError, NotImplementedError, TypeError, ValueError):
         return None
