@@ -182,7 +182,7 @@ class Engine(ABC):
 
     def adopt(self, problem: Problem) -> None:
         """Switch to another problem: the one that knows the answer to its query, or the one of this round."""
-        self.side = replace(self.side, oracles=Oracles(problem))
+        self.side = replace(self.side, oracles=Oracles(problem, self.side.oracles.compiler))
 
     def agree(self, answered: np.ndarray, faults: list[Fault]) -> tuple[np.ndarray, list[Fault]]:
         """Return who has answered and the faults of an attempt, over all processes of the engine."""

@@ -17,6 +17,7 @@ import torch
 
 from fedstrata.core.errors import FedstrataError
 from fedstrata.data.batch import Batch
+from fedstrata.problems.compiler import Compiler
 from fedstrata.problems.problem import Arrays, Problem
 from fedstrata.problems.randomness import Randomised, with_random_layers
 from fedstrata.problems.trace import trace
@@ -128,10 +129,10 @@ def _flat(function: Form, vectors: int, lengths: tuple[int, ...], random: tuple[
 
 
 class Oracles:
-    """Values and derivatives of one problem, vectorised over a leading client axis."""
+    """Values and derivatives of one problem, vectorised over a leading client axis; compiled if there is a compiler."""
 
-    def __init__(self, problem: Problem) -> None:
-        self.problem = problem
+    def __init__(self, problem: Problem, compiler: Compiler | None = None) -> None:
+        self.problem, self.compiler = problem, compiler
         self._graphs: dict[tuple[object, ...], Form | None] = {}
         self._flattened: dict[tuple[object, ...], Form] = {}
         self._alone: set[Name] = set()
@@ -252,7 +253,7 @@ class Oracles:
             tensors = tuple(t.contiguous() for t in tensors)
             shape = (name, single, lengths, *((t.shape, t.dtype, t.device) for t in tensors))
             if shape not in self._graphs:
-                self._graphs[shape] = trace(run, *tensors)
+                self._graphs[shape] = trace(run, *tensors, compiler=self.compiler)
             run = self._graphs[shape] or run
         try:
             out = run(*tensors)

@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from fedstrata.problems.compiler import Compiler
 from fedstrata.problems.direct import call_directly
 from fedstrata.problems.pooling import pool_by_maxima
 from fedstrata.problems.reuse import reuse_memory
@@ -39,21 +40,24 @@ class _Untraceable(RuntimeError):
     """The function reads values, or draws random numbers."""
 
 
-def trace(function: Callable[..., Any], *tensors: torch.Tensor) -> Callable[..., Any] | None:
+def trace(
+    function: Callable[..., Any], *tensors: torch.Tensor, compiler: Compiler | None = None
+) -> Callable[..., Any] | None:
     """Return the function as a graph for tensors of these shapes, or None if it cannot be traced.
 
     A function cannot be traced if it branches on values, creates tensors whose shape depends on values, or draws random
-    numbers.
+    numbers. With a ``compiler``, the graph is compiled.
     """
     try:
         graph = record(function, *tensors)
         simplify(graph)
-        reuse_memory(graph)
-        pool_by_maxima(graph)
-        call_directly(graph, tensors)
+        if compiler is None:
+            reuse_memory(graph)
+            pool_by_maxima(graph)
+            call_directly(graph, tensors)
     except (RuntimeError, NotImplementedError, TypeError, ValueError):
         return None
-    return graph.forward
+    return graph.forward if compiler is None else compiler(graph, tensors)
 
 
 def record(function: Callable[..., Any], *tensors: torch.Tensor) -> fx.GraphModule:

@@ -206,6 +206,9 @@ class Loop:
         summary: Row = {"status": "finished", "algorithm": self.algorithm.name, "problem": self.problem.name}
         summary |= {"data": self.data.name, "clients": self.data.clients, "seed": self.settings.seed}
         summary |= {"chunk": min(self.clients.engine.chunk, self.clients.sampled), **self.journal.history[-1]}
+        compiler = self.clients.engine.side.oracles.compiler
+        if compiler is not None:
+            summary["compile_seconds"] = compiler.seconds
         if self.pretrain is not None:
             last = dict(self.pretrain.history[-1])
             summary["pretrain"] = {"algorithm": self.pretrain.summary["algorithm"], "rounds": last.pop("round"), **last}
@@ -223,7 +226,8 @@ class Loop:
 
     def _note(self) -> str:
         who = f"{self.clients.sampled} of {self.data.clients} clients per round"
-        return f"{who}, {self.clients.engine.describe(self.settings.chunk, self.clients.sampled)}"
+        compiled = ", compiled (the first round takes longer)" if self.settings.compile else ""
+        return f"{who}, {self.clients.engine.describe(self.settings.chunk, self.clients.sampled)}{compiled}"
 
 
 def _numbers(measures: Any, row: Row) -> Measures:

@@ -42,6 +42,11 @@ class Settings(Options, owner="the run"):
         None, "torch threads during the run; by default as many as torch uses", least=1, most=1024
     )
     device: str = param("cpu", "torch device")
+    compile: bool = param(
+        False,
+        "compile the local steps' graphs to machine code: small models run faster, after up to a minute of compiling "
+        "per graph, or seconds if the code is cached; needs a C++ compiler",
+    )
     eval_every: int | None = param(
         None,
         "rounds between evaluations; by default a twentieth of all; the start and the end are always evaluated",

@@ -23,6 +23,7 @@ from fedstrata.core.errors import InputError, invalid
 from fedstrata.core.machine import prepared
 from fedstrata.data.federated import FederatedData
 from fedstrata.data.sampling import SAMPLINGS
+from fedstrata.problems.compiler import Compiler
 from fedstrata.problems.oracles import Oracles
 from fedstrata.problems.problem import Problem
 from fedstrata.training.callbacks import Callback
@@ -107,7 +108,7 @@ def make_clients(
     problem = problem.to(device)
     data = data.to(device, problem.x0.dtype)
     side = ClientSide(
-        oracles=Oracles(problem),
+        oracles=Oracles(problem, Compiler() if settings.compile else None),
         data=data,
         sampling=SAMPLINGS[settings.sampling],
         batch_size=settings.batch_size,
