@@ -72,7 +72,7 @@ def run_locally(
 
 
 def _check_directories(config: Config, nodes: int, folder: Path, out: Path, resume: bool) -> None:
-    """Raise if this would overwrite a run, or resume it with other settings."""
+    """Raise if this would overwrite a run, or resume it with different settings."""
     settings = folder / "config.toml"
     if resume and settings.exists():
         refuse_other_settings(read_toml(settings), _tables(config, nodes), out)
