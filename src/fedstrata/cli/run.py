@@ -34,7 +34,7 @@ def run(
     """Run an experiment.
 
     EXPERIMENT is a TOML file, such as those in examples/. With --out, the run directory holds config.toml,
-    metrics.jsonl, summary.json, model.safetensors, plot.png and checkpoints, and --resume continues an interrupted run.
+    metrics.jsonl, summary.json, model.safetensors, plot.png and checkpoints, and --resume resumes an interrupted run.
 
     Under torchrun, the clients are distributed across its processes:
 
