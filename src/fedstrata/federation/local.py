@@ -60,7 +60,7 @@ def run_locally(
     with interrupted_by_signals(), Federation(folder, names) as federation:
         _start(federation, config, out, modules, say)
         run = federation.submit(folder / "app")
-        say(f"Run {run} has started. A round takes at least 6 seconds, however little work it has.")
+        say(f"Run {run} has started. A round takes several seconds, however little work it has.")
         _follow(federation, run, config, out, callbacks, hook)
         failed = federation.status(run) != "finished:completed"
         if failure.exists():
