@@ -362,7 +362,9 @@ def test_a_node_may_refuse_to_send_collections(
     assert [len(pool) for pool in pooling] == [4 if refuses else 6] * 2
     faults = nodes.faults(tmp_path / "run")
     assert [(fault["name"], fault["kind"]) for fault in faults] == [("node1", "error")] * (2 if refuses else 0)
-    assert all("(pool = false). local of fedavg asks for them." in fault["detail"] for fault in faults)
+    assert all(
+        "(pool = false in its configuration), but local of fedavg asks for them." in fault["detail"] for fault in faults
+    )
 
 
 def test_a_node_sends_no_collection_above_the_limit(

@@ -44,7 +44,7 @@ def _before_command(
     context: typer.Context,
     modules: Annotated[
         list[Path] | None,
-        typer.Option("--import", metavar="FILE", help="Python file with your own algorithms. Can be repeated."),
+        typer.Option("--import", metavar="FILE", help="Python file that defines your own algorithms. Can be repeated."),
     ] = None,
     version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
@@ -98,5 +98,5 @@ def invoke(arguments: Sequence[str] | None = None) -> int:
         say(f"Error: {error}")
         return 1
     if code == 130:
-        say("Interrupted. To resume a run with --out from its last checkpoint, pass --resume.")
+        say("Interrupted. A run with --out can be resumed from its last checkpoint: pass --resume.")
     return code if isinstance(code, int) else 0

@@ -47,7 +47,7 @@ def local(
     """Run a whole federation on this machine.
 
     EXPERIMENT is a TOML file. Certificates and keys are created, a SuperLink and SuperNodes start on loopback, and the
-    data are split over the nodes, each of which sees only its own. All processes end with the run, even on Ctrl-C.
+    data are split across the nodes, each of which sees only its own. All processes end with the run, even on Ctrl-C.
 
     With --out, the keys, logs and data of the federation are written to OUT.federation, next to the run directory.
     """
@@ -82,7 +82,9 @@ def init(
     ] = None,
     port: Annotated[
         int,
-        typer.Option(min=1, max=65534, metavar="PORT", help="Port for nodes; the server also uses the next one."),
+        typer.Option(
+            min=1, max=65534, metavar="PORT", help="Port that nodes connect to; the server also uses the next port."
+        ),
     ] = 9443,
     preset: Preset = None,
     set_: Set = None,

@@ -29,8 +29,8 @@ def plot(
 ) -> None:
     """Plot finished runs.
 
-    RUNS are run directories. Runs of one algorithm or variant with several seeds share a line, their mean, with a band
-    of one standard deviation.
+    RUNS are run directories. Runs of the same algorithm or variant with different seeds are plotted as one line, their
+    mean, with a band of one standard deviation.
     """
     plots.plot(read_runs(runs), out, measure, axis)
     echo(f"Plot written to {out}")
@@ -42,7 +42,7 @@ def partition(
     preset: Preset = None,
     set_: Set = None,
 ) -> None:
-    """Plot how the training data are split over clients.
+    """Plot how the training data are split across clients.
 
     EXPERIMENT is a TOML file. The plot shows how many samples of each class each client has.
     """

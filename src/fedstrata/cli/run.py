@@ -31,12 +31,12 @@ def run(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Train an experiment.
+    """Run an experiment.
 
     EXPERIMENT is a TOML file, such as those in examples/. With --out, the run directory holds config.toml,
-    metrics.jsonl, summary.json, model.safetensors, plot.png and checkpoints, and --resume continues an interrupted run.
+    metrics.jsonl, summary.json, model.safetensors, plot.png and checkpoints, and --resume resumes an interrupted run.
 
-    Under torchrun, the clients are distributed over its processes:
+    Under torchrun, the clients are distributed across its processes:
 
     torchrun --nproc-per-node 2 -m fedstrata run EXPERIMENT
     """

@@ -19,7 +19,7 @@ def list_names(
     kind: Annotated[
         str | None,
         typer.Argument(
-            help="algorithms, problems, datasets, models, partitions or schedules.", show_default="the names of all"
+            help="algorithms, problems, datasets, models, partitions or schedules.", show_default="all kinds"
         ),
     ] = None,
     as_json: Json = False,
@@ -33,7 +33,7 @@ def list_names(
         print(json.dumps(names)) if as_json else print_grid((k, ", ".join(v)) for k, v in names.items())
         return
     if kind not in KINDS:
-        raise unknown("list", kind, KINDS)
+        raise unknown("kind", kind, KINDS)
     lines = {name: (inspect.getdoc(target) or "").split("\n")[0] for name, target in sorted(KINDS[kind].items())}
     if as_json:
         print(json.dumps(lines))

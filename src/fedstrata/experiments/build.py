@@ -98,7 +98,7 @@ def _load(table: DataTable) -> Dataset:
 
 
 def build_data(config: Config) -> FederatedData:
-    """Load the data that ``[data]`` names and partition them over the clients."""
+    """Load the data that ``[data]`` names and partition them across the clients."""
     table, seed = config.data, config.data_seed
     if table.folder is not None:
         return _from_folder(table, table.folder, seed)

@@ -47,7 +47,7 @@ class Config(Options, owner="the configuration"):
     """One experiment: the tables of its file, each as the options of what it configures."""
 
     label: str | None = param(None, "label of the run in plots; by default the algorithm's name")
-    data: DataTable = param(DataTable(), "the data, and how they are partitioned over clients")
+    data: DataTable = param(DataTable(), "the data, and how they are partitioned across clients")
     model: ModelTable = param(ModelTable(), "the model")
     problem: ProblemTable = param(ProblemTable(), "the problem")
     pretrain: PretrainTable = param(PretrainTable(), "plain federated learning before the run")

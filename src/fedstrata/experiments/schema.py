@@ -64,7 +64,7 @@ class PretrainTable(WithOptions, owner="the pretrain table"):
 
 
 class DataTable(Options, owner="the data table"):
-    """The data, and how they are partitioned over clients."""
+    """The data, and how they are partitioned across clients."""
 
     name: str = param("digits", "a data set from `fedstrata list datasets`")
     options: dict[str, Any] = param({}, "options of the data set, e.g. `{ length = 40 }` for shakespeare")
@@ -86,7 +86,7 @@ class DataTable(Options, owner="the data table"):
         above=0,
         below=1,
     )
-    subset: int | None = param(None, "training rows to use; by default all", least=1)
+    subset: int | None = param(None, "number of training rows to use; by default all", least=1)
     holdout: float = HOLDOUT
     support: float = SUPPORT
     auxiliary: int = AUXILIARY
@@ -94,7 +94,7 @@ class DataTable(Options, owner="the data table"):
 
 
 WITH_FOLDER = ("folder", "directory", "holdout", "support", "seed")
-"""The keys of ``[data]`` that apply to data of one's own, in ``data.folder``."""
+"""The keys of ``[data]`` that apply to the user's own data, in ``data.folder``."""
 
 
 class CompareTable(Options, owner="the compare table"):
@@ -126,7 +126,9 @@ class TuneTable(Options, owner="the tune table"):
     """How ``fedstrata tune`` searches, with the same number of trials for every algorithm or variant."""
 
     trials: int = param(8, "trials for each algorithm or variant", least=1)
-    seeds: int = param(1, "seeds of each trial, averaged; a trial is discarded if one diverges", least=1)
+    seeds: int = param(
+        1, "seeds per trial, whose results are averaged; a trial is discarded if one of them diverges", least=1
+    )
     measure: str | None = param(
         None, "measure on the validation data to rank trials by; by default auc, else accuracy, else loss"
     )

@@ -247,11 +247,11 @@ def _claim(folder: Path, settings: str) -> None:
     if file.exists():
         if file.read_text() != settings:
             raise InputError(
-                f"The directory {folder} has a search with other settings. Nothing was overwritten: choose another."
+                f"The directory {folder} has a search with different settings. Nothing was overwritten: choose another."
             )
     elif any(folder.iterdir()):
         raise InputError(
-            f"The directory {folder} is not empty and has no search. Nothing was overwritten: choose another."
+            f"The directory {folder} is not empty and has no search to resume. Nothing was overwritten: choose another."
         )
     else:
         write_atomically(file, settings.encode())

@@ -60,7 +60,7 @@ def run_locally(
     with interrupted_by_signals(), Federation(folder, names) as federation:
         _start(federation, config, out, modules, say)
         run = federation.submit(folder / "app")
-        say(f"Run {run} has started. A round takes at least 6 seconds, however little work it has.")
+        say(f"Run {run} has started. A round takes several seconds, however little work it has.")
         _follow(federation, run, config, out, callbacks, hook)
         failed = federation.status(run) != "finished:completed"
         if failure.exists():
@@ -72,7 +72,7 @@ def run_locally(
 
 
 def _check_directories(config: Config, nodes: int, folder: Path, out: Path, resume: bool) -> None:
-    """Raise if this would overwrite a run, or resume it with other settings."""
+    """Raise if this would overwrite a run, or resume it with different settings."""
     settings = folder / "config.toml"
     if resume and settings.exists():
         refuse_other_settings(read_toml(settings), _tables(config, nodes), out)

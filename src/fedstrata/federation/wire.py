@@ -76,7 +76,7 @@ class Call:
     oldest:  the oldest version that the run may still go back to.
     work:    the method of the algorithm to run, or a query.
     learned: the answer to the problem's query.
-    pool:    the largest number of numbers in the client's collections, if the answers are to be pooled.
+    pool:    how many numbers the client's collections may contain, if the answers are to be pooled.
     """
 
     kind: str

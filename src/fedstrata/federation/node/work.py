@@ -51,7 +51,7 @@ def work(
     request = _request(experiment.algorithm, call, message, settings.rounds, problem.x0.device)
     if request.pool is not None and not pools(node):
         raise InputError(
-            "This node sends no collections to be pooled, as its configuration says (pool = false). "
+            "This node does not send collections to be pooled (pool = false in its configuration), but "
             f"{request.label} asks for them."
         )
     folder, limit = StateFolder(path_of(node, "state"), call.run), settings.state_memory
