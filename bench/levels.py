@@ -26,7 +26,7 @@ from fedstrata.algorithms.layered import State
 from fedstrata.clients import Client
 from fedstrata.clients.engine import for_each
 from fedstrata.core.clock import Clock
-from fedstrata.problems.trace import trace
+from fedstrata.problems.graphs.trace import trace
 from fedstrata.training.settings import Settings
 from fedstrata.training.train import make_clients
 from levels_by_hand import LR, ByHand, Case, P, Point, Tensors

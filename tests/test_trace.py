@@ -9,9 +9,9 @@ from torch.func import grad, vmap
 import fedstrata as fs
 from fedstrata.core.machine import keep_memory, prepared
 from fedstrata.data.batch import Batch
+from fedstrata.problems.graphs.simplify import simplify
+from fedstrata.problems.graphs.trace import record, trace
 from fedstrata.problems.oracles import Oracles
-from fedstrata.problems.simplify import simplify
-from fedstrata.problems.trace import record, trace
 
 
 def loss_of(model: str) -> tuple:

@@ -1,93 +1,25 @@
 """fedstrata: federated learning for layered objectives."""
 
-from fedstrata import algorithms as _algorithms
-from fedstrata import data, models
-from fedstrata.algorithms import *  # noqa: F403
-from fedstrata.clients import Client, Clients, Variables, remote
-from fedstrata.clients.channel import Channel
-from fedstrata.clients.faults import Faults, Inject, QuorumError
-from fedstrata.core import schedules
-from fedstrata.core.errors import Diverged, FedstrataError, InputError, MissingData
-from fedstrata.core.schedules import CubeRoot, Epochs, Interval, RoundDecay, StepDecay
-from fedstrata.core.version import __version__ as __version__
-from fedstrata.data import Dataset, FederatedData
-from fedstrata.data import partitions as partition
-from fedstrata.problems import (
-    Quadratic,
-    adversarial,
-    agnostic,
-    auc,
-    composition,
-    compositional_auc,
-    damaml,
-    erm,
-    fair,
-    maml,
-    multilevel,
-    projections,
-    quadratic,
-    quadratic_saddle,
-    risk_averse,
-    robust,
-    tower,
-)
-from fedstrata.problems.problem import Problem
-from fedstrata.training import testing
-from fedstrata.training.callbacks import Callback, ShowProgress, TensorBoard
-from fedstrata.training.diagnostics import Diagnostics
-from fedstrata.training.metrics.evaluation import Evaluation
-from fedstrata.training.run import Run
-from fedstrata.training.train import train
+from typing import TYPE_CHECKING, Any
 
-__all__ = [
-    *_algorithms.__all__,
-    "Callback",
-    "Channel",
-    "Client",
-    "Clients",
-    "CubeRoot",
-    "Dataset",
-    "Diagnostics",
-    "Diverged",
-    "Epochs",
-    "Evaluation",
-    "Faults",
-    "FederatedData",
-    "FedstrataError",
-    "Inject",
-    "InputError",
-    "Interval",
-    "MissingData",
-    "Problem",
-    "Quadratic",
-    "QuorumError",
-    "RoundDecay",
-    "Run",
-    "ShowProgress",
-    "StepDecay",
-    "TensorBoard",
-    "Variables",
-    "adversarial",
-    "agnostic",
-    "auc",
-    "composition",
-    "compositional_auc",
-    "damaml",
-    "data",
-    "erm",
-    "fair",
-    "maml",
-    "models",
-    "multilevel",
-    "partition",
-    "projections",
-    "quadratic",
-    "quadratic_saddle",
-    "remote",
-    "risk_averse",
-    "robust",
-    "schedules",
-    "testing",
-    "tower",
-    "train",
-]
+from fedstrata.core.version import __version__ as __version__
+
+if TYPE_CHECKING:
+    from fedstrata.training.public import *  # noqa: F403
+
+
+def __getattr__(name: str) -> Any:
+    """Import the public interface when it is first used: ``fedstrata --help`` needs no PyTorch."""
+    if name.startswith("_") and name != "__all__":
+        raise AttributeError(f"module 'fedstrata' has no attribute {name!r}")
+    from fedstrata.training import public
+
+    names = {exported: getattr(public, exported) for exported in public.__all__}
+    globals().update(names, __all__=public.__all__)
+    if name not in globals():
+        raise AttributeError(f"module 'fedstrata' has no attribute {name!r}")
+    return globals()[name]
+
+
+def __dir__() -> list[str]:
+    return [*__getattr__("__all__"), "__version__"]

@@ -16,6 +16,8 @@ import numpy as np
 import pytest
 
 from fedstrata.algorithms import ALGORITHMS
+from fedstrata.cli.app import COMMANDS as EVERY_COMMAND
+from fedstrata.cli.app import command_of
 from fedstrata.cli.demo import DEMO
 from fedstrata.core.schedules import StepDecay
 from fedstrata.experiments import runs
@@ -590,3 +592,12 @@ def test_only_run_can_be_divided_over_processes(fedstrata, monkeypatch) -> None:
             in " ".join(said.split())
         )
         assert f"Got '{command}'" in " ".join(said.split())
+
+
+def test_the_list_of_commands_needs_no_torch_and_has_the_first_lines_of_their_help():
+    command = [sys.executable, "-X", "importtime", "-m", "fedstrata", "--help"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+    assert "fedstrata" in imported and not imported & {"torch", "numpy", "matplotlib", "sklearn"}
+    for name, (_, line) in EVERY_COMMAND.items():
+        assert name in done.stdout and (command_of(name).help or "").splitlines()[0] == line

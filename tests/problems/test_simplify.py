@@ -11,9 +11,9 @@ from torch import fx, nn
 from torch.func import grad, vmap
 
 import fedstrata as fs
-from fedstrata.problems.direct import call_directly
-from fedstrata.problems.simplify import simplify
-from fedstrata.problems.trace import record
+from fedstrata.problems.graphs.direct import call_directly
+from fedstrata.problems.graphs.simplify import simplify
+from fedstrata.problems.graphs.trace import record
 
 Function = Callable[..., Any]
 

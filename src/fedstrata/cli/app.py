@@ -6,30 +6,74 @@ import os
 import sys
 import warnings
 from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import click
 import typer
+from typer.core import TyperCommand, TyperGroup
 
-from fedstrata import __version__
-from fedstrata.cli import federate
-from fedstrata.cli.compare import compare, reproduce, tune
-from fedstrata.cli.demo import demo
-from fedstrata.cli.plot import partition, plot
-from fedstrata.cli.printing import say
-from fedstrata.cli.run import run
-from fedstrata.cli.show import list_names, show
-from fedstrata.clients.ranks import launched
+from fedstrata.cli.console import say
 from fedstrata.core.errors import FedstrataError, invalid
-from fedstrata.experiments.config import import_file
+from fedstrata.core.torchrun import launched
+from fedstrata.core.version import __version__
+
+COMMANDS = {
+    "demo": ("demo.demo", "Compare four algorithms on real data in under a minute."),
+    "run": ("run.run", "Run an experiment."),
+    "compare": ("compare.compare", "Compare algorithms or variants over several seeds."),
+    "tune": ("compare.tune", "Tune algorithms or variants with the same number of trials each."),
+    "reproduce": ("compare.reproduce", "Run all variants of an experiment by name."),
+    "list": ("show.list_names", "List the names that a configuration file can use."),
+    "show": ("show.show", "Describe anything that a configuration file can name."),
+    "plot": ("plot.plot", "Plot finished runs."),
+    "partition": ("plot.partition", "Plot how the training data are split across clients."),
+    "federate": ("federate.app", "Run a real federation on Flower, where data stay on their nodes."),
+}
+"""Every command: where its function is, and the first line of its help. It is imported when it is called."""
+
+
+class Commands(TyperGroup):
+    """The commands by name; those that are not called are not imported, and neither is PyTorch for a list of them."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names, in the order of the help."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        """Return a command to list in the help."""
+        return TyperCommand(name, help=COMMANDS[name][1]) if name in COMMANDS else None
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Return the command to call."""
+        name, command, rest = super().resolve_command(ctx, args)
+        return name, command if name is None else command_of(name), rest
+
+
+def command_of(name: str) -> click.Command:
+    """Import a command."""
+    module, _, attribute = COMMANDS[name][0].partition(".")
+    target = getattr(import_module(f"fedstrata.cli.{module}"), attribute)
+    if not isinstance(target, typer.Typer):
+        function, target = target, typer.Typer(**STYLE)
+        target.command(name)(function)
+    return typer.main.get_command(target)
+
+
+STYLE: dict[str, Any] = {
+    "add_completion": False,
+    "pretty_exceptions_enable": False,
+    "rich_markup_mode": "markdown",  # rewraps the paragraphs of a docstring
+}
 
 app = typer.Typer(
+    cls=Commands,
     no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode="markdown",  # rewraps the paragraphs of a docstring
     help="Federated learning for layered objectives. Start with: fedstrata demo",
+    **STYLE,
 )
 
 
@@ -44,7 +88,7 @@ def _before_command(
     context: typer.Context,
     modules: Annotated[
         list[Path] | None,
-        typer.Option("--import", metavar="FILE", help="Python file that defines your own algorithms. Can be repeated."),
+        typer.Option("--import", metavar="FILE", help="Python file with your own algorithms. Can be repeated."),
     ] = None,
     version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
@@ -54,20 +98,11 @@ def _before_command(
         wants = "run, the only command that several processes can share"
         raise invalid("command under torchrun", context.invoked_subcommand, wants)
     context.obj = tuple(modules or ())
-    for path in modules or ():
-        import_file(path)
+    if modules:
+        from fedstrata.experiments.config import import_file
 
-
-app.command()(demo)
-app.command()(run)
-app.command()(compare)
-app.command()(tune)
-app.command()(reproduce)
-app.command("list")(list_names)
-app.command()(show)
-app.command()(plot)
-app.command()(partition)
-app.add_typer(federate.app, name="federate")
+        for path in modules:
+            import_file(path)
 
 
 def main() -> None:

@@ -9,8 +9,9 @@ from typing import Annotated, Literal
 import typer
 
 from fedstrata.algorithms.algorithm import ALGORITHMS
+from fedstrata.cli.console import echo, say
 from fedstrata.cli.options import Algorithms, ConfigFile, Json, Preset, Quiet, Resume, Seeds, Set, check_out
-from fedstrata.cli.printing import echo, print_comparison, print_grid, progress, progress_bars, say
+from fedstrata.cli.printing import print_comparison, print_grid, progress, progress_bars
 from fedstrata.core.errors import FedstrataError, InputError
 from fedstrata.core.files import Row
 from fedstrata.experiments.compare import compare as compare_runs

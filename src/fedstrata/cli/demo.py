@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from fedstrata.cli.compare import run_comparison
-from fedstrata.cli.printing import echo
+from fedstrata.cli.console import echo
 from fedstrata.experiments.config import parse
 
 DEMO: dict[str, Any] = {

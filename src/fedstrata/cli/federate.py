@@ -11,14 +11,17 @@ from typing import Annotated
 
 import typer
 
+from fedstrata.cli.console import say
 from fedstrata.cli.options import ConfigFile, Json, Preset, Quiet, Resume, RunOut, Set, check_resume
-from fedstrata.cli.printing import print_run, progress, say
+from fedstrata.cli.printing import print_run, progress
 from fedstrata.core.errors import InputError, invalid, unknown
 from fedstrata.core.files import read_toml
 from fedstrata.experiments.config import read
 from fedstrata.training.rundir import RunDirectory
 
-app = typer.Typer(no_args_is_help=True, help="Run a real federation on Flower, where data stay on their nodes.")
+app = typer.Typer(
+    no_args_is_help=True, add_completion=False, help="Run a real federation on Flower, where data stay on their nodes."
+)
 
 Federation = Annotated[Path, typer.Argument(help="Folder of the federation, as init wrote it.", show_default=False)]
 

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
+from fedstrata.cli.console import echo
 from fedstrata.cli.options import ConfigFile, Preset, Set
-from fedstrata.cli.printing import echo
 from fedstrata.experiments.build import Experiment, build_data
 from fedstrata.experiments.config import read
 from fedstrata.experiments.plots import plot_partition, read_runs

@@ -1,43 +1,29 @@
-"""What commands print: results on stdout, messages and progress on stderr."""
+"""What commands print: tables of results, and the progress of runs."""
 
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from fedstrata.cli.console import ERR, OUT, echo
 from fedstrata.core.files import Row
 from fedstrata.experiments.compare import Comparison
 from fedstrata.experiments.tables import mean_and_spread, measured, one_run
 from fedstrata.training.callbacks import Callback, ShowProgress
 
-_out = Console(width=None if sys.stdout.isatty() else 140)
-_err = Console(stderr=True)
-
-
-def say(text: str) -> None:
-    """Print a message to stderr."""
-    _err.print(text, highlight=False, markup=False, soft_wrap=True)
-
-
-def echo(text: str = "", wrap: bool = False) -> None:
-    """Print text to stdout; ``wrap`` breaks long lines between words."""
-    _out.print(text, highlight=False, markup=False, soft_wrap=not wrap)
-
 
 def progress(quiet: bool, brief: bool = False) -> list[Callback]:
     """Return the callbacks that show the progress of a run."""
-    return [] if quiet else [ShowProgress(_err, brief)]
+    return [] if quiet else [ShowProgress(ERR, brief)]
 
 
 def progress_bars(quiet: bool) -> list[Callback]:
     """Return the callbacks that show progress on a terminal, and none elsewhere."""
-    return progress(quiet) if _err.is_terminal else []
+    return progress(quiet) if ERR.is_terminal else []
 
 
 def print_grid(rows: Iterable[Sequence[str]], columns: Sequence[str] = (), title: str | None = None) -> None:
@@ -47,7 +33,7 @@ def print_grid(rows: Iterable[Sequence[str]], columns: Sequence[str] = (), title
         grid.add_column(column)
     for first, *rest in rows:
         grid.add_row(f"[bold]{escape(first)}[/bold]", *map(escape, rest))
-    _out.print(grid)
+    OUT.print(grid)
 
 
 def print_table(rows: Sequence[Row], title: str) -> None:
@@ -58,7 +44,7 @@ def print_table(rows: Sequence[Row], title: str) -> None:
         table.add_column(column, justify="left" if column in ("algorithm", "variant") else "right")
     for row in rows:
         table.add_row(*(escape(str(row.get(c, ""))) for c in columns))
-    _out.print(table)
+    OUT.print(table)
 
 
 def print_run(

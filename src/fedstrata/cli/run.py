@@ -7,9 +7,11 @@ from typing import Annotated
 
 import typer
 
+from fedstrata.cli.console import say
 from fedstrata.cli.options import ConfigFile, Json, Preset, Quiet, Resume, RunOut, Set, check_resume
-from fedstrata.cli.printing import print_run, progress, say
-from fedstrata.clients.ranks import joined, restarted
+from fedstrata.cli.printing import print_run, progress
+from fedstrata.clients.ranks import joined
+from fedstrata.core.torchrun import restarted
 from fedstrata.experiments.config import read
 from fedstrata.experiments.runs import run_config
 from fedstrata.experiments.schema import PlotTable

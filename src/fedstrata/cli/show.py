@@ -9,8 +9,9 @@ from typing import Annotated
 import typer
 
 from fedstrata.algorithms import ALGORITHMS
+from fedstrata.cli.console import echo
 from fedstrata.cli.options import Json
-from fedstrata.cli.printing import echo, print_grid
+from fedstrata.cli.printing import print_grid
 from fedstrata.core.errors import unknown
 from fedstrata.experiments.describe import KINDS, describe
 

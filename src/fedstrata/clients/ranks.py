@@ -18,6 +18,7 @@ from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
 from fedstrata.core.errors import FedstrataError
+from fedstrata.core.torchrun import launched
 
 Tensors = dict[str, torch.Tensor]
 
@@ -171,13 +172,3 @@ def joined() -> Iterator[Ranks]:
         ) from error
     finally:
         dist.destroy_process_group()
-
-
-def launched() -> bool:
-    """Whether ``torchrun`` started this process as one of several."""
-    return int(os.environ.get("WORLD_SIZE") or 1) > 1 and "RANK" in os.environ
-
-
-def restarted() -> bool:
-    """Whether ``torchrun`` restarted this process after a rank died."""
-    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0

@@ -17,10 +17,10 @@ import torch
 
 from fedstrata.core.errors import FedstrataError
 from fedstrata.data.batch import Batch
-from fedstrata.problems.compiler import Compiler
+from fedstrata.problems.graphs.compiler import Compiler
+from fedstrata.problems.graphs.trace import trace
 from fedstrata.problems.problem import Arrays, Problem
 from fedstrata.problems.randomness import Randomised, with_random_layers
-from fedstrata.problems.trace import trace
 
 Tensors = tuple[torch.Tensor, ...]
 Function = Callable[..., torch.Tensor]

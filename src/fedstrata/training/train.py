@@ -23,7 +23,7 @@ from fedstrata.core.errors import InputError, invalid
 from fedstrata.core.machine import prepared
 from fedstrata.data.federated import FederatedData
 from fedstrata.data.sampling import SAMPLINGS
-from fedstrata.problems.compiler import Compiler
+from fedstrata.problems.graphs.compiler import Compiler
 from fedstrata.problems.oracles import Oracles
 from fedstrata.problems.problem import Problem
 from fedstrata.training.callbacks import Callback

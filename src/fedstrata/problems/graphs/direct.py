@@ -10,7 +10,7 @@ import torch
 from torch import fx
 from torch.utils._pytree import tree_leaves
 
-from fedstrata.problems.simplify import mutates
+from fedstrata.problems.graphs.simplify import mutates
 
 
 def call_directly(graph: fx.GraphModule, tensors: tuple[torch.Tensor, ...]) -> None:

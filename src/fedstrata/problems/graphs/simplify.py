@@ -132,7 +132,7 @@ def _transpose_factors(graph: fx.Graph) -> None:
             continue
         with graph.inserting_before(node):
             factors = [_transposed(graph, node, factor) for factor in reversed(product.args)]
-            swapped = graph.call_function(product.target, tuple(factors))
+            swapped = graph.create_node("call_function", product.target, tuple(factors))
         for copy in list(node.users):
             swapped.meta["layout"] = copy.meta["layout"]
             copy.replace_all_uses_with(swapped)
@@ -147,7 +147,7 @@ def _transposed(graph: fx.Graph, transpose: fx.Node, factor: Any) -> fx.Node:
     """Return the transposed factor, by the operation and dimensions of ``transpose``."""
     if factor.target == transpose.target and factor.args[1:] == transpose.args[1:]:
         return factor.args[0]  # type: ignore[no-any-return]
-    out = graph.call_function(transpose.target, (factor, *transpose.args[1:]))
+    out = graph.create_node("call_function", transpose.target, (factor, *transpose.args[1:]))
     layout = factor.meta["layout"]
     swap = [*range(len(layout.shape) - 2), -1, -2]
     shape, stride = torch.Size(layout.shape[i] for i in swap), tuple(layout.stride[i] for i in swap)

@@ -17,11 +17,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from fedstrata.problems.compiler import Compiler
-from fedstrata.problems.direct import call_directly
-from fedstrata.problems.pooling import pool_by_maxima
-from fedstrata.problems.reuse import reuse_memory
-from fedstrata.problems.simplify import Layout, simplify
+from fedstrata.problems.graphs.compiler import Compiler
+from fedstrata.problems.graphs.direct import call_directly
+from fedstrata.problems.graphs.pooling import pool_by_maxima
+from fedstrata.problems.graphs.reuse import reuse_memory
+from fedstrata.problems.graphs.simplify import Layout, simplify
 
 _UNTRACEABLE = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape, torch.Tag.nondeterministic_seeded}
 _READS_VALUES = {
@@ -82,11 +82,11 @@ class _NoValues(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-class _Recorder(TorchDispatchMode):
+class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Records the operations that reach the kernels, below vmap and grad."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.root, self.graph = torch.nn.Module(), fx.Graph()
         self._nodes = WeakTensorKeyDictionary()
 

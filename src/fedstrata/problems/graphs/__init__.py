@@ -1,0 +1,1 @@
+"""Functions recorded as graphs of tensor operations, and made faster."""
