@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from fedstrata.core.errors import InputError, invalid, unknown
-from fedstrata.core.files import read_toml, write_atomically
+from fedstrata.core.files import read_toml, refuse_used, write_atomically
 from fedstrata.data.federated import Arrays, FederatedData
 from fedstrata.experiments.config import Config
 from fedstrata.federation import keys, templates
@@ -31,10 +31,7 @@ def write_federation(
     nodes: the file with each node's public key; None makes a key pair for that node here.
     hosts: names and addresses of the server; nodes connect to the first, on ``port``.
     """
-    if folder.exists() and not folder.is_dir():
-        raise InputError(f"{folder} is a file, not a folder. Nothing was overwritten. Choose another.")
-    if folder.exists() and any(folder.iterdir()):
-        raise InputError(f"The folder {folder} exists and is not empty. Nothing was overwritten. Choose another.")
+    refuse_used(folder)
     check_config(config, len(nodes))
     experiment_text(config)
     for host in hosts:
