@@ -16,6 +16,7 @@ from fedstrata.data.federated import Arrays, FederatedData
 from fedstrata.experiments.config import Config
 from fedstrata.federation import keys, templates
 from fedstrata.federation.experiment import check_config, experiment_text, module_list
+from fedstrata.federation.superlink import superlink_command
 
 
 def write_federation(
@@ -58,7 +59,7 @@ def _write_node(folder: Path, name: str, public: str | None, host: str, port: in
 
 def _write_server(server: Path, public: Mapping[str, str], port: int) -> None:
     """Write the server's files other than its certificates."""
-    _write_script(server / "start", templates.server_start_file(port + 1))
+    _write_script(server / "start", templates.server_start_file(superlink_command(port + 1, Path())))
     (server / "nginx.conf").write_text(templates.proxy_file(str(port), port + 1))
     (server / "keys").mkdir()
     for name, key in public.items():
