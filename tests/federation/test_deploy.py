@@ -349,7 +349,7 @@ def test_init_writes_a_federation_and_prints_the_next_steps(fedstrata, experimen
         (["--set", "train.round=9"], "train.rounds"),
         (["--node", "a", "--set", "algorithm.gamma=-1"], "The gamma of fgda must be a number above 0. Got -1"),
         (["--node", "a", "--set", "faults.inject.clients=[1]"], "injected faults must be from 0 to 0. Got 1"),
-        (["--node", "a", "--set", "problem.q=1"], "Unknown option of the auc problem 'q'"),
+        (["--node", "a", "--set", "problem.q=1"], "Unknown key 'problem.q'"),
         (["--port", "0"], "port"),
     ],
 )
