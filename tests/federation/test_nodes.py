@@ -266,6 +266,20 @@ def test_a_node_holds_its_share_of_every_class_out() -> None:
     assert data.sizes.tolist() == [0, 25, 0] and data.support.sizes.tolist() == [0, 12, 0]
 
 
+def test_a_site_that_is_too_small_to_hold_rows_out_takes_part_and_measures_nothing(tmp_path: Path) -> None:
+    """A simulation accepts such a client too: only if no client has test rows is the share too small."""
+    nodes = site(tmp_path, made(DIGITS, FEDAVG))
+    nodes.experiment += "\n[data]\nholdout = 0.1\n"
+    written(nodes, 1, ROWS, LABELS)
+    run = nodes.serve(pooled=False)
+    assert not nodes.faults() and run.history[-1]["measured_clients"] == 2
+    assert run.summary["per_client"]["loss"][1] is None
+    own = NodeData((torch.from_numpy(ROWS), torch.from_numpy(LABELS)), None, None)
+    call = Call("work", "run", client=1, clients=3, classes=10)
+    data = federated_view(own, call, made(DIGITS, {"data": {"holdout": 0.1}}))
+    assert data.client_test is None and data.test is None and data.sizes.tolist() == [0, 4, 0]
+
+
 @pytest.mark.slow
 def test_labels_may_be_floats_even_where_a_node_has_one_class(tmp_path: Path) -> None:
     """A node with only zeros cannot know that they are labels; together the nodes do."""
