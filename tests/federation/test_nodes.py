@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,12 @@ import fedstrata as fs
 from federation.stand_in import AUC, CANCER, DIGITS, FEDAVG, HELD_OUT, Sent, Site, Tables, headed, made, site
 from fedstrata.clients import remote
 from fedstrata.experiments.build import Experiment
-from fedstrata.federation import keys, wire
+from fedstrata.federation import app, keys, wire
 from fedstrata.federation.deploy import save_arrays
 from fedstrata.federation.experiment import check_config
 from fedstrata.federation.node.data import NodeData, federated_view
 from fedstrata.federation.server import data as server_data
+from fedstrata.federation.server.data import data_of_nodes
 from fedstrata.federation.server.nodes import Roster
 from fedstrata.federation.wire import Call, Reply
 from support import without_seconds
@@ -278,6 +280,25 @@ def test_a_site_that_is_too_small_to_hold_rows_out_takes_part_and_measures_nothi
     call = Call("work", "run", client=1, clients=3, classes=10)
     data = federated_view(own, call, made(DIGITS, {"data": {"holdout": 0.1}}))
     assert data.client_test is None and data.test is None and data.sizes.tolist() == [0, 4, 0]
+
+
+def test_rows_that_nodes_only_declare_take_no_memory(
+    sites: Callable[[Tables], Site], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A hostile node may declare 10**8 of them, and their numbers would be 0.8 GB; here it would be 80 TB."""
+    described: list[fs.FederatedData] = []
+
+    def declared(*arguments: Any) -> fs.FederatedData:
+        data = data_of_nodes(*arguments)
+        offsets = np.array([0, 1, 10**13, 10**13 + 1])
+        rows = data.train.rows[:1].expand(int(offsets[-1]))
+        described.append(replace(data, train=replace(data.train, rows=rows, offsets=offsets)))
+        return described[-1]
+
+    monkeypatch.setattr(app, "data_of_nodes", declared)
+    balanced = {"weighting": "samples", "sampling": "balanced", "batch_size": 20, "rounds": 1}
+    sites({**FEDAVG, "train": balanced}).serve(tmp_path / "run")
+    assert described[0].train.class_counts.tolist() == [[1], [10**13 - 1], [1]]
 
 
 @pytest.mark.slow
