@@ -365,13 +365,15 @@ def test_a_node_of_another_version_with_the_same_message_format_takes_part_and_i
 
 # --- collections to pool ----------------------------------------------------------------------------------------------
 
+NO_POOL = "This node does not send collections to be pooled (pool = false in its configuration)"
+
 
 @pytest.fixture
 def pooling(monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
     """FedAvg that pools two numbers of each client; returns the pools."""
     pools: list[torch.Tensor] = []
 
-    @remote
+    @remote(pool=True)
     def local(self: fs.FedAvg, client: fs.Client, x: torch.Tensor) -> torch.Tensor:
         return torch.stack([x[:, 0], client.sizes.to(x)], 1)
 
@@ -397,9 +399,24 @@ def test_a_node_may_refuse_to_send_collections(
     assert [len(pool) for pool in pooling] == [4 if refuses else 6] * 2
     faults = nodes.faults(tmp_path / "run")
     assert [(fault["name"], fault["kind"]) for fault in faults] == [("node1", "error")] * (2 if refuses else 0)
-    assert all(
-        "(pool = false in its configuration), but local of fedavg asks for them." in fault["detail"] for fault in faults
-    )
+    assert all(f"{NO_POOL}, but local of fedavg returns them." in fault["detail"] for fault in faults)
+
+
+@pytest.mark.parametrize("pool", [None, 2, 0, 10**9], ids=str)
+def test_the_method_and_not_the_server_says_that_a_node_sends_a_collection(
+    pool: int | None, pooling: list[torch.Tensor], sites: Callable[[Tables], Site]
+) -> None:
+    nodes = sites(FEDAVG)
+    here = nodes.here(0)
+    nodes.here = lambda _: here | {"pool": False}  # type: ignore[method-assign]
+    assert call(nodes, pool=pool) == {"error": f"{NO_POOL}, but local of fedavg returns them."}
+
+
+def test_a_node_answers_as_the_method_is_marked(pooling: list[torch.Tensor], sites: Callable[[Tables], Site]) -> None:
+    answer = call(sites(FEDAVG))
+    assert set(answer) == {"error"} and "local of fedavg is marked @remote(pool=True)" in answer["error"]
+    answer = call(sites(FEDAVG), work="query:class_counts", pool=100)
+    assert set(answer) == {"error"} and "class_counts returns collections to pool: mark it" in answer["error"]
 
 
 def test_a_node_sends_no_collection_above_the_limit(
