@@ -387,6 +387,7 @@ def probe_keep(clients: Clients) -> Tensors:
 
 
 def probe_pool(clients: Clients) -> Tensors:
+    @fs.remote(pool=True)
     def scores(client: Client, n: int) -> Any:
         who = (10 * ids(client))[:, None] + torch.arange(n)
         return who.float(), (torch.stack([who, -who], 2), who % 2 == 0)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from fedstrata.clients import Client
+from fedstrata.clients import Client, remote
 
 
 class Failing:
@@ -22,3 +22,8 @@ class Failing:
         if set(client.ids.tolist()) & set(self.clients):
             raise self.error()
         return x
+
+    @remote(pool=True)
+    def pooled(self, client: Client, x: torch.Tensor) -> torch.Tensor:
+        """Return x, or raise."""
+        return self.local(client, x)

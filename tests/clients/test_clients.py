@@ -88,9 +88,11 @@ def test_an_answer_without_the_client_axis_is_an_error(answer: Any, got: str) ->
 
     message = rf"^work must return tensors with a leading client axis of 2\. Got {got}\.$"
     packed = Clients(Simulated(setting(), 2, fs.Channel(clip=1.0)), 10, 2)
-    for verb in (clients.mean, clients.max, clients.gather, clients.pool, packed.mean):
+    for verb in (clients.mean, clients.max, clients.gather, packed.mean):
         with pytest.raises(fs.FedstrataError, match=message):
             verb(work)
+    with pytest.raises(fs.FedstrataError, match=message):
+        clients.pool(fs.remote(pool=True)(work))
 
 
 def test_answers_of_different_forms_are_refused() -> None:
@@ -109,7 +111,7 @@ def test_answers_of_different_forms_are_refused() -> None:
         message = (
             r"^work must return tensors of the same shapes and dtypes for every client\. Got 1 tensor .* client 3, "
         )
-        for verb in (clients.mean, clients.max, clients.gather, clients.pool):
+        for verb in (clients.mean, clients.max, clients.gather):
             with pytest.raises(fs.FedstrataError, match=message):
                 verb(work)
 
@@ -193,6 +195,7 @@ def test_one_reduction_applies_to_all_tensors_and_a_wrong_number_is_an_error() -
 # --- collections -----------------------------------------------------------------------------------------------------
 
 
+@fs.remote(pool=True)
 def scores(client: Client, n: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Return n numbers, and n vectors of two, that say whose they are."""
     who = 10 * ids_of(client) + torch.arange(n)
@@ -218,14 +221,28 @@ def test_a_collection_is_no_larger_than_its_limit() -> None:
     message = r"^The size of the collections that scores returns to pool must be at most 8 numbers per client\. Got 9"
     with pytest.raises(fs.InputError, match=message):
         clients.pool(scores, 3, limit=8)
-    with pytest.raises(fs.InputError, match=r"at most 1048576 numbers per client\. Got 1048577\."):
-        clients.pool(lambda client: torch.zeros(len(client), 1, dtype=torch.int8).expand(-1, (1 << 20) + 1))
+    with pytest.raises(fs.InputError, match=r"at most 1048576 numbers per client\. Got 1048578\."):
+        clients.pool(scores, (1 << 20) // 3 + 1)
 
 
 def test_a_single_number_is_no_collection() -> None:
     message = r"^The shape of the collections that .+ returns to pool must be \(n, \.\.\.\)\. Got \[\(1,\), \(\)\]\.$"
     with pytest.raises(fs.InputError, match=message):
-        make_clients(setting()).pool(lambda client: (ids_of(client), client.sizes))
+        make_clients(setting()).pool(fs.remote(pool=True)(lambda client: (ids_of(client), client.sizes)))
+
+
+def test_only_methods_marked_for_it_are_pooled_and_nothing_else_asks_for_them() -> None:
+    """Or a node could not tell by the method whether it is asked for a collection."""
+    clients = make_clients(setting())
+    for verb in (clients.mean, clients.max, clients.gather, clients.restore):
+        with pytest.raises(fs.FedstrataError, match=r"^scores is marked @remote\(pool=True\): only clients\.pool may "):
+            verb(scores, 3)
+    for other in (ids_of, fs.remote(lambda client: ids_of(client)), fs.remote()(lambda client: ids_of(client))):
+        with pytest.raises(
+            fs.FedstrataError, match=r"returns collections to pool: mark it with @remote\(pool=True\)\.$"
+        ):
+            clients.pool(other)
+    assert clients.usage == Usage() and clients.progress.exchanges == 0, "nobody was asked"
 
 
 @pytest.mark.parametrize("kind", ["drop", "nan", "garbage"])

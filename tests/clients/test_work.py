@@ -17,7 +17,7 @@ from fedstrata.algorithms import ALGORITHMS
 from fedstrata.clients import Client, Simulated, remote
 from fedstrata.clients.engine import Request
 from fedstrata.clients.queries import QUERIES
-from fedstrata.clients.work import WorkError, is_remote
+from fedstrata.clients.work import WorkError, is_pooled, is_remote
 from fedstrata.training.states import state_of
 from support import make_clients, make_setting, sized_data, smooth_example, softmax_problem
 
@@ -84,6 +84,14 @@ def test_a_method_is_remote_only_if_it_is_marked() -> None:
     assert not is_remote(Sly()), "only the mark counts"
 
 
+def test_a_mark_says_whether_a_method_returns_collections() -> None:
+    def named() -> None: ...
+
+    assert is_remote(remote(pool=True)(named)) and is_pooled(named) and named.__name__ == "named"
+    assert is_remote(remote()(named)) and not is_pooled(named)
+    assert is_remote(remote(named)) and not is_pooled(named) and not is_pooled(fs.FedAvg.local)
+
+
 # --- errors ----------------------------------------------------------------------------------------------------------
 
 
@@ -122,10 +130,11 @@ def test_an_error_of_the_input_stays_one(verb: str) -> None:
     """A command that ends in it has another exit code."""
     clients = make_clients(setting(), chunk=5)
     cause = fs.InputError("The lr must be above 0. Got 0.")
-    work = Failing(lambda: cause, 0).local
+    failing = Failing(lambda: cause, 0)
+    work = failing.pooled if verb == "pool" else failing.local
     with pytest.raises(fs.InputError) as failed:
         clients.combine(("mean",), work, X) if verb == "combine" else getattr(clients, verb)(work, X)
-    where = "(in local of failing, round 1, clients 0, 2, 1, 4, 3)"
+    where = f"(in {work.__name__} of failing, round 1, clients 0, 2, 1, 4, 3)"
     assert str(failed.value) == f"The lr must be above 0. Got 0. {where}"
     assert failed.value.__cause__ is cause
     assert (type(failed.value), failed.value.exit_code) == (fs.InputError, 2)

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from fedstrata.core.errors import FedstrataError
-from fedstrata.core.files import Rows, read_toml, write_atomically
+from fedstrata.core.errors import FedstrataError, InputError
+from fedstrata.core.files import Rows, read_toml, refuse_used, write_atomically
 
 FULL = Path("/dev/full")
 
@@ -16,6 +16,23 @@ def test_a_byte_order_mark_is_read_over(tmp_path: Path) -> None:
     file = tmp_path / "experiment.toml"
     file.write_bytes("\ufeffname = 'é'\n".encode())
     assert read_toml(file) == {"name": "é"}
+
+
+def test_a_directory_in_use_and_a_file_are_refused(tmp_path: Path) -> None:
+    refuse_used(tmp_path / "new")
+    refuse_used(tmp_path)
+    (tmp_path / ".state.1.tmp").write_text("left by a process that was killed")
+    refuse_used(tmp_path)
+    (tmp_path / "mine").write_text("x")
+    used = f"The directory {tmp_path} exists and is not empty. Nothing was overwritten. "
+    for remedy in ("Choose another.", "Pass --resume."):
+        with pytest.raises(InputError) as error:
+            refuse_used(tmp_path, remedy)
+        assert str(error.value) == used + remedy
+    with pytest.raises(
+        InputError, match=r"mine is a file, not a directory\. Nothing was overwritten\. Choose another\.$"
+    ):
+        refuse_used(tmp_path / "mine", "Pass --resume.")
 
 
 @pytest.mark.skipif(not FULL.exists(), reason="needs /dev/full")

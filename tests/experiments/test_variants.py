@@ -87,12 +87,10 @@ def test_the_first_preset_is_the_default(write):
 
 
 def test_a_preset_may_hold_anything_and_overrides_come_last(write):
-    config = read(write(PRESETS), ["train.rounds=2", "model.x=1"], "paper")
+    config = read(write(PRESETS), ["train.rounds=2", "model.augment=['flip']"], "paper")
     assert config.train.rounds == 2 and config.tune.trials == 3
     assert config.data.partition == {"name": "dirichlet", "alpha": 0.1} and config.data.clients == 4
-    assert config.model.to_table() == {"name": "lenet5", "augment": [], "x": 1}, (
-        "hidden of the default mlp is forgotten"
-    )
+    assert config.model.to_table() == {"name": "lenet5", "augment": ["flip"]}, "hidden of mlp is forgotten"
     assert config.variant("slow").algorithm.options == {"lr": 0.001}
 
 
@@ -522,6 +520,85 @@ def test_a_setting_leaves_alone_what_variants_do_not_set(write) -> None:
     other = config.variant("other")
     assert set(other.algorithm.options) == {"lr"}, "mu is only of fedprox"
     assert other.problem.options == {"loss": "squared"}, "gamma is only of robust"
+
+
+OTHERS = """
+[algorithm]
+name = "fedavg"
+lr = { schedule = "step", value = 0.5 }
+[pretrain]
+rounds = 1
+[data]
+partition = { name = "dirichlet", alpha = 0.3 }
+[variants.one]
+algorithm = { name = "fedprox" }
+model = { name = "cnn4" }
+problem = { name = "robust" }
+pretrain = { algorithm = "fedprox" }
+data = { name = "mnist", partition = { name = "dominant" } }
+[variants.two]
+algorithm = { name = "scaffold", lr = { schedule = "round_decay", value = 0.5 } }
+data = { name = "shakespeare" }
+[variants.three]
+algorithm = { name = "fedavg" }
+"""
+
+
+@pytest.mark.parametrize(
+    ("setting", "reached"),
+    [
+        ("algorithm.mu=0.7", "one three"),
+        ("algorithm.lr.factor=0.7", "one two three"),
+        ("model.width=7", "one two three"),
+        ("model.hidden=[7]", "two three"),
+        ("model.augment=['flip']", "one two three"),
+        ("problem.gamma=0.7", "one two three"),
+        ("pretrain.mu=0.7", "one two three"),
+        ("data.clients=7", "one two three"),
+        ("data.options.length=7", "two three"),
+        ("data.partition.alpha=0.7", "three"),
+        ("data.partition.share=0.7", "one three"),
+    ],
+)
+def test_a_setting_reaches_the_variants_that_name_another_object_with_that_option(write, setting, reached) -> None:
+    """The others either have what the file itself has, or an object without the option."""
+    path, (key, _, value) = write(OTHERS), setting.partition("=")
+    config = read(path, [setting])
+    expected = tomllib.loads(f"value = {value}")["value"]
+    for label in config.variants:
+        tables = config.variant(label).to_table()
+        for part in key.split("."):
+            tables = tables.get(part, {}) if isinstance(tables, dict) else {}
+        assert (tables == expected) == (label in reached.split()), label
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        (
+            "algorithm.muu=3",
+            "Unknown key 'algorithm.muu'. Did you mean 'algorithm.mu'? Known: algorithm.lr, algorithm.mu",
+        ),
+        ("model.widht=3", "Unknown key 'model.widht'. Did you mean 'model.width'?"),
+        ("problem.gamm=3", "Unknown key 'problem.gamm'. Did you mean 'problem.gamma'?"),
+        ("pretrain.round=3", "Unknown key 'pretrain.round'. Did you mean 'pretrain.rounds'?"),
+        ("data.options.lenght=3", "Unknown key 'data.options.lenght'. Did you mean 'data.options.length'?"),
+        ("data.partition.alfa=3", "Unknown key 'data.partition.alfa'. Did you mean 'data.partition.alpha'?"),
+        ("algorithm.lr.fator=3", "Unknown key 'algorithm.lr.fator'. Did you mean 'algorithm.lr.factor'?"),
+    ],
+)
+def test_a_setting_that_nothing_has_is_refused(fedstrata, write, setting, message) -> None:
+    """No variant would use it, and the table that it is in need not be built."""
+    code, _, err = fedstrata("compare", write(OTHERS), "--set", setting)
+    said = " ".join(err.split())
+    assert code == 2 and message in said and f"(--set {setting})" in said
+
+
+def test_an_option_that_algorithms_share_may_be_set_for_those_compared(write) -> None:
+    config = read(write("[algorithms.fgda]\ngamma = 0.1\n"), ["algorithm.dual_lr=0.3", "algorithm.gamma=0.2"])
+    assert config.options_of("local_sgda") == {"dual_lr": 0.3} and config.options_of("fgda")["gamma"] == 0.2
+    with pytest.raises(InputError, match=r"Unknown key 'algorithm.gamma'"):
+        read(write(""), ["algorithm.gamma=0.2"])
 
 
 def test_variants_that_a_setting_makes_the_same_are_refused(fedstrata, write, tmp_path) -> None:

@@ -8,6 +8,7 @@ import ipaddress
 import json
 import os
 import stat
+import subprocess
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
@@ -24,7 +25,7 @@ from federation.stand_in import CANCER, DIGITS, Tables, made, site
 from fedstrata.experiments.config import parse
 from fedstrata.federation import keys
 from fedstrata.federation.deploy import write_app, write_federation
-from fedstrata.federation.processes import Processes, commands
+from fedstrata.federation.processes import Processes, commands, environment
 from fedstrata.federation.server.nodes import Roster
 from fedstrata.federation.superlink import Federation
 
@@ -252,6 +253,33 @@ def test_a_federation_has_a_folder_for_the_server_and_for_each_node(tmp_path: Pa
     )
 
 
+def test_the_scripts_start_what_a_local_federation_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "federation"
+    federation(folder, {"north": None})
+    started: list[list[str]] = []
+    monkeypatch.setattr(Processes, "start", lambda self, name, command: started.append(command))
+    monkeypatch.setattr(Processes, "wait_until", lambda *_: None)
+    local = Federation(folder, ["north"])
+    local.start_server("--database", "local.db")
+    shown = tmp_path / "bin"
+    shown.mkdir()
+    for name in ("flower-superlink", "fedstrata"):
+        (shown / name).write_text('#!/bin/sh\nprintf "%s\\n" "$@"\nenv | grep ^FLWR_\n')
+        (shown / name).chmod(0o755)
+    printed = {}
+    for start in (folder / "server" / "start", folder / "nodes" / "north" / "start"):
+        plain = {"PATH": f"{shown}{os.pathsep}{os.environ['PATH']}"}
+        shell = subprocess.run([start], capture_output=True, text=True, env=plain)
+        printed[start.parent.name] = shell.stdout.splitlines()
+    (_, *words), script = started[0], printed["server"][: printed["server"].index("--database")]
+    here = [word.removeprefix(f"{folder / 'server'}/").replace(str(local.ports[0]), "9556") for word in words]
+    assert script == here[:-2]
+    for lines, own in ((printed["server"], "server"), (printed["north"], "nodes/north")):
+        set_here = {line for line in lines if line.startswith("FLWR_")}
+        wanted = environment(folder / own / "flwr").items()
+        assert set_here == {f"{name}={value}" for name, value in wanted if name.startswith("FLWR_")}
+
+
 REFUSALS: dict[str, tuple[Callable[[Path], dict[str, Path | None]], Tables, str]] = {
     "a name with a slash": (lambda f: {"a": None, "b/../../c": None}, {}, "name of the node"),
     "a name of dots": (lambda f: {"..": None}, {}, "name of the node"),
@@ -321,7 +349,7 @@ def test_init_writes_a_federation_and_prints_the_next_steps(fedstrata, experimen
         (["--set", "train.round=9"], "train.rounds"),
         (["--node", "a", "--set", "algorithm.gamma=-1"], "The gamma of fgda must be a number above 0. Got -1"),
         (["--node", "a", "--set", "faults.inject.clients=[1]"], "injected faults must be from 0 to 0. Got 1"),
-        (["--node", "a", "--set", "problem.q=1"], "Unknown option of the auc problem 'q'"),
+        (["--node", "a", "--set", "problem.q=1"], "Unknown key 'problem.q'"),
         (["--port", "0"], "port"),
     ],
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,12 @@ import fedstrata as fs
 from federation.stand_in import AUC, CANCER, DIGITS, FEDAVG, HELD_OUT, Sent, Site, Tables, headed, made, site
 from fedstrata.clients import remote
 from fedstrata.experiments.build import Experiment
-from fedstrata.federation import keys, wire
+from fedstrata.federation import app, keys, wire
 from fedstrata.federation.deploy import save_arrays
 from fedstrata.federation.experiment import check_config
 from fedstrata.federation.node.data import NodeData, federated_view
 from fedstrata.federation.server import data as server_data
+from fedstrata.federation.server.data import data_of_nodes
 from fedstrata.federation.server.nodes import Roster
 from fedstrata.federation.wire import Call, Reply
 from support import without_seconds
@@ -266,6 +268,39 @@ def test_a_node_holds_its_share_of_every_class_out() -> None:
     assert data.sizes.tolist() == [0, 25, 0] and data.support.sizes.tolist() == [0, 12, 0]
 
 
+def test_a_site_that_is_too_small_to_hold_rows_out_takes_part_and_measures_nothing(tmp_path: Path) -> None:
+    """A simulation accepts such a client too: only if no client has test rows is the share too small."""
+    nodes = site(tmp_path, made(DIGITS, FEDAVG))
+    nodes.experiment += "\n[data]\nholdout = 0.1\n"
+    written(nodes, 1, ROWS, LABELS)
+    run = nodes.serve(pooled=False)
+    assert not nodes.faults() and run.history[-1]["measured_clients"] == 2
+    assert run.summary["per_client"]["loss"][1] is None
+    own = NodeData((torch.from_numpy(ROWS), torch.from_numpy(LABELS)), None, None)
+    call = Call("work", "run", client=1, clients=3, classes=10)
+    data = federated_view(own, call, made(DIGITS, {"data": {"holdout": 0.1}}))
+    assert data.client_test is None and data.test is None and data.sizes.tolist() == [0, 4, 0]
+
+
+def test_rows_that_nodes_only_declare_take_no_memory(
+    sites: Callable[[Tables], Site], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A hostile node may declare 10**8 of them, and their numbers would be 0.8 GB; here it would be 80 TB."""
+    described: list[fs.FederatedData] = []
+
+    def declared(*arguments: Any) -> fs.FederatedData:
+        data = data_of_nodes(*arguments)
+        offsets = np.array([0, 1, 10**13, 10**13 + 1])
+        rows = data.train.rows[:1].expand(int(offsets[-1]))
+        described.append(replace(data, train=replace(data.train, rows=rows, offsets=offsets)))
+        return described[-1]
+
+    monkeypatch.setattr(app, "data_of_nodes", declared)
+    balanced = {"weighting": "samples", "sampling": "balanced", "batch_size": 20, "rounds": 1}
+    sites({**FEDAVG, "train": balanced}).serve(tmp_path / "run")
+    assert described[0].train.class_counts.tolist() == [[1], [10**13 - 1], [1]]
+
+
 @pytest.mark.slow
 def test_labels_may_be_floats_even_where_a_node_has_one_class(tmp_path: Path) -> None:
     """A node with only zeros cannot know that they are labels; together the nodes do."""
@@ -330,13 +365,15 @@ def test_a_node_of_another_version_with_the_same_message_format_takes_part_and_i
 
 # --- collections to pool ----------------------------------------------------------------------------------------------
 
+NO_POOL = "This node does not send collections to be pooled (pool = false in its configuration)"
+
 
 @pytest.fixture
 def pooling(monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
     """FedAvg that pools two numbers of each client; returns the pools."""
     pools: list[torch.Tensor] = []
 
-    @remote
+    @remote(pool=True)
     def local(self: fs.FedAvg, client: fs.Client, x: torch.Tensor) -> torch.Tensor:
         return torch.stack([x[:, 0], client.sizes.to(x)], 1)
 
@@ -362,9 +399,24 @@ def test_a_node_may_refuse_to_send_collections(
     assert [len(pool) for pool in pooling] == [4 if refuses else 6] * 2
     faults = nodes.faults(tmp_path / "run")
     assert [(fault["name"], fault["kind"]) for fault in faults] == [("node1", "error")] * (2 if refuses else 0)
-    assert all(
-        "(pool = false in its configuration), but local of fedavg asks for them." in fault["detail"] for fault in faults
-    )
+    assert all(f"{NO_POOL}, but local of fedavg returns them." in fault["detail"] for fault in faults)
+
+
+@pytest.mark.parametrize("pool", [None, 2, 0, 10**9], ids=str)
+def test_the_method_and_not_the_server_says_that_a_node_sends_a_collection(
+    pool: int | None, pooling: list[torch.Tensor], sites: Callable[[Tables], Site]
+) -> None:
+    nodes = sites(FEDAVG)
+    here = nodes.here(0)
+    nodes.here = lambda _: here | {"pool": False}  # type: ignore[method-assign]
+    assert call(nodes, pool=pool) == {"error": f"{NO_POOL}, but local of fedavg returns them."}
+
+
+def test_a_node_answers_as_the_method_is_marked(pooling: list[torch.Tensor], sites: Callable[[Tables], Site]) -> None:
+    answer = call(sites(FEDAVG))
+    assert set(answer) == {"error"} and "local of fedavg is marked @remote(pool=True)" in answer["error"]
+    answer = call(sites(FEDAVG), work="query:class_counts", pool=100)
+    assert set(answer) == {"error"} and "class_counts returns collections to pool: mark it" in answer["error"]
 
 
 def test_a_node_sends_no_collection_above_the_limit(

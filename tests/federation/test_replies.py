@@ -251,6 +251,39 @@ def test_the_steps_of_a_loop_need_not_be_an_option(
     assert nodes.serve(tmp_path / "run").summary["steps"] == 50 and not nodes.faults(tmp_path / "run")
 
 
+ASKED: dict[str, Callable[[fs.FedAvg, fs.Clients, torch.Tensor], Any]] = {
+    "vectors of several lengths": lambda f, clients, x: [clients.mean(f.local, x[:n], 0) for n in (3, 5)],
+    "whole numbers": lambda f, clients, x: [clients.mean(f.local, x[:3], n) for n in (0, 2)],
+    "collections": lambda f, clients, x: [clients.pool(f.pooled, x)],
+}
+
+
+@pytest.mark.parametrize("asked", ASKED)
+def test_a_method_may_be_asked_for_answers_of_several_forms(
+    asked: str, sites: Callable[[Tables], Site], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client's answer has the form that the message asks for, not the one that the first message asked for."""
+
+    @fs.remote
+    def local(self: fs.FedAvg, client: fs.Client, x: torch.Tensor, more: int) -> torch.Tensor:
+        return x.new_ones(len(client), x.shape[1] + more)
+
+    @fs.remote(pool=True)
+    def pooled(self: fs.FedAvg, client: fs.Client, x: torch.Tensor) -> torch.Tensor:
+        return x.new_ones(len(client), 2 + client.clock.round)
+
+    def round(self: fs.FedAvg, s: Any, clients: fs.Clients) -> Any:
+        ASKED[asked](self, clients, s.x)
+        return s
+
+    monkeypatch.setattr(fs.FedAvg, "local", local)
+    monkeypatch.setattr(fs.FedAvg, "pooled", pooled, raising=False)
+    monkeypatch.setattr(fs.FedAvg, "round", round)
+    nodes = sites(FEDAVG)
+    nodes.serve(tmp_path / "run")
+    assert not nodes.faults(tmp_path / "run")
+
+
 def parcel(**parts: Any) -> Change:
     """Another parcel: arrays by name, or what the header says of them."""
 

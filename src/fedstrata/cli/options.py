@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from fedstrata.core.errors import InputError
+from fedstrata.core.files import refuse_used
 
 ConfigFile = Annotated[Path, typer.Argument(help="TOML file of the experiment.", show_default=False)]
 RunOut = Annotated[
@@ -48,11 +49,5 @@ def check_resume(out: Path | None, resume: bool) -> None:
 def check_out(out: Path | None, resume: bool) -> None:
     """Raise if the output directory is a file, or is not empty although nothing is resumed."""
     check_resume(out, resume)
-    if out is None or not out.exists():
-        return
-    if not out.is_dir():
-        raise InputError(f"{out} is a file, not a directory. Nothing was overwritten: choose another --out.")
-    if not resume and any(out.iterdir()):
-        raise InputError(
-            f"The directory {out} exists and is not empty. Nothing was overwritten: choose another, or pass --resume."
-        )
+    if out is not None and not (resume and out.is_dir()):
+        refuse_used(out, "Choose another, or pass --resume.")

@@ -20,7 +20,7 @@ from fedstrata.clients.engine import Engine, Reduced, Request, Usage, Work, labe
 from fedstrata.clients.exchange import Exchange, Rejoin
 from fedstrata.clients.faults import Fault
 from fedstrata.clients.simulated import on_auxiliary
-from fedstrata.clients.work import is_remote
+from fedstrata.clients.work import check_pool, is_remote
 from fedstrata.core import rng
 from fedstrata.core.clock import Clock, Progress
 from fedstrata.core.errors import invalid
@@ -218,8 +218,8 @@ class Clients:
     def pool(self, work: Work, *message: Any, limit: int = 1 << 20) -> Any:
         """Run ``work(client, *message)``, which returns collections [C, n, ...]; return them pooled: [cohort * n, ...].
 
-        A client may return at most ``limit`` numbers. Clients that were left out add nothing. A node of a federation
-        may refuse to answer.
+        The method must be marked ``@remote(pool=True)``. A client may return at most ``limit`` numbers. Clients that
+        were left out add nothing. A node of a federation may refuse to answer.
         """
         rows = self._rows(work, message, pool=limit)
         answered = torch.from_numpy(self._answered)
@@ -257,6 +257,7 @@ class Clients:
         clock, exchange = self.progress.now, self.progress.exchanges
         request = Request(work, message, clock, exchange, self.cohort, places, answered, rejoins=rejoins, pool=pool)
         request.check_message()
+        check_pool(request)
         self.progress.exchanges += 1
         if self.unmarked is not None and not (is_remote(work) or request.query or request.label in self.unmarked):
             self.unmarked.add(request.label)

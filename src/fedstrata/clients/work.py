@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, TypeVar, overload
 
 import torch
 from torch.utils._pytree import tree_leaves
@@ -19,15 +19,45 @@ class WorkError(FedstrataError):
     """The work of a client failed; the message says which algorithm, method, round and client."""
 
 
-def remote(method: Method) -> Method:
-    """Mark a method of an algorithm as one that clients run: nodes run no other method for a server."""
-    method.remote = True  # type: ignore[attr-defined]
-    return method
+@overload
+def remote(method: Method) -> Method: ...
+
+
+@overload
+def remote(*, pool: bool = False) -> Callable[[Method], Method]: ...
+
+
+def remote(method: Method | None = None, *, pool: bool = False) -> Method | Callable[[Method], Method]:
+    """Mark a method of an algorithm as one that clients run: nodes run no other method for a server.
+
+    ``@remote(pool=True)`` marks one that returns collections for ``clients.pool``, which a node may refuse to run.
+    """
+
+    def mark(method: Method) -> Method:
+        method.remote, method.pool = True, pool  # type: ignore[attr-defined]
+        return method
+
+    return mark if method is None else mark(method)
 
 
 def is_remote(method: object) -> bool:
     """Whether a method may be run on a node."""
     return getattr(method, "remote", False) is True
+
+
+def is_pooled(method: object) -> bool:
+    """Whether a method returns collections to pool."""
+    return is_remote(method) and getattr(method, "pool", False) is True
+
+
+def check_pool(request: Request) -> None:
+    """Raise unless the request asks for collections to pool exactly if the method is marked as returning them."""
+    if is_pooled(request.work) and request.pool is None:
+        raise FedstrataError(
+            f"{request.label} is marked @remote(pool=True): only clients.pool may ask for its answers."
+        )
+    if request.pool is not None and not is_pooled(request.work):
+        raise FedstrataError(f"{request.label} returns collections to pool: mark it with @remote(pool=True).")
 
 
 def _check_dtype(answer: Any, wants: torch.dtype) -> None:

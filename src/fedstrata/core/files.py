@@ -55,6 +55,14 @@ def _sync(path: Path) -> None:
         os.close(handle)
 
 
+def refuse_used(folder: Path, remedy: str = "Choose another.") -> None:
+    """Raise if ``folder`` is a file, or is not empty; temporary files of :func:`write_atomically` do not count."""
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"{folder} is a file, not a directory. Nothing was overwritten. Choose another.")
+    if folder.exists() and any(path.suffix != ".tmp" for path in folder.iterdir()):
+        raise InputError(f"The directory {folder} exists and is not empty. Nothing was overwritten. {remedy}")
+
+
 def remove_leftovers(folder: Path) -> None:
     """Remove temporary files of interrupted :func:`write_atomically` calls; no other process may use the folder."""
     for path in folder.glob(".*.tmp"):

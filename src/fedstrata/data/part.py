@@ -19,7 +19,7 @@ class Part:
     """Rows of shared arrays, grouped by client and, within a client, sorted by class.
 
     arrays:  tensors whose first axis runs over all rows: ``(inputs, targets)``.
-    rows:    row numbers, one client after another.
+    rows:    row numbers, one client after another; one row, expanded, as a placeholder for data that are elsewhere.
     offsets: client k has ``rows[offsets[k]:offsets[k + 1]]``.
     """
 
@@ -38,6 +38,11 @@ class Part:
             rows = rows[np.lexsort((rows, targets.cpu().numpy()[rows], owner))]
         return Part(arrays, torch.from_numpy(rows), offsets)
 
+    @property
+    def stored_rows(self) -> torch.Tensor:
+        """The row numbers in memory: of a placeholder, which may stand for any number of rows, only one."""
+        return self.rows[:1] if self.rows.stride(0) == 0 else self.rows
+
     @cached_property
     def sizes(self) -> np.ndarray:
         """Number of samples of each client."""
@@ -49,9 +54,11 @@ class Part:
         targets = self.arrays[-1]
         if not are_labels(targets):
             raise invalid("targets", f"{targets.dtype} of shape {tuple(targets.shape)}", "class numbers, one per row")
-        labels = targets.cpu().numpy()[self.rows.numpy()].astype(np.int64)
+        labels = targets.cpu().numpy()[self.stored_rows.numpy()].astype(np.int64)
         if labels.min() < 0:
             raise invalid("labels of the data", int(labels.min()), "class numbers from 0 on")
+        if len(labels) < len(self.rows):
+            return np.outer(self.sizes, np.arange(labels[0] + 1) == labels[0])
         owner = np.repeat(np.arange(len(self.sizes)), self.sizes)
         shape = (len(self.sizes), int(labels.max()) + 1)
         return np.bincount(owner * shape[1] + labels, minlength=shape[0] * shape[1]).reshape(shape)

@@ -150,7 +150,7 @@ def _variant(config: Config, label: str, where: str) -> Config:
 
 def read(path: str | Path, overrides: list[str] | None = None, preset: str | None = None) -> Config:
     """Read a configuration file with one of its presets, the first by default, and apply ``key=value`` overrides."""
-    raw, over = overlay.split_preset(_with_names(read_toml(Path(path))), preset, str(path))
+    raw, over = overlay.split_preset(overlay.with_names(read_toml(Path(path))), preset, str(path))
     raw = overlay.merge_experiment(raw, over)
     for text in overrides or []:
         raw = overlay.override(raw, text)
@@ -185,13 +185,6 @@ def parse(raw: Tables, where: str) -> Config:
         if not slug(label):
             raise invalid("label of a variant", label, "a name with letters or digits", where)
     return config
-
-
-def _with_names(raw: Tables) -> Tables:
-    """Return the tables with default names filled in, so that a preset that changes a name is detected."""
-    declared = options_of(Config)
-    names = {kind: {key: getattr(declared[kind].default, key)} for kind, key in overlay.NAMES.items()}
-    return {k: {**names[k], **v} if k in names and isinstance(v, dict) else v for k, v in raw.items()}
 
 
 def import_file(path: Path) -> None:

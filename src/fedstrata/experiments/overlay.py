@@ -9,8 +9,14 @@ from typing import Any
 
 from fedstrata.algorithms.algorithm import ALGORITHMS
 from fedstrata.core.errors import InputError, invalid, unknown
-from fedstrata.core.options import options_of
-from fedstrata.problems import PROBLEMS
+from fedstrata.core.options import Options, options_of
+from fedstrata.core.registry import Registry
+from fedstrata.core.schedules import SCHEDULES
+from fedstrata.data import SETS
+from fedstrata.data.partitions import PARTITIONS
+from fedstrata.experiments.schema import AlgorithmTable, DataTable, ModelTable, PretrainTable, ProblemTable
+from fedstrata.models import MODELS
+from fedstrata.problems import PROBLEMS, ProblemKind
 
 Tables = dict[str, Any]
 
@@ -20,6 +26,29 @@ SHARED = ("lr", "dual_lr", "steps", "server_lr", "weight_decay")
 
 NAMES = {"data": "name", "model": "name", "problem": "name", "algorithm": "name", "pretrain": "algorithm"}
 """The tables with the options of a named object, and the key of its name."""
+
+_TABLES: dict[str, type[Options]] = {
+    "data": DataTable,
+    "model": ModelTable,
+    "problem": ProblemTable,
+    "algorithm": AlgorithmTable,
+    "pretrain": PretrainTable,
+}
+_REGISTRIES: dict[str, Registry[Any]] = {
+    "model": MODELS,
+    "problem": PROBLEMS,
+    "algorithm": ALGORITHMS,
+    "pretrain": ALGORITHMS,
+    "data.options": SETS,
+    "data.partition": PARTITIONS,
+}
+"""Tables with the options of a registered object; any other table that names one is a schedule."""
+
+
+def with_names(raw: Tables) -> Tables:
+    """Return the tables with default names filled in, so that a change of name is detected."""
+    names = {kind: {key: options_of(_TABLES[kind])[key].default} for kind, key in NAMES.items()}
+    return {k: {**names[k], **v} if k in names and isinstance(v, dict) else v for k, v in raw.items()}
 
 
 def applicable(kind: str, options: Tables, name: str) -> Tables:
@@ -102,21 +131,23 @@ def split_preset(raw: Tables, preset: str | None, where: str) -> tuple[Tables, T
 def override(raw: Tables, text: str) -> Tables:
     """Return the tables with one setting changed, given as ``key=value``; the value is TOML, or else a string.
 
-    It takes precedence over variants that set the same key, and over ``[algorithms.NAME]``. A new algorithm or problem
-    keeps only the options that apply to it.
+    It takes precedence over variants that set the same key, and over ``[algorithms.NAME]``. A variant that names
+    another object gets it too, if that object has the option; an option that nothing has is an error. A new algorithm
+    or problem keeps only the options that apply to it.
     """
     path, value = _parsed(text)
-    raw = _put_over(raw, path, value, text)
-    variants = raw.get("variants")
-    if isinstance(variants, dict):
-        own = {
-            k: _put_over(v, path, value, text) for k, v in variants.items() if isinstance(v, dict) and _sets(v, path)
-        }
-        raw = {**raw, "variants": {**variants, **own}}
-    algorithms = raw.get("algorithms")
-    if path[0] == "algorithm" and len(path) > 1 and isinstance(algorithms, dict):
-        own = {k: _put_over(v, path[1:], value, text) for k, v in algorithms.items() if _sets(v, path[1:])}
-        raw = {**raw, "algorithms": {**algorithms, **own}}
+    raw = with_names(_put_over(raw, path, value, text))
+    variants, algorithms = (raw[k] if isinstance(raw.get(k), dict) else {} for k in ("variants", "algorithms"))
+    others = {k: v for k, v in variants.items() if _names_another_at(raw, v, path)}
+    takers = {k: v for k, v in variants.items() if _sets(v, path) or (k in others and _takes(v, path))}
+    option = path[1:] if path[0] == "algorithm" else []
+    own = {k: v for k, v in algorithms.items() if option and _sets(v, option)}
+    if not (takers or own or _takes(raw, path) or option in [[shared] for shared in SHARED]):
+        raise _unknown_key([raw, *others.values()], path, text)
+    if takers:
+        raw["variants"] = variants | {k: _put_over(v, path, value, text) for k, v in takers.items()}
+    if own:
+        raw["algorithms"] = algorithms | {k: _put_over(v, option, value, text) for k, v in own.items()}
     return raw
 
 
@@ -134,13 +165,57 @@ def _parsed(text: str) -> tuple[list[str], Any]:
     return path, tables["value"]
 
 
+def _at(tables: Any, path: list[str]) -> Any:
+    """Return the value of a key; None if the tables have none."""
+    for part in path:
+        tables = tables.get(part) if isinstance(tables, dict) else None
+    return tables
+
+
 def _sets(tables: Any, path: list[str]) -> bool:
     """Whether the tables have a value for this key."""
-    for part in path:
-        if not isinstance(tables, dict) or part not in tables:
-            return False
-        tables = tables[part]
-    return True
+    return _at(tables, path) is not None
+
+
+def _name_at(tables: Any, path: list[str]) -> Any:
+    """Return the name of the object that the table at ``path`` configures; None if it names none."""
+    table = _at(tables, path)
+    if not isinstance(table, dict):
+        return None
+    return table.get(NAMES.get(path[0])) if len(path) == 1 else table.get("schedule", table.get("name"))
+
+
+def _names_another_at(base: Tables, over: Any, path: list[str]) -> bool:
+    """Whether a table around this key names another object in ``over``, and so does not inherit the key."""
+    return any(_name_at(over, path[:n]) not in (None, _name_at(base, path[:n])) for n in range(1, len(path)))
+
+
+def _keys(tables: Tables, path: list[str]) -> set[str] | None:
+    """Return the keys that the table at ``path`` may have; None if they do not depend on a known object."""
+    where = ".".join(path)
+    name = _name_at(tables, ["data"] if where == "data.options" else path)
+    registry = _REGISTRIES.get(where, SCHEDULES)
+    if not isinstance(name, str) or name not in registry:
+        return None
+    found = registry[name]
+    declared = options_of(found.build if isinstance(found, ProblemKind) else found)
+    own: dict[str, Iterable[str]] = {"data.options": (), "data.partition": ("name",)}
+    own |= {kind: options_of(table).keys() - {"options"} for kind, table in _TABLES.items()}
+    return {*own.get(where, ("schedule",)), *(key for key, option in declared.items() if option.in_file)}
+
+
+def _takes(tables: Tables, path: list[str]) -> bool:
+    """Whether the objects that the tables name have this option."""
+    inside = path[:-1] == ["data", "options"] or isinstance(_at(tables, path[:-1]), dict)
+    levels = ((_keys(tables, path[:n]), path[n]) for n in range(1, len(path)))
+    return inside and all(keys is None or key in keys for keys, key in levels)
+
+
+def _unknown_key(places: list[Tables], path: list[str], text: str) -> InputError:
+    """Return the error for an option that no object has, in any of these tables."""
+    n = next(n for n in range(1, len(path)) if not _takes(places[0], path[: n + 1]))
+    known = {".".join([*path[:n], key]) for tables in places for key in _keys(tables, path[:n]) or ()}
+    return unknown("key", ".".join(path[: n + 1]), known, f"--set {text}")
 
 
 def _put_over(tables: Tables, path: list[str], value: Any, text: str) -> Tables:

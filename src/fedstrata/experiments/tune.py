@@ -16,7 +16,7 @@ import tomli_w
 
 from fedstrata.algorithms.algorithm import ALGORITHMS
 from fedstrata.core.errors import Diverged, FedstrataError, InputError, invalid, unknown
-from fedstrata.core.files import Row, Rows, write_atomically
+from fedstrata.core.files import Row, Rows, refuse_used, write_atomically
 from fedstrata.core.options import options_of
 from fedstrata.experiments import runs
 from fedstrata.experiments.build import Experiment, build_algorithm
@@ -242,16 +242,13 @@ class _Log:
 
 def _claim(folder: Path, settings: str) -> None:
     """Claim a new folder for a search with these settings; raise if it contains anything else."""
-    folder.mkdir(parents=True, exist_ok=True)
     file = folder / "config.json"
     if file.exists():
         if file.read_text() != settings:
             raise InputError(
-                f"The directory {folder} has a search with different settings. Nothing was overwritten: choose another."
+                f"The directory {folder} has a search with different settings. Nothing was overwritten. Choose another."
             )
-    elif any(folder.iterdir()):
-        raise InputError(
-            f"The directory {folder} is not empty and has no search to resume. Nothing was overwritten: choose another."
-        )
     else:
+        refuse_used(folder, "It has no search to resume. Choose another.")
+        folder.mkdir(parents=True, exist_ok=True)
         write_atomically(file, settings.encode())

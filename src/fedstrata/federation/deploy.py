@@ -11,11 +11,12 @@ from pathlib import Path
 import numpy as np
 
 from fedstrata.core.errors import InputError, invalid, unknown
-from fedstrata.core.files import read_toml, write_atomically
+from fedstrata.core.files import read_toml, refuse_used, write_atomically
 from fedstrata.data.federated import Arrays, FederatedData
 from fedstrata.experiments.config import Config
 from fedstrata.federation import keys, templates
 from fedstrata.federation.experiment import check_config, experiment_text, module_list
+from fedstrata.federation.superlink import superlink_command
 
 
 def write_federation(
@@ -31,10 +32,7 @@ def write_federation(
     nodes: the file with each node's public key; None makes a key pair for that node here.
     hosts: names and addresses of the server; nodes connect to the first, on ``port``.
     """
-    if folder.exists() and not folder.is_dir():
-        raise InputError(f"{folder} is a file, not a folder. Nothing was overwritten. Choose another.")
-    if folder.exists() and any(folder.iterdir()):
-        raise InputError(f"The folder {folder} exists and is not empty. Nothing was overwritten. Choose another.")
+    refuse_used(folder)
     check_config(config, len(nodes))
     experiment_text(config)
     for host in hosts:
@@ -61,7 +59,7 @@ def _write_node(folder: Path, name: str, public: str | None, host: str, port: in
 
 def _write_server(server: Path, public: Mapping[str, str], port: int) -> None:
     """Write the server's files other than its certificates."""
-    _write_script(server / "start", templates.server_start_file(port + 1))
+    _write_script(server / "start", templates.server_start_file(superlink_command(port + 1, Path())))
     (server / "nginx.conf").write_text(templates.proxy_file(str(port), port + 1))
     (server / "keys").mkdir()
     for name, key in public.items():

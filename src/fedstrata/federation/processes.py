@@ -17,6 +17,13 @@ from fedstrata.core.errors import FedstrataError, InputError
 
 LOOPBACK = "127.0.0.1"
 
+FLOWER_SETTINGS = {
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1",
+}
+"""The environment of every Flower process: no telemetry, no update checks, and short waits for tasks."""
+
 
 def commands() -> Path:
     """Return the folder of this Python's Flower commands."""
@@ -32,10 +39,7 @@ def environment(home: Path) -> dict[str, str]:
         **os.environ,
         "PATH": f"{commands()}{os.pathsep}{os.environ.get('PATH', '')}",
         "FLWR_HOME": str(home),
-        "FLWR_TELEMETRY_ENABLED": "0",
-        "FLWR_DISABLE_UPDATE_CHECK": "1",
-        "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-        "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1",
+        **FLOWER_SETTINGS,
         "NO_PROXY": LOOPBACK,
         "no_proxy": LOOPBACK,
         "PYTHONUNBUFFERED": "1",

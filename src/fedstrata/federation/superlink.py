@@ -41,13 +41,7 @@ class Federation(Processes):
     def start_server(self, *options: str) -> None:
         """Start the SuperLink, and wait until it listens."""
         server = self.folder / "server"
-        command = [
-            *("flower-superlink", "--host", LOOPBACK, "--port", str(self.ports[0])),
-            *("--ssl-ca-certfile", str(server / "ca.crt"), "--ssl-certfile", str(server / "server.pem")),
-            *("--ssl-keyfile", str(server / "server.key"), "--enable-supernode-auth"),
-            *("--isolation", "subprocess", "--disable-runtime-dependency-installation", *options),
-        ]
-        self.start("server", command)
+        self.start("server", [*superlink_command(self.ports[0], server), *options])
         self.wait_until(lambda: is_listening(self.ports[0]), "server", 90)
         home = self.folder / "cli"
         home.mkdir(exist_ok=True)
@@ -97,6 +91,16 @@ class Federation(Processes):
     def _flwr(self, *words: str) -> subprocess.CompletedProcess[str]:
         command = [str(commands() / "flwr"), *words]
         return subprocess.run(command, capture_output=True, text=True, env=environment(self.folder / "cli"))
+
+
+def superlink_command(port: int, folder: Path) -> list[str]:
+    """Return the command that starts a SuperLink on loopback, with the certificates in ``folder``."""
+    return [
+        *("flower-superlink", "--host", LOOPBACK, "--port", str(port)),
+        *("--ssl-ca-certfile", str(folder / "ca.crt"), "--ssl-certfile", str(folder / "server.pem")),
+        *("--ssl-keyfile", str(folder / "server.key"), "--enable-supernode-auth"),
+        *("--isolation", "subprocess", "--disable-runtime-dependency-installation"),
+    ]
 
 
 def node_command(address: str, ca: Path, config: Mapping[str, str], port: int) -> list[str]:

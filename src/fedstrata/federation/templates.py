@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import shlex
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+
+from fedstrata.federation.processes import FLOWER_SETTINGS
 
 _APP = '''\
 # A Flower app that runs one experiment of fedstrata: flwr run {folder} CONNECTION
@@ -39,9 +42,9 @@ experiment = """
 {experiment}"""
 '''
 
-_FLOWER_SETTINGS = """\
-export FLWR_HOME="$PWD/flwr" FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1
-export FLWR_SUPEREXEC_TASK_POLL_INTERVAL=0.1"""
+_ENVIRONMENT = "\n".join(
+    ['export FLWR_HOME="$PWD/flwr"', *(f"export {name}={value}" for name, value in FLOWER_SETTINGS.items())]
+)
 
 
 def app_file(
@@ -76,22 +79,22 @@ def node_start_file(host: str, port: int) -> str:
 #!/bin/sh
 # Start this node. It connects to the server and listens on loopback only. Run it again after a reboot.
 cd "$(dirname "$0")" || exit 1
-{_FLOWER_SETTINGS}
+{_ENVIRONMENT}
 exec fedstrata federate node node.toml --server {host}:{port} --ca ca.crt "$@"
 """
 
 
-def server_start_file(port: int) -> str:
-    """Return the script that starts the SuperLink."""
+def server_start_file(command: Sequence[str]) -> str:
+    """Return the script that starts the SuperLink by a command with files in the script's own folder."""
+    lines = shlex.join(command).replace(" --", " \\\n  --")
     return f"""\
 #!/bin/sh
 # Start the SuperLink on loopback. Nodes connect through the proxy (nginx.conf); runs are submitted on this machine.
 cd "$(dirname "$0")" || exit 1
-{_FLOWER_SETTINGS}
+{_ENVIRONMENT}
 mkdir -p "$FLWR_HOME"
-exec flower-superlink --host 127.0.0.1 --port {port} \\
-  --ssl-ca-certfile ca.crt --ssl-certfile server.pem --ssl-keyfile server.key --enable-supernode-auth \\
-  --database "$FLWR_HOME/state.db" --isolation subprocess --disable-runtime-dependency-installation
+exec {lines} \\
+  --database "$FLWR_HOME/state.db"
 """
 
 

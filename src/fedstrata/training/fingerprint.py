@@ -43,7 +43,7 @@ def digest_of(problem: Problem, data: FederatedData) -> dict[str, str]:
     """Return digests of the data and the starting point."""
     start = [problem.x0] if problem.y0 is None else [problem.x0, problem.y0]
     parts = [p for p in (data.train, data.support, data.client_test, data.auxiliary) if p is not None]
-    arrays = {id(a): a for p in parts for a in (*p.arrays, p.rows)}
+    arrays = {id(a): a for p in parts for a in (*p.arrays, p.stored_rows)}
     tensors = {"start": start, "data": [*arrays.values(), *(data.test or ())]}
     out = {}
     for name, group in tensors.items():

@@ -15,7 +15,7 @@ import tomli_w
 import torch
 
 from fedstrata.core.errors import InputError, invalid
-from fedstrata.core.files import Row, Rows, read_toml, remove_leftovers, write_atomically
+from fedstrata.core.files import Row, Rows, read_toml, refuse_used, remove_leftovers, write_atomically
 from fedstrata.core.version import FORMAT, __version__
 from fedstrata.training.checkpoint import Checkpoints, check_format, to_safetensors
 from fedstrata.training.fingerprint import refuse_other_settings
@@ -52,8 +52,6 @@ class RunDirectory:
         settings = self.path / "config.toml"
         if self.path.is_dir():
             self._lock()
-        if self.path.exists() and not self.path.is_dir():
-            raise InputError(f"{self.path} is a file, not a directory. Nothing was overwritten: choose another.")
         if settings.exists() and resume:
             remove_leftovers(self.path)
             old = read_toml(settings)
@@ -68,14 +66,11 @@ class RunDirectory:
         self.write_config(config)
 
     def refuse_if_used(self) -> None:
-        """Raise if the folder is not empty."""
-        if self.path.exists() and any(p.suffix != ".tmp" for p in self.path.iterdir()):
-            remedy = "Choose another, or pass --resume (resume=True) to resume the run in it."
-            if not (self.path / "config.toml").exists():
-                remedy = "It contains no fedstrata run. Choose another."
-            raise InputError(
-                f"The run directory {self.path} exists and is not empty. Nothing was overwritten. {remedy}"
-            )
+        """Raise if the path is a file, or a directory that is not empty."""
+        remedy = "Choose another, or pass --resume (resume=True) to resume the run in it."
+        if not (self.path / "config.toml").exists():
+            remedy = "It contains no fedstrata run. Choose another."
+        refuse_used(self.path, remedy)
 
     def is_ours(self) -> bool:
         """Whether this ``torchrun`` started the run: a process that it restarts then resumes it."""

@@ -93,10 +93,11 @@ def federated_view(own: NodeData, call: Call, config: Config) -> FederatedData:
 
     support, test = (None if pair is None else part(pair) for pair in (own.support, own.test))
     data = FederatedData(part(own.train), support, own.test, test, call.classes, "federation")
-    data = data.reserve(config.data.holdout, 0.0 if own.support else config.data.support, config.data_seed)
     if config.data.holdout:
-        assert data.client_test is not None
-        data = replace(data, test=data.client_test.of_client(0))
+        train, held = data.train.hold_out(config.data.holdout, config.data_seed)
+        if len(held.rows):  # a small site may have none; its rows are then all for training
+            data = replace(data, train=train, client_test=held, test=held.of_client(0))
+    data = data.reserve(0.0, 0.0 if own.support else config.data.support, config.data_seed)
     return replace(
         data,
         train=_among_all(data.train, call),

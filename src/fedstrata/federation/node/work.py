@@ -17,7 +17,7 @@ from fedstrata.clients.client_side import ClientSide
 from fedstrata.clients.engine import Request, for_each
 from fedstrata.clients.queries import QUERIES
 from fedstrata.clients.state import ClientState
-from fedstrata.clients.work import is_remote, perform
+from fedstrata.clients.work import check_pool, is_pooled, is_remote, perform
 from fedstrata.core.clock import Clock
 from fedstrata.core.errors import InputError, unknown
 from fedstrata.core.machine import prepared
@@ -49,11 +49,12 @@ def work(
     problem = experiment.problem.to(torch.device(settings.device))
     problem = problem_of_round(problem, learned, call.round, settings.rounds)
     request = _request(experiment.algorithm, call, message, settings.rounds, problem.x0.device)
-    if request.pool is not None and not pools(node):
+    if is_pooled(request.work) and not pools(node):
         raise InputError(
             "This node does not send collections to be pooled (pool = false in its configuration), but "
-            f"{request.label} asks for them."
+            f"{request.label} returns them."
         )
+    check_pool(request)
     folder, limit = StateFolder(path_of(node, "state"), call.run), settings.state_memory
     if request.query:
         state = ClientState(call.clients, limit)

@@ -40,7 +40,7 @@ class Federated(Engine):
         self._kept: dict[int, Version] = {}
         self._checkpoints: list[tuple[float, dict[int, Version]]] = []
         self._oldest: dict[int, Version] = {}
-        self._layouts: dict[str, Layout] = {}
+        self._layouts: dict[tuple[Any, ...], Layout] = {}
 
     def answers(self, request: Request) -> Iterator[Answer | Fault]:
         """Yield the answers in the order of the clients, whatever order they arrived in."""
@@ -94,14 +94,21 @@ class Federated(Engine):
         return {k: replace(call, client=k, kept=self._kept.get(k), oldest=self._oldest.get(k)) for k in clients}
 
     def _usual_layout(self, request: Request, checked: dict[int, CheckedAnswer]) -> Layout | None:
-        """Return the layout that answers must have: the one that all had earlier, or else the most frequent one."""
-        if request.name in self._layouts:
-            return self._layouts[request.name]
+        """Return the layout that answers must have: the one that all had earlier, or else the most frequent one.
+
+        Earlier answers count only if they were to a message of the same form: the same shapes, whole numbers and texts.
+        A collection to pool may have another size every time.
+        """
+        leaves = tree_leaves(request.message)
+        shapes = [tuple(t.shape) for t in leaves if isinstance(t, torch.Tensor)]
+        form = request.name, *shapes, *(v for v in leaves if not isinstance(v, torch.Tensor | float))
+        if form in self._layouts:
+            return self._layouts[form]
         layouts = [answer.layout for answer in checked.values()]
-        shapes = [tuple(t.shape) for t in tree_leaves(request.message) if isinstance(t, torch.Tensor)]
         usual = usual_layout(layouts, shapes)
-        if usual is not None and set(layouts) == {usual} and 2 * len(layouts) > len(np.unique(request.cohort)):
-            self._layouts[request.name] = usual
+        agreed = set(layouts) == {usual} and 2 * len(layouts) > len(np.unique(request.cohort))
+        if usual is not None and agreed and request.pool is None:
+            self._layouts[form] = usual
         return usual
 
     def _answer(self, request: Request, client: int, checked: CheckedAnswer) -> Answer:
