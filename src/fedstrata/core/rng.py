@@ -24,6 +24,9 @@ _ROUNDS = 10
 
 Key = tuple[int, int]
 
+MANY = 1 << 16
+"""The largest population of which every member gets a random number when some are chosen."""
+
 
 def philox(counter: tuple[np.ndarray, ...], key: Key) -> np.ndarray:
     """Return four 32-bit words (as uint64, stacked on the last axis) for each 128-bit counter."""
@@ -102,10 +105,26 @@ def permutations(key: Key, clients: np.ndarray, steps: np.ndarray, sizes: np.nda
 
 
 def choose(key: Key, population: int, number: int) -> np.ndarray:
-    """Return ``number`` different clients out of ``population``, uniformly, in increasing order."""
+    """Return ``number`` different clients out of ``population``, uniformly, in increasing order.
+
+    The cost grows with ``population`` up to ``MANY``, and above it, if few are chosen, only with ``number``.
+    """
+    if population > MANY and number < population // 4:
+        return _choose_few(key, population, number)
     bits = words(key, np.arange(population), np.zeros(1), 2)
     priority = (bits[:, 0] << _32) | bits[:, 1]
     return np.sort(np.argsort(priority, kind="stable")[:number])
+
+
+def _choose_few(key: Key, population: int, number: int) -> np.ndarray:
+    """Draw with replacement, and drop repeats, until there are enough."""
+    chosen, step = np.empty(0, dtype=np.int64), 0
+    while len(chosen) < number:
+        drawn = positions(key, np.zeros(1), np.array([step]), 2 * number, np.array([population]))[0]
+        every = np.concatenate([chosen, drawn])
+        first = np.sort(np.unique(every, return_index=True)[1])
+        chosen, step = every[first][:number], step + 1
+    return np.sort(chosen)
 
 
 def choose_weighted(key: Key, probabilities: np.ndarray, number: int) -> np.ndarray:

@@ -61,6 +61,16 @@ class FederatedData:
         """Return the samples that level ``level`` draws from; level 0 is the outer function."""
         return self.support if level > 0 and self.support is not None else self.train
 
+    def only(self, clients: np.ndarray) -> FederatedData:
+        """Return the data of these clients, by number; the pooled test set and the server's samples stay."""
+
+        def part(p: Part | None) -> Part | None:
+            return None if p is None else p.only(clients)
+
+        names = tuple(self.client_names[k] for k in clients) if self.client_names else ()
+        parts = {"support": part(self.support), "client_test": part(self.client_test)}
+        return replace(self, train=self.train.only(clients), **parts, client_names=names)
+
     def to(self, device: torch.device, dtype: torch.dtype) -> FederatedData:
         """Return the data on ``device``, floating-point arrays as ``dtype``; shared arrays stay shared."""
         moved: dict[int, torch.Tensor] = {}

@@ -63,6 +63,13 @@ class Part:
         shape = (len(self.sizes), int(labels.max()) + 1)
         return np.bincount(owner * shape[1] + labels, minlength=shape[0] * shape[1]).reshape(shape)
 
+    def only(self, clients: np.ndarray) -> Part:
+        """Return the rows of these clients, in this order."""
+        sizes = self.sizes[clients]
+        offsets = np.concatenate([[0], np.cumsum(sizes)])
+        places = np.arange(offsets[-1]) + np.repeat(self.offsets[clients] - offsets[:-1], sizes)
+        return Part(self.arrays, self.rows[torch.from_numpy(places)], offsets)
+
     def of_client(self, client: int) -> Arrays:
         """Return the samples of one client."""
         rows = self.rows[self.offsets[client] : self.offsets[client + 1]]

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 import numpy as np
 import torch
 
+from fedstrata.core import rng
 from fedstrata.core.errors import InputError
 from fedstrata.core.options import Options, param
 from fedstrata.data.federated import FederatedData, Part
@@ -59,6 +60,9 @@ class Evaluation(Options, owner="the evaluation"):
     problem without a model, ``loss`` is its objective, on the clients' held-out data if all have some, else on the
     training data.
 
+    With more than ``sample`` clients, that many of them are measured, chosen at random but always the same; ``loss`` of
+    a problem without a model, ``objective`` and ``gradient_norm`` use all clients.
+
     If the model is adapted, ``personal_loss`` and ``personal_accuracy`` (``_mean``, ``_worst``, ``_spread``) are
     measured on the same data with each client's own model: full-batch steps x <- x - lr grad(mean loss) on the rows
     that the client's inner level draws from (its support rows, if any). They are NaN if an adapted model is not finite.
@@ -74,6 +78,11 @@ class Evaluation(Options, owner="the evaluation"):
     clients: Literal["auto", "test", "train", "none"] = param(
         "auto",
         "data to measure each client on; auto is its held-out part if it has one, else its training data",
+    )
+    sample: int = param(
+        1000,
+        "largest number of clients to measure; with more, that many are chosen at random, always the same",
+        least=1,
     )
     adapt_steps: int | None = param(
         None,
@@ -97,14 +106,7 @@ class Evaluation(Options, owner="the evaluation"):
         if problem.predict is None or problem.losses is None:
             measures["loss"] = objective(problem, data, x, y)
         else:
-            arrays = pooled(data)
-            measures |= pooled_measures(problem, data.classes, *predict(problem, x, arrays))
-            measures |= self._attacked(problem, data.classes, x, y, arrays)
-            measures |= self._adapted(problem, data, x, arrays)
-            part = self.part(data)
-            for name, values in self.per_client(problem, data, x).items():
-                assert part is not None
-                measures |= over_clients(name, values[~np.isnan(values) if name == "auc" else part.sizes > 0])
+            measures |= self._of_model(problem, data.only(self.measured(data)) if self.samples(data) else data, x, y)
         if problem.known is not None:
             measures |= distances(problem.known, x, y)
         if self.stationarity:
@@ -112,11 +114,40 @@ class Evaluation(Options, owner="the evaluation"):
             measures["gradient_norm"] = gradient_norm(problem, data, x, y)
         return measures
 
+    def _of_model(self, problem: Problem, data: FederatedData, x: torch.Tensor, y: torch.Tensor | None) -> Measures:
+        """Return the measures of the model, pooled and over clients."""
+        arrays, part = pooled(data), self.part(data)
+        outputs = predict(problem, x, arrays)
+        measures = pooled_measures(problem, data.classes, *outputs)
+        measures |= self._attacked(problem, data.classes, x, y, arrays)
+        measures |= self._adapted(problem, data, x, arrays)
+        same = data.test is None and part is _pooled_part(data)
+        for name, values in self.per_client(problem, data, x, outputs if same else None).items():
+            assert part is not None
+            measures |= over_clients(name, values[~np.isnan(values) if name == "auc" else part.sizes > 0])
+        return measures
+
+    def samples(self, data: FederatedData) -> bool:
+        """Whether only some of the clients are measured."""
+        return data.clients > self.sample
+
+    def measured(self, data: FederatedData) -> np.ndarray:
+        """Return the numbers of the clients that are measured."""
+        if not self.samples(data):
+            return np.arange(data.clients)
+        return rng.choose(rng.key_of("evaluation"), data.clients, self.sample)
+
     def about(self, problem: Problem, data: FederatedData, x: torch.Tensor, y: torch.Tensor | None) -> dict[str, Any]:
-        """Return which data the measures use, and the measures of each client at ``x``."""
-        measures = self.per_client(problem, data, x).items()
+        """Return which data the measures use, and the measures of each client at ``x``.
+
+        If only some clients are measured, ``measured_clients`` has their numbers.
+        """
+        chosen = self.measured(data)
+        some = data.only(chosen) if self.samples(data) else data
+        measures = self.per_client(problem, some, x).items()
         each = {name: [None if v != v else float(v) for v in values] for name, values in measures}
-        return {"measured_on": measured_on(problem, data, self), "per_client": each}
+        who = {"measured_clients": chosen.tolist()} if self.samples(data) else {}
+        return {"measured_on": measured_on(problem, data, self), "per_client": each, **who}
 
     def _attacked(
         self, problem: Problem, classes: int, x: torch.Tensor, y: torch.Tensor | None, arrays: Arrays
@@ -141,15 +172,18 @@ class Evaluation(Options, owner="the evaluation"):
         names = PER_CLIENT if math.isfinite(measures["loss"]) else ()
         return {f"adapted_{name}": value for name, value in measures.items() if name in names}
 
-    def per_client(self, problem: Problem, data: FederatedData, x: torch.Tensor) -> dict[str, np.ndarray]:
+    def per_client(
+        self, problem: Problem, data: FederatedData, x: torch.Tensor, predicted: Arrays | None = None
+    ) -> dict[str, np.ndarray]:
         """Return ``loss``, ``accuracy`` and ``auc`` of each client; NaN if a client has no samples to measure on.
 
-        If the model is adapted, also ``personal_loss`` and ``personal_accuracy``.
+        If the model is adapted, also ``personal_loss`` and ``personal_accuracy``. ``predicted`` has the outputs and
+        targets of all these samples, if they are known.
         """
         part = self.part(data)
         if part is None or problem.predict is None or problem.losses is None:
             return {}
-        outputs, targets = predict(problem, x, tuple(a[part.rows.to(a.device)] for a in part.arrays))
+        outputs, targets = predict(problem, x, _rows_of(part)) if predicted is None else predicted
         owner = np.repeat(np.arange(len(part.sizes)), part.sizes)
         counts = np.maximum(part.sizes, 1)
         empty = part.sizes == 0
@@ -235,6 +269,12 @@ def measured_on(problem: Problem, data: FederatedData, evaluation: Evaluation) -
     part = evaluation.part(data)
     clients = "nothing" if part is None else "training data" if part is data.train else "held-out test data"
     words = {"pooled": "training data" if pooled_is_training(data) else "test data", "clients": clients}
+    if evaluation.samples(data) and problem.predict is not None:
+        some = f" of {evaluation.sample:,} of {data.clients:,} clients"
+        words = {
+            name: on + some if on != "nothing" and (name == "clients" or data.test is None) else on
+            for name, on in words.items()
+        }
     adaptation = evaluation.adaptation(problem) if _shared(problem) else None
     if adaptation is not None:
         steps, lr = adaptation
@@ -253,5 +293,12 @@ def pooled(data: FederatedData) -> Arrays:
     """Return the pooled test set, else the clients' held-out data, else the training data."""
     if data.test is not None:
         return data.test
-    part = data.train if data.client_test is None else data.client_test
+    return _rows_of(_pooled_part(data))
+
+
+def _pooled_part(data: FederatedData) -> Part:
+    return data.train if data.client_test is None else data.client_test
+
+
+def _rows_of(part: Part) -> Arrays:
     return tuple(a[part.rows.to(a.device)] for a in part.arrays)

@@ -14,7 +14,10 @@ from fedstrata.training.metrics.catalogue import measure
 Measures = dict[str, float]
 
 ROWS = 1024
-"""Rows per forward pass."""
+"""Rows per forward pass, more if they are small."""
+
+PASS_BYTES = 1 << 20
+"""Bytes of small rows per forward pass."""
 
 
 @torch.no_grad()
@@ -23,7 +26,7 @@ def predict(problem: Problem, x: torch.Tensor, arrays: Arrays) -> Arrays:
     assert problem.predict is not None
     inputs, targets = arrays
     parts = []
-    for rows in torch.split(inputs, ROWS):
+    for rows in torch.split(inputs, max(ROWS, PASS_BYTES // max(1, inputs[:1].nbytes))):
         parts.append(problem.predict(x, rows if rows.is_floating_point() else rows.long()))
     return torch.cat(parts), targets
 
