@@ -59,7 +59,7 @@ class LocalSCGDAM(Algorithm):
 
     def round(self, s: State, clients: Clients) -> State:
         """Average everything."""
-        return s.plus(clients.mean(self.local, *s), clients)
+        return s.plus(clients.mean(self.local, s.h, s.y, s.p, s.q), clients)
 
     @remote
     def local(self, client: Client, h: Any, y: torch.Tensor, p: torch.Tensor, q: torch.Tensor) -> tuple[Any, ...]:

@@ -67,7 +67,7 @@ class LocalSMCGDAM(Algorithm):
 
     def round(self, s: State, clients: Clients) -> State:
         """Average everything (lines 10 to 15)."""
-        return s.plus(clients.mean(self.local, *s), clients)
+        return s.plus(clients.mean(self.local, s.h, s.y, s.p, s.q), clients)
 
     @remote
     def local(self, client: Client, h: Any, y: torch.Tensor, p: torch.Tensor, q: torch.Tensor) -> tuple[Any, ...]:
