@@ -158,5 +158,4 @@ def algorithm(name: str, options: Mapping[str, Any] | None = None, **more: Any) 
     A rate may be a table such as ``{schedule = "step", value = 0.1}``, steps may be ``{epochs = 5}`` or
     ``{initial = 4, base = 2.0}``.
     """
-    built: Algorithm = build(ALGORITHMS.find(name), {**(options or {}), **more})
-    return built
+    return build(ALGORITHMS.find(name), {**(options or {}), **more})
