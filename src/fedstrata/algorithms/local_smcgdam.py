@@ -35,7 +35,7 @@ from typing import Any
 
 import torch
 
-from fedstrata.algorithms.algorithm import Algorithm, param
+from fedstrata.algorithms.algorithm import ANY_LEVELS, Algorithm, param
 from fedstrata.algorithms.descent import RATES, WEIGHT_DECAY
 from fedstrata.algorithms.estimators import moving_average, weight_of
 from fedstrata.algorithms.layered import WEIGHTS, State, chain_rule, estimate_levels
@@ -47,7 +47,7 @@ class LocalSMCGDAM(Algorithm):
     """Local steps along momenta, at STORM estimates of every level; everything is averaged."""
 
     name = "local_smcgdam"
-    levels = range(1, 100)
+    levels = ANY_LEVELS
     dual = None
     inner_mean = "global"
 
