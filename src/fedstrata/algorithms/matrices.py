@@ -17,14 +17,16 @@ from abc import ABC, abstractmethod
 import torch
 
 from fedstrata.clients import Clients
+from fedstrata.core.options import param
 from fedstrata.core.schedules import Rate
-
-FIRST_MATRICES = ("average", "accumulator", "identity")
-"""A before the first synchronisation: the rule applied to the mean of the first estimates, or to a = 0, or I."""
 
 
 class Matrix(ABC):
-    """The rule for A, with its decay rate theta, the added rho, and the choice of the first A."""
+    """The rule for A, with its decay rate theta, the added rho, and the choice of the first A.
+
+    The first A, before the first synchronisation: "average" applies the rule to the mean of the first estimates,
+    "accumulator" to a = 0, and "identity" takes I.
+    """
 
     rows = 1
     """The rows of the accumulator."""
@@ -137,8 +139,22 @@ MATRICES: dict[str, type[Matrix]] = {
     "amsgrad": AMSGrad,
 }
 
-ADAPTIVE = {"matrix": tuple(name for name in MATRICES if name != "identity")}
-"""When theta, rho and first_matrix apply."""
+_ADAPTIVE = {"matrix": tuple(name for name in MATRICES if name != "identity")}
+
+THETA = param(0.9, "decay rate of the adaptive matrices", above=0, below=1, only=_ADAPTIVE)
+RHO = param(
+    0.1,
+    "added to the adaptive matrices, their smallest entry; small values give long steps where gradients cancel",
+    above=0,
+    only=_ADAPTIVE,
+)
+FIRST_MATRIX = param(
+    "average",
+    "the adaptive matrices before the first synchronisation",
+    choices=("average", "accumulator", "identity"),
+    only=_ADAPTIVE,
+)
+"""Options of the algorithms with a matrix, which their option ``matrix`` names."""
 
 
 def second_moment(optimizer: str, v: torch.Tensor, square: torch.Tensor, beta: float) -> torch.Tensor:
