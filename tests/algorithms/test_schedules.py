@@ -35,6 +35,8 @@ pytestmark = pytest.mark.untraced
         (fs.RoundDecay(2.0, 0.9), Clock(3, 100, step=7, iteration=50), 2.0 * 0.729),
         (fs.CubeRoot(3.0, 8.0), Clock(3, 100, step=7, iteration=0), 1.5),
         (fs.CubeRoot(3.0, 8.0), Clock(0, 100, step=0, iteration=19), 1.0),
+        (fs.Power(3.0, 8.0), Clock(0, 100, step=0, iteration=19), 1.0),
+        (fs.Power(3.0, 5.0, 0.5), Clock(1, 100, step=7, iteration=4), 1.0),
     ],
 )
 def test_schedules_follow_their_formulas(schedule: fs.schedules.Schedule, clock: Clock, expected: float) -> None:
