@@ -40,9 +40,8 @@ the step of y; the algorithm has the plus. Batches of any size replace single sa
 ``first_batches`` of them (the paper has q samples). The paper returns a random iterate; here it is the last one. A rate
 that is scheduled by rounds, not iterations, is read in the round of the update. ``cube_root`` counts t from 0, the
 paper from 1. The paper has the matrices "adam" and "belief"; "norm" and "amsgrad" are two of the "many other" ones it
-mentions. It does not define A_1 and B_1, which are used until the first synchronisation: ``first_matrix`` = "average"
-applies the rule to the means of the first estimates, "accumulator" takes a = b = 0, so A_1 = B_1 = rho I, "identity"
-takes I. The previous wbar of "belief" is that of the first phase; it starts at 0.
+mentions. It does not define A_1 and B_1, which are used until the first synchronisation; here ``first_matrix`` does.
+The previous wbar of "belief" is that of the first phase; it starts at 0.
 """
 
 from __future__ import annotations

@@ -22,11 +22,7 @@ from fedstrata.core.schedules import Rate
 
 
 class Matrix(ABC):
-    """The rule for A, with its decay rate theta, the added rho, and the choice of the first A.
-
-    The first A, before the first synchronisation: "average" applies the rule to the mean of the first estimates,
-    "accumulator" to a = 0, and "identity" takes I.
-    """
+    """The rule for A, with its decay rate theta, the added rho, and the choice of the first A."""
 
     rows = 1
     """The rows of the accumulator."""
@@ -141,16 +137,17 @@ MATRICES: dict[str, type[Matrix]] = {
 
 _ADAPTIVE = {"matrix": tuple(name for name in MATRICES if name != "identity")}
 
-THETA = param(0.9, "decay rate of the adaptive matrices", above=0, below=1, only=_ADAPTIVE)
+THETA = param(0.9, "decay rate of the matrices", above=0, below=1, only=_ADAPTIVE)
 RHO = param(
     0.1,
-    "added to the adaptive matrices, their smallest entry; small values give long steps where gradients cancel",
+    "added to the matrices, their smallest entry; small values give long steps where gradients cancel",
     above=0,
     only=_ADAPTIVE,
 )
 FIRST_MATRIX = param(
     "average",
-    "the adaptive matrices before the first synchronisation",
+    "the matrices before the first synchronisation: from the mean of the first estimates ('average'), from a = 0 "
+    "('accumulator': rho I), or I",
     choices=("average", "accumulator", "identity"),
     only=_ADAPTIVE,
 )

@@ -37,8 +37,7 @@ synchronisation needs the server's new model, so a client makes it at the start 
 random iterate; here it is the last one, or with ``average`` the mean of the server's iterates. A rate that is scheduled
 by rounds, not iterations, is read in the round of the update. ``cube_root`` counts t from 0, the paper from 1: its n is
 this n - 1. The paper has the matrices "adam" and "norm"; "belief" and "amsgrad" are two of the "many other" ones it
-mentions. It does not define A_1, which is used until the first synchronisation: ``first_matrix`` = "average" applies
-the rule to the mean of the first w_k, "accumulator" takes a = 0, so A_1 = rho I, "identity" takes A_1 = I.
+mentions. It does not define A_1, which is used until the first synchronisation; here ``first_matrix`` does.
 """
 
 from __future__ import annotations
