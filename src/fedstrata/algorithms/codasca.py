@@ -118,7 +118,7 @@ class CODASCA(Algorithm):
         if client.first:
             self.centre(client, x, stage)
         client.require(stage=stage)
-        zero_x, zero_y = torch.zeros_like(x), torch.zeros_like(y)
+        pace, zero_x, zero_y = self.factor**-stage, torch.zeros_like(x), torch.zeros_like(y)
         drift_x, drift_y = zero_x, zero_y
         if self.control:
             drift_x, drift_y = c_x - client.kept("c_x", zero_x), c_y - client.kept("c_y", zero_y)
@@ -127,7 +127,7 @@ class CODASCA(Algorithm):
             g_x, g_y = gradients(client, k.x, k.y, client.draw())
             clipped = g_x.clamp(-self.clip, self.clip) if self.clip else g_x
             direction = clipped + k.drift_x + (k.x - k.x_ref) / self.gamma + self.weight_decay * k.x
-            lr = self.factor**-stage * client.rate(self.lr)
+            lr = pace * client.rate(self.lr)
             descend_ascend(client, k, (direction, g_y + k.drift_y), (lr, lr))
             k.total, k.sum_x, k.sum_y = k.total + (k.x - k.x_ref), k.sum_x + g_x, k.sum_y + g_y
         client.keep(total=k.total)
