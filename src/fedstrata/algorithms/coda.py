@@ -125,8 +125,7 @@ class CoDA(Algorithm):
     def mean_of_stage(self, client: Client, stage: int, length: int) -> torch.Tensor:
         """Return the mean of the client's iterates in the stage, minus the start of the stage."""
         client.require(stage=stage)
-        total: torch.Tensor = client.recall("total").total
-        return total / length
+        return client.recall("total").total / length
 
     @remote
     def best(self, client: Client, x: torch.Tensor) -> torch.Tensor:

@@ -104,8 +104,7 @@ def _evaluate(formula: str, sizes: dict[str, int]) -> int:
         if isinstance(node, ast.Name) and node.id in sizes:
             return sizes[node.id]
         if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
-            result: int = _OPERATORS[type(node.op)](value(node.left), value(node.right))
-            return result
+            return _OPERATORS[type(node.op)](value(node.left), value(node.right))
         raise FedstrataError(
             f"The formula {formula!r} must be made of {', '.join(sizes)}, whole numbers, +, -, * and **."
         )

@@ -27,6 +27,11 @@ class Client:
     """C clients that advance together: every vector is [C, d], row c belongs to ``ids[c]``.
 
     An algorithm's ``@remote`` methods get one of these; they need not know how many clients it stands for.
+
+    ids:     the clients' numbers, also of those that have left the local loop.
+    clock:   the time of this step.
+    steps:   the local steps of the busiest client in this exchange, counted when a loop ends.
+    looping: whether a local loop has begun and not ended.
     """
 
     def __init__(self, side: ClientSide, ids: np.ndarray, clock: Clock, exchange: int) -> None:

@@ -35,12 +35,15 @@ class Clients:
     bytes are not counted. On the client side every tensor has a leading client axis. An answer is an update, a gradient
     or a number, never a point, so that a channel can clip and compress it.
 
-    engine: runs the work.
-    usage:  what the run has used.
-    faults: the clients that were left out since the list was last emptied.
+    engine:   runs the work.
+    cohort:   the numbers of the clients that take part; a client chosen twice is in it twice.
+    sampled:  how many clients take part in a round, unless the algorithm chooses others.
+    progress: how far the run is: its round, exchanges and local iterations.
+    usage:    what the run has used.
+    faults:   the clients that were left out since the list was last emptied.
     unmarked: methods without ``@remote`` that a warning has named; None for no warnings.
-    rejoin: lets clients that have lost what they kept rejoin before the first exchange of the round, if it would
-            otherwise have no quorum.
+    rejoin:   lets clients that have lost what they kept rejoin before the first exchange of the round, if it would
+              otherwise have no quorum.
     """
 
     def __init__(

@@ -14,7 +14,7 @@ from torch.utils._pytree import TreeSpec, tree_leaves, tree_map, tree_unflatten
 
 from fedstrata.clients.channel import PLAIN, Channel
 from fedstrata.clients.client_side import ClientSide
-from fedstrata.clients.faults import Fault, Faults, Kind
+from fedstrata.clients.faults import Fault, FaultKind, Faults
 from fedstrata.clients.privacy import Ledger
 from fedstrata.clients.queries import QUERIES
 from fedstrata.core.clock import Clock
@@ -110,7 +110,7 @@ class Request:
         if size > self.pool:
             raise invalid(f"size {what}", size, f"at most {self.pool} numbers per client")
 
-    def fault(self, client: int, kind: Kind, detail: str) -> Fault:
+    def fault(self, client: int, kind: FaultKind, detail: str) -> Fault:
         """Return the fault of a client that is left out of this attempt."""
         return Fault(self.clock.round, self.exchange, self.attempt, client, kind, detail)
 

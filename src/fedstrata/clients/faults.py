@@ -19,13 +19,13 @@ from fedstrata.core import rng
 from fedstrata.core.errors import FedstrataError, invalid, listed
 from fedstrata.core.options import Options, param
 
-Kind = Literal["silent", "error", "nan", "shape", "type", "size", "stale", "forged", "lost"]
+FaultKind = Literal["silent", "error", "nan", "shape", "type", "size", "stale", "forged", "lost"]
 """Why a client was left out: no answer, a failure, or an answer that cannot be used.
 
 "lost" is a client that has lost what it kept. Only a federation checks for "size", "stale" and "forged".
 """
 
-UNUSABLE: tuple[Kind, ...] = ("nan", "shape", "type", "size", "stale", "forged", "lost")
+UNUSABLE: tuple[FaultKind, ...] = ("nan", "shape", "type", "size", "stale", "forged", "lost")
 """Kinds of fault for which asking again would not help."""
 
 SILENT = ("drop", "delay", "crash")
@@ -50,7 +50,7 @@ class Fault:
     exchange: int
     attempt: int
     client: int
-    kind: Kind
+    kind: FaultKind
     detail: str = ""
     left_out: bool = True
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from dataclasses import replace
+from dataclasses import field, replace
 from typing import Annotated, Any, ClassVar, Literal
 
 from fedstrata.core.clock import Clock
@@ -63,16 +63,24 @@ class RoundDecay(Schedule):
         return float(self.value * self.factor**clock.round)
 
 
-class CubeRoot(Schedule):
-    """``k / (n + t)**(1/3)`` as in the theorems, where t counts local iterations since the start, from 0."""
+class Power(Schedule):
+    """``k / (n + t)**exponent``, where t counts local iterations since the start, from 0."""
 
-    name: ClassVar[str] = "cube_root"
+    name: ClassVar[str] = "power"
     k: float = param(..., "numerator", above=0)
     n: float = param(1.0, "offset added to t", above=0)
+    exponent: float = param(1 / 3, "exponent of the decay", above=0)
 
     def __call__(self, clock: Clock) -> float:
         """Return the rate at this time."""
-        return float(self.k / (self.n + clock.iteration) ** (1 / 3))
+        return float(self.k / (self.n + clock.iteration) ** self.exponent)
+
+
+class CubeRoot(Power):
+    """``k / (n + t)**(1/3)`` as in the theorems, where t counts local iterations since the start, from 0."""
+
+    name: ClassVar[str] = "cube_root"
+    exponent: float = field(default=1 / 3, init=False, repr=False)
 
 
 Rate = float | Schedule

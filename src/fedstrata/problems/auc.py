@@ -84,7 +84,7 @@ def auc(
         y0=flat.initial.new_zeros(1),
         project_y=box(low=0.0) if form == "margin" else None,
         takes_weights=True,
-        ranks=True,
+        ranks_only=True,
         flat=flat,
         predict=lambda x, inputs: flat(x[: flat.size], inputs),
         losses=either_cross_entropy,

@@ -59,7 +59,7 @@ class Problem:
                 weights are the last array, or the last before the client's number.
     best_y:     ``best_y(x, batch) -> y``: the unprojected maximiser of f(x, .), if f is quadratic in y with the same
                 Hessian on all batches, so that the mean of the maximisers over batches maximises the mean of f.
-    ranks:      whether the model only ranks, so that no threshold on its outputs is meaningful: metrics then omit
+    ranks_only: whether the model only ranks, so that no threshold on its outputs is meaningful: metrics then omit
                 accuracy.
     known:      the solution (x, y) if it is known, for metrics; y is None without a dual.
     perturbs:   whether the dual is a perturbation added to every input: metrics then also measure under attack.
@@ -87,7 +87,7 @@ class Problem:
     mixture: bool = False
     takes_weights: bool = False
     best_y: Level | None = None
-    ranks: bool = False
+    ranks_only: bool = False
     known: tuple[torch.Tensor, torch.Tensor | None] | None = None
     perturbs: bool = False
     flat: Flat | None = None
