@@ -245,10 +245,20 @@ def test_a_client_that_is_left_out_adds_nothing_to_a_pool(kind: str) -> None:
         (fs.Channel(clip=1.0, noise=1.0), "The noise of the channel cannot protect scores, which shows the server the"),
         (fs.Channel(reduce="median"), "A median cannot protect scores, which shows the server the answer of every"),
         (fs.Channel(reduce="trimmed_mean"), "A trimmed_mean cannot protect scores, which shows the server the answer"),
+        (
+            fs.Channel(clip=1.0),
+            "A channel with clip is for updates: it cannot be used for the collections that scores ",
+        ),
+        (fs.Channel(bound=1.0), "A channel with bound is for updates"),
+        (fs.Channel(compress="top_k"), "A channel with compress is for updates"),
+        (
+            fs.Channel(compress="quantise", clip=1.0, bound=1.0),
+            "A channel with compress and clip and bound is for upda",
+        ),
     ],
-    ids=["noise", "median", "trimmed mean"],
+    ids=["noise", "median", "trimmed mean", "clip", "bound", "top_k", "quantise"],
 )
-def test_a_pool_is_refused_where_single_answers_are_to_be_protected(channel: fs.Channel, wanted: str) -> None:
+def test_a_pool_is_refused_by_a_channel_for_updates(channel: fs.Channel, wanted: str) -> None:
     clients = Clients(Simulated(setting(), 2, channel), 10)
     clients.begin(0)
     with pytest.raises(fs.InputError, match=f"^{wanted}"):

@@ -219,7 +219,7 @@ class Clients:
         """Run ``work(client, *message)``, which returns collections [C, n, ...]; return them pooled: [cohort * n, ...].
 
         A client may return at most ``limit`` numbers. Clients that were left out add nothing. A node of a federation
-        may refuse to answer.
+        may refuse to answer, and a channel that changes answers is refused.
         """
         rows = self._rows(work, message, pool=limit)
         answered = torch.from_numpy(self._answered)
