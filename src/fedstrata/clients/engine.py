@@ -96,9 +96,9 @@ class Request:
                 raise FedstrataError(
                     f"{self.label} must return tensors with a leading client axis of {clients}. Got {got}."
                 )
-        self.check_collections(answer)
+        self._check_collections(answer)
 
-    def check_collections(self, answer: Any) -> None:
+    def _check_collections(self, answer: Any) -> None:
         """Raise if the answers are to be pooled, and these are not collections or are too large."""
         if self.pool is None:
             return

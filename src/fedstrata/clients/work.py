@@ -1,4 +1,4 @@
-"""The work of clients: which methods they may run, and errors that say where they occurred."""
+"""The work of clients: which methods they may run, what they answer, and errors that say where they occurred."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from typing import Any, TypeVar
 import torch
 from torch.utils._pytree import tree_leaves
 
+from fedstrata.clients.channel.channel import Channel, Packed
 from fedstrata.clients.client import Client
-from fedstrata.clients.engine import Request
+from fedstrata.clients.engine import Request, for_each
 from fedstrata.core.errors import FedstrataError, with_context
 
 Method = TypeVar("Method", bound=Callable[..., Any])
@@ -40,15 +41,20 @@ def _check_dtype(answer: Any, wants: torch.dtype) -> None:
             )
 
 
-def perform(request: Request, client: Client, message: tuple[Any, ...]) -> Any:
-    """Do the requested work; an error says in which method, round and client it occurred."""
+def answer_of(request: Request, client: Client, channel: Channel) -> tuple[Any, Packed | None]:
+    """Do the requested work; return the answer, and the answer as packed for the channel if that changes it.
+
+    An error says in which method, round and client it occurred.
+    """
     try:
-        answer = request.work(client, *message)
+        answer = request.work(client, *for_each(request.message, len(client)))
         if client.looping:
             raise FedstrataError("A local loop must run to its end: it cannot be left by break or return.")
+        request.check(answer, len(client))
         if is_remote(request.work):
             _check_dtype(answer, client.problem.x0.dtype)
-        return answer
+        packs = request.packs(channel) and tree_leaves(answer)
+        return answer, channel.send(client, request.name, answer) if packs else None
     except Exception as error:
         round = request.clock.round + 1
         when = f"round {round}" if round else "the preparation before round 1"
