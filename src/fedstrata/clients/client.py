@@ -12,7 +12,7 @@ import torch
 
 from fedstrata.clients.batches import Batches, Now
 from fedstrata.clients.client_side import ClientSide
-from fedstrata.clients.state import Memory
+from fedstrata.clients.memory import Memory
 from fedstrata.clients.variables import Variables
 from fedstrata.core.clock import Clock
 from fedstrata.core.errors import FedstrataError, invalid, listed

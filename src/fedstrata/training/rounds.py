@@ -12,10 +12,11 @@ import torch
 
 from fedstrata.algorithms.algorithm import Algorithm
 from fedstrata.clients.clients import Clients
-from fedstrata.clients.queries import learn
+from fedstrata.clients.queries import QUERIES
 from fedstrata.clients.rejoin import in_previous_round, lost_clients
 from fedstrata.core.clock import Clock
 from fedstrata.problems.problem import Problem
+from fedstrata.problems.queries import Query
 
 
 def problem_of_round(problem: Problem, learned: torch.Tensor | None, number: int, rounds: int) -> Problem:
@@ -41,6 +42,13 @@ def prepare(clients: Clients, number: int = 0) -> None:
     if query is not None and engine.learned is None:
         engine.learned = learn(query, clients)
     _enter(clients, number, engine.learned)
+
+
+def learn(query: Query, clients: Clients) -> torch.Tensor:
+    """Ask all clients; return what the problem learns from the answers."""
+    message = (clients.problem.x0,) if query.ask == "first_loss" else ()
+    answers: torch.Tensor = clients.gather(QUERIES[query.ask], *message).double()
+    return query.learn(answers, clients.weights).double()
 
 
 def start(algorithm: Algorithm, clients: Clients) -> Any:
