@@ -192,6 +192,8 @@ def test_where_clients_may_have_kept_nothing_yet_there_is_a_default(deferred: bo
     some.keep(c=column(-2, -3))
     some.commit(np.ones(2, dtype=bool))
     assert torch.equal(client.kept("c", default), column(1, -2, 3, 4, -3))
+    with pytest.raises(fs.FedstrataError, match=r"variable c that clients keep .* as before\. Got shape \(5, 2\) and"):
+        client.kept("c", default.expand(-1, 2))
     assert torch.equal(default, column(1, 2, 3, 4, 5)), "the default is not written to"
 
 

@@ -43,6 +43,8 @@ class Memory:
         if default is None:
             self._check(name, ids[len(kept[0]) if kept else 0 :])
             default = kept[0].new_empty(len(ids), *kept[0].shape[1:]) if kept else self._side.oracles.problem.x0
+        else:
+            self._side.state.check(name, default, active)
         rows = self._side.state.recall(ids, name, default)
         if not kept:
             return rows

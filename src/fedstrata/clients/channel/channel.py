@@ -22,7 +22,7 @@ import torch
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from fedstrata.clients.channel.parcels import PARCELS, Parcel
-from fedstrata.core.errors import InputError, invalid
+from fedstrata.core.errors import FedstrataError, InputError, invalid, within
 from fedstrata.core.options import Options, options_of, param
 
 if TYPE_CHECKING:
@@ -82,7 +82,8 @@ class Channel(Options, owner="the channel"):
         if self.compress == "none":
             parcel = packing.pack(updates, self)
         else:
-            unsent = client.kept(f"unsent.{name}", torch.zeros_like(updates))
+            with within(f"the channel compresses: all answers of {name} must have one size and dtype", FedstrataError):
+                unsent = client.kept(f"unsent.{name}", torch.zeros_like(updates))
             updates = updates + unsent
             parcel = packing.pack(updates, self)
             error = updates - parcel.unpack()
