@@ -39,8 +39,6 @@ class Clients:
     usage:  what the run has used.
     faults: the clients that were left out since the list was last emptied.
     unmarked: methods without ``@remote`` that a warning has named; None for no warnings.
-    rejoin: lets clients that have lost what they kept rejoin before the first exchange of the round, if it would
-            otherwise have no quorum.
     """
 
     def __init__(
@@ -49,11 +47,11 @@ class Clients:
         self.engine = engine
         self.usage = Usage()
         self.faults: list[Fault] = []
-        self.rejoin: Rejoin | None = None
         self.progress = Progress(rounds)
         self.sampled = cohort_size(participation, engine.side.data.clients)
         self.weighting = check_weighting(weighting)
         self.unmarked: set[str] | None = None
+        self._rejoin: Rejoin | None = None
         self._join(np.arange(self.total))
 
     # --- who takes part -----------------------------------------------------------------------------------------
@@ -83,12 +81,16 @@ class Clients:
         sizes = self.engine.side.data.sizes
         return float(sizes[answered].sum() / sizes.sum())
 
-    def begin(self, round: int) -> None:
+    def begin(self, round: int, rejoin: Rejoin | None = None) -> None:
         """Start a round: choose its cohort, and count its exchanges from zero.
 
         Round -1, before the first one, has every client, for what the problem and the algorithm need at the start.
+
+        rejoin: lets clients that have lost what they kept rejoin before the first exchange, if it would otherwise have
+                no quorum.
         """
         self.progress.begin(round)
+        self._rejoin = rejoin
         cohort = np.arange(self.total)
         if self.sampled < self.total and round >= 0:
             cohort = rng.choose(rng.key_of(self.engine.side.seed, "cohort", round), self.total, self.sampled)
@@ -262,7 +264,8 @@ class Clients:
             self.unmarked.add(request.label)
             hint = "mark it with @fs.remote, or nodes will refuse to run it"
             warnings.warn(f"{request.label} runs on clients: {hint}.", stacklevel=4)
-        return Exchange(self.engine, request, self.usage, self.faults, None if exchange else self.rejoin)
+        rejoin, self._rejoin = None if exchange else self._rejoin, None
+        return Exchange(self.engine, request, self.usage, self.faults, rejoin)
 
     def _finish(self, answers: Reduced) -> Reduced:
         """Count what an exchange used, and remember who answered."""
