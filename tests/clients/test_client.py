@@ -64,7 +64,7 @@ def test_a_level_that_gives_no_vector_is_named() -> None:
     problem = fs.Problem(blind, LAYERED.x0, levels=(short, lambda u, batch: u.sum()), name="scalar")
     clients = make_clients(make_setting(problem, sized_data(SIZES)))
     with pytest.raises(
-        fs.InputError, match=r"The value of level 2 of scalar must be a vector \(1-d\)\. Got 'shape \(\)'"
+        fs.InputError, match=r"The value of level 2 of the problem scalar must be a vector \(1-d\)\. Got 'shape \(\)'"
     ):
         _ = clients.inner_sizes
 

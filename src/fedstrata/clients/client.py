@@ -70,7 +70,7 @@ class Client:
 
     def all_data(self, level: int = 0) -> Batch:
         """Return all of each client's data for level ``level`` as one batch."""
-        return self._batches.all_data(level, self._now)
+        return self._batches.draw(level, 0, None, self._now)
 
     @property
     def samples(self) -> int:

@@ -25,6 +25,7 @@ from fedstrata.core import rng
 from fedstrata.core.clock import Clock, Progress
 from fedstrata.core.errors import invalid
 from fedstrata.core.schedules import EqualSteps, Rate, rate_at, steps_at
+from fedstrata.problems.levels import level_sizes
 from fedstrata.problems.problem import Problem
 
 
@@ -170,16 +171,7 @@ class Clients:
     @cached_property
     def inner_sizes(self) -> tuple[int, ...]:
         """The sizes of what the levels return, r_1..r_K."""
-        side = self.engine.side
-        u, sizes = self.problem.x0.unsqueeze(0), []
-        first, twice = np.zeros(1, dtype=np.int64), np.zeros((1, 2), dtype=np.int64)
-        for k in range(1, len(self.problem.levels) + 1):
-            u = side.oracles.level(k, u, side.data.part(k).gather(first, twice, None, False))
-            if u.dim() != 2:
-                what = f"value of level {k} of {self.problem.name}"
-                raise invalid(what, f"shape {tuple(u.shape[1:])}", "a vector (1-d)")
-            sizes.append(u.shape[1])
-        return tuple(sizes)
+        return tuple(level_sizes(self.problem, self.engine.side.data))
 
     # --- exchanges ----------------------------------------------------------------------------------------------
 
