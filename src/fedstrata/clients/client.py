@@ -47,8 +47,7 @@ class Client:
     @property
     def label(self) -> str:
         """The names of these clients, for error messages."""
-        names = self._side.data.client_names
-        shown = [names[c] if names else str(c) for c in self.ids[: self._active].tolist()]
+        shown = [self._side.data.name_of(c).removeprefix("client ") for c in self.ids[: self._active].tolist()]
         return f"client{'s' if len(shown) > 1 else ''} {listed(shown)}"
 
     @property

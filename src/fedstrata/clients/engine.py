@@ -128,6 +128,11 @@ class Answer:
     steps: int
     sent: int | None = None
 
+    @property
+    def nbytes(self) -> int:
+        """The bytes sent."""
+        return nbytes(self.value) if self.sent is None else self.sent
+
 
 @dataclass(frozen=True)
 class Reduced:
@@ -220,6 +225,11 @@ def label_of(work: Work) -> str:
     name = _name_of(work) or str(work)
     owner = getattr(getattr(work, "__self__", None), "name", None)
     return f"{name} of {owner}" if owner else name
+
+
+def nbytes(tree: Any) -> int:
+    """Return the bytes of the tensors in a message or an answer."""
+    return sum(leaf.nbytes for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor))
 
 
 def _unsendable(message: Any) -> str:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
 
-from fedstrata.clients.engine import Answer, Engine, Request, Usage
+from fedstrata.clients.engine import Answer, Engine, Request, Usage, nbytes
 from fedstrata.clients.faults import UNUSABLE, Fault, Faults, QuorumError, in_words
 from fedstrata.core.errors import FedstrataError, listed
 
@@ -40,7 +40,7 @@ class Exchange:
     def __iter__(self) -> Iterator[Answer]:
         """Yield the answers, attempt by attempt, until enough clients have answered."""
         policy, places = self.engine.policy, self.request.places
-        message = _nbytes(self.request.message)
+        message = nbytes(self.request.message)
         attempt = 0
         try:
             while len(places):
@@ -60,7 +60,7 @@ class Exchange:
                 faults.append(answer)
                 continue
             request.check(answer.value, len(answer.places))
-            self.used.bytes_up += _nbytes(answer.value) if answer.sent is None else answer.sent
+            self.used.bytes_up += answer.nbytes
             self.used.samples += answer.samples
             self.used.steps = max(self.used.steps, answer.steps)
             if not self._alike(request, answer, faults):
@@ -89,8 +89,7 @@ class Exchange:
         if self.engine.policy is not None:
             faults += [request.fault(k, "shape", "answered with another shape than the first client") for k in clients]
             return False
-        names = self.engine.side.data.client_names
-        who = listed([names[k] if names else f"client {k}" for k in clients])
+        who = listed([self.engine.side.data.name_of(k) for k in clients])
         raise FedstrataError(
             f"{request.label} must return tensors of the same shapes and dtypes for every client. Got "
             f"{_in_words(form)} from {who}, but {_in_words(self._form)} from the first ones."
@@ -157,7 +156,3 @@ def _form_of(value: Any) -> _Form:
 def _in_words(form: _Form) -> str:
     rows = [f"{tuple(shape)} {str(dtype).removeprefix('torch.')}" for shape, dtype in form[1]]
     return f"{len(rows)} tensor{'' if len(rows) == 1 else 's'} ({', '.join(rows)})"
-
-
-def _nbytes(tree: Any) -> int:
-    return sum(leaf.numel() * leaf.element_size() for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor))

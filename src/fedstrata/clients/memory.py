@@ -59,8 +59,7 @@ class Memory:
     def refuse(self, missing: np.ndarray, what: str) -> None:
         """Raise if any clients have not kept ``what``."""
         if len(missing):
-            names = self._side.data.client_names
-            who = listed([names[c] if names else f"client {c}" for c in missing.tolist()])
+            who = listed([self._side.data.name_of(c) for c in missing.tolist()])
             has = "has" if len(missing) == 1 else "have"
             message = f"{who} must have kept {what} in an earlier exchange, but {has} not, or {has} lost it."
             raise LostState(message, tuple(missing.tolist()))

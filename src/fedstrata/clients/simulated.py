@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import torch
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_map
 
 from fedstrata.clients.channel import PLAIN, Channel
 from fedstrata.clients.chunk import choose_chunk
@@ -130,8 +130,6 @@ def _spoil(request: Request, answer: Answer, kinds: dict[int, str], policy: Faul
     value, wrong = policy.inject.spoil(answer.value, [kinds.get(place) for place in answer.places.tolist()])
     for place in answer.places[wrong].tolist():
         yield request.fault(int(request.cohort[place]), "shape", "answered with the wrong shape")
-    whole = sum(leaf.numel() * leaf.element_size() for leaf in tree_leaves(value))
-    sent = whole if answer.sent is None else answer.sent  # garbage is sent too
     good = torch.from_numpy(~wrong)
     value = tree_map(lambda leaf: leaf[good], value)
-    yield Answer(answer.places[~wrong], value, answer.samples, answer.steps, sent)
+    yield Answer(answer.places[~wrong], value, answer.samples, answer.steps, answer.nbytes)  # garbage is sent too
