@@ -41,6 +41,7 @@ class Batches:
         self.samples = 0
         self._side, self._ids = side, ids
         self._problem = side.oracles.problem
+        self._random = self._problem.flat is not None and self._problem.flat.random
         self._exchange = (side.seed, round, exchange)
         self._loops = 0
         self._draws: dict[tuple[int, int, int], Draws] = {}
@@ -54,22 +55,21 @@ class Batches:
         if size is None:
             batch, samples = self._all_data(level, ids)
         else:
-            batch, samples = self._drawn(level, stream, size, now)
+            draws = self._draws.get((level, stream, size)) or self._new_draws(level, stream, size)
+            batch, samples = draws.batch(now)
         self.samples += samples
         batch = problem.completed(level, batch, ids)
-        if problem.flat is None or not problem.flat.random:
+        if not self._random:
             return batch
         key = rng.key_of(*self._names("layers", level, stream))
         return batch.randomised(rng.words(key, ids, np.full(len(ids), now.step), 2))
 
-    def _drawn(self, level: int, stream: int, size: int, now: Now) -> tuple[Batch, int]:
-        draws = self._draws.get((level, stream, size))
-        if draws is None:
-            if not isinstance(size, int) or size < 1:
-                raise invalid("batch_size of a draw", size, "a whole number of at least 1")
-            names = self._names("batch", level, stream)
-            draws = self._draws[level, stream, size] = Draws(self._side, self._ids, names, level, size)
-        return draws.batch(now)
+    def _new_draws(self, level: int, stream: int, size: int) -> Draws:
+        if not isinstance(size, int) or size < 1:
+            raise invalid("batch_size of a draw", size, "a whole number of at least 1")
+        draws = Draws(self._side, self._ids, self._names("batch", level, stream), level, size)
+        self._draws[level, stream, size] = draws
+        return draws
 
     def _all_data(self, level: int, ids: np.ndarray) -> tuple[Batch, int]:
         part, active = self._side.data.part(level), len(ids)

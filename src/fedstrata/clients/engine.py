@@ -88,22 +88,22 @@ class Request:
                 f"Got a {wrong}."
             )
 
-    def check(self, answer: Any, clients: int) -> None:
-        """Raise if the answer of ``clients`` clients is not made of tensors with a row for each of them."""
-        for leaf in tree_leaves(answer):
+    def check(self, leaves: list[Any], clients: int) -> None:
+        """Raise if the leaves of an answer of ``clients`` clients are not tensors with a row for each of them."""
+        for leaf in leaves:
             if not isinstance(leaf, torch.Tensor) or leaf.shape[:1] != (clients,):
                 got = tuple(leaf.shape) if isinstance(leaf, torch.Tensor) else type(leaf).__name__
                 raise FedstrataError(
                     f"{self.label} must return tensors with a leading client axis of {clients}. Got {got}."
                 )
-        self._check_collections(answer)
+        self._check_collections(leaves)
 
-    def _check_collections(self, answer: Any) -> None:
+    def _check_collections(self, leaves: list[torch.Tensor]) -> None:
         """Raise if the answers are to be pooled, and these are not collections or are too large."""
         if self.pool is None:
             return
         what = f"of the collections that {self.label} returns to pool"
-        shapes = [tuple(leaf.shape[1:]) for leaf in tree_leaves(answer)]
+        shapes = [tuple(leaf.shape[1:]) for leaf in leaves]
         if () in shapes:
             raise invalid(f"shape {what}", shapes, "(n, ...)")
         size = sum(math.prod(shape) for shape in shapes)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -59,11 +58,13 @@ class Exchange:
             if isinstance(answer, Fault):
                 faults.append(answer)
                 continue
-            request.check(answer.value, len(answer.places))
+            leaves, nesting = tree_flatten(answer.value)
+            request.check(leaves, len(answer.places))
             self.used.bytes_up += answer.nbytes
             self.used.samples += answer.samples
             self.used.steps = max(self.used.steps, answer.steps)
-            if not self._alike(request, answer, faults):
+            form = nesting, tuple((leaf.shape[1:], leaf.dtype) for leaf in leaves)
+            if not self._alike(request, answer, form, faults):
                 continue
             if self.engine.policy is not None:
                 answer = self._finite(request, answer, faults)
@@ -76,12 +77,11 @@ class Exchange:
         answered = set(request.cohort[self.answered].tolist())
         self.faults = [replace(f, left_out=f.client not in answered) for f in [*self.faults, *faults]]
 
-    def _alike(self, request: Request, answer: Answer, faults: list[Fault]) -> bool:
+    def _alike(self, request: Request, answer: Answer, form: _Form, faults: list[Fault]) -> bool:
         """Whether an answer has the form of the first one; otherwise its clients are left out, or it is an error.
 
         Tensors of different shapes would be broadcast, and reduced to numbers that no client meant.
         """
-        form = _form_of(answer.value)
         self._form = self._form or form
         if form == self._form:
             return True
@@ -146,11 +146,6 @@ class Exchange:
 
 _Form = tuple[TreeSpec, tuple[tuple[torch.Size, torch.dtype], ...]]
 """The nesting of an answer, and the shape and dtype of one client's row of each tensor."""
-
-
-def _form_of(value: Any) -> _Form:
-    leaves, nesting = tree_flatten(value)
-    return nesting, tuple((leaf.shape[1:], leaf.dtype) for leaf in leaves)
 
 
 def _in_words(form: _Form) -> str:

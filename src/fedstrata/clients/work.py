@@ -31,11 +31,10 @@ def is_remote(method: object) -> bool:
     return getattr(method, "remote", False) is True
 
 
-def _check_dtype(answer: Any, wants: torch.dtype) -> None:
+def _check_dtype(leaves: list[torch.Tensor], wants: torch.dtype) -> None:
     """Raise if an answer's dtype differs from that of x; whole numbers, such as counts, are allowed."""
-    for leaf in tree_leaves(answer):
-        numbers = isinstance(leaf, torch.Tensor) and (leaf.is_floating_point() or leaf.is_complex())
-        if numbers and leaf.numel() and leaf.dtype != wants:
+    for leaf in leaves:
+        if (leaf.is_floating_point() or leaf.is_complex()) and leaf.numel() and leaf.dtype != wants:
             raise FedstrataError(
                 f"An answer must have the dtype of x, {wants}, or hold whole numbers. Got {leaf.dtype}."
             )
@@ -50,11 +49,11 @@ def answer_of(request: Request, client: Client, channel: Channel) -> tuple[Any, 
         answer = request.work(client, *for_each(request.message, len(client)))
         if client.looping:
             raise FedstrataError("A local loop must run to its end: it cannot be left by break or return.")
-        request.check(answer, len(client))
+        leaves = tree_leaves(answer)
+        request.check(leaves, len(client))
         if is_remote(request.work):
-            _check_dtype(answer, client.problem.x0.dtype)
-        packs = request.packs(channel) and tree_leaves(answer)
-        return answer, channel.send(client, request.name, answer) if packs else None
+            _check_dtype(leaves, client.problem.x0.dtype)
+        return answer, channel.send(client, request.name, answer) if leaves and request.packs(channel) else None
     except Exception as error:
         round = request.clock.round + 1
         when = f"round {round}" if round else "the preparation before round 1"
