@@ -12,7 +12,7 @@ import torch
 
 from fedstrata.clients.batches import Batches, Now
 from fedstrata.clients.client_side import ClientSide
-from fedstrata.clients.state import Memory
+from fedstrata.clients.memory import Memory
 from fedstrata.clients.variables import Variables
 from fedstrata.core.clock import Clock
 from fedstrata.core.errors import FedstrataError, invalid, listed
@@ -52,8 +52,7 @@ class Client:
     @property
     def label(self) -> str:
         """The names of these clients, for error messages."""
-        names = self._side.data.client_names
-        shown = [names[c] if names else str(c) for c in self.ids[: self._active].tolist()]
+        shown = [self._side.data.name_of(c).removeprefix("client ") for c in self.ids[: self._active].tolist()]
         return f"client{'s' if len(shown) > 1 else ''} {listed(shown)}"
 
     @property
@@ -75,7 +74,7 @@ class Client:
 
     def all_data(self, level: int = 0) -> Batch:
         """Return all of each client's data for level ``level`` as one batch."""
-        return self._batches.all_data(level, self._now)
+        return self._batches.draw(level, 0, None, self._now)
 
     @property
     def samples(self) -> int:

@@ -88,22 +88,22 @@ class Request:
                 f"Got a {wrong}."
             )
 
-    def check(self, answer: Any, clients: int) -> None:
-        """Raise if the answer of ``clients`` clients is not made of tensors with a row for each of them."""
-        for leaf in tree_leaves(answer):
+    def check(self, leaves: list[Any], clients: int) -> None:
+        """Raise if the leaves of an answer of ``clients`` clients are not tensors with a row for each of them."""
+        for leaf in leaves:
             if not isinstance(leaf, torch.Tensor) or leaf.shape[:1] != (clients,):
                 got = tuple(leaf.shape) if isinstance(leaf, torch.Tensor) else type(leaf).__name__
                 raise FedstrataError(
                     f"{self.label} must return tensors with a leading client axis of {clients}. Got {got}."
                 )
-        self.check_collections(answer)
+        self._check_collections(leaves)
 
-    def check_collections(self, answer: Any) -> None:
+    def _check_collections(self, leaves: list[torch.Tensor]) -> None:
         """Raise if the answers are to be pooled, and these are not collections or are too large."""
         if self.pool is None:
             return
         what = f"of the collections that {self.label} returns to pool"
-        shapes = [tuple(leaf.shape[1:]) for leaf in tree_leaves(answer)]
+        shapes = [tuple(leaf.shape[1:]) for leaf in leaves]
         if () in shapes:
             raise invalid(f"shape {what}", shapes, "(n, ...)")
         size = sum(math.prod(shape) for shape in shapes)
@@ -127,6 +127,11 @@ class Answer:
     samples: int
     steps: int
     sent: int | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes sent."""
+        return nbytes(self.value) if self.sent is None else self.sent
 
 
 @dataclass(frozen=True)
@@ -220,6 +225,11 @@ def label_of(work: Work) -> str:
     name = _name_of(work) or str(work)
     owner = getattr(getattr(work, "__self__", None), "name", None)
     return f"{name} of {owner}" if owner else name
+
+
+def nbytes(tree: Any) -> int:
+    """Return the bytes of the tensors in a message or an answer."""
+    return sum(leaf.nbytes for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor))
 
 
 def _unsendable(message: Any) -> str:

@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from fedstrata.core import rng
 from fedstrata.core.errors import FedstrataError, invalid, listed
 from fedstrata.core.options import Options, param
+from fedstrata.data.federated import client_name
 
 FaultKind = Literal["silent", "error", "nan", "shape", "type", "size", "stale", "forged", "lost"]
 """Why a client was left out: no answer, a failure, or an answer that cannot be used.
@@ -145,4 +146,4 @@ class Faults(Options, owner="the faults"):
 
 def in_words(faults: Sequence[Fault], names: Sequence[str]) -> str:
     """Return the clients by name and what was wrong with each, for a message."""
-    return listed([f"{names[f.client] if names else f'client {f.client}'} ({f.detail or f.kind})" for f in faults])
+    return listed([f"{client_name(names, f.client)} ({f.detail or f.kind})" for f in faults])

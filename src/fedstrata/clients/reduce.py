@@ -30,6 +30,14 @@ def check_rows(channel: Channel, request: Request) -> None:
             f"The noise of the channel cannot protect {single}. Choose an algorithm that takes only means, or pass the "
             "problem the values that it would ask for."
         )
+    stages = " and ".join(
+        name for name in ("compress", "clip", "bound") if getattr(channel, name) not in (None, "none")
+    )
+    if stages and request.pool is not None:
+        raise InputError(
+            f"A channel with {stages} is for updates: it cannot be used for the collections that {request.label} "
+            f"returns to pool. Choose an algorithm that takes only means, or leave out {stages}."
+        )
 
 
 def check_means(channel: Channel, request: Request, how: tuple[str, ...], weighting: str, by_weights: bool) -> None:

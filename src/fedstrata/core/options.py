@@ -52,8 +52,11 @@ class Option:
 
     @functools.cached_property
     def kind(self) -> Kind:
-        """The values that it accepts; raises a TypeError if the annotation cannot be checked."""
-        return kind_of(self.annotation, self.limits)
+        """The values that it accepts; raises a TypeError if the annotation cannot be checked, or has no such limits."""
+        kind = kind_of(self.annotation, self.limits)
+        if self.limits != Limits() and not kind.limited:
+            raise TypeError(f"Its limits do not apply to the annotation {self.annotation}.")
+        return kind
 
     @property
     def wants(self) -> str:

@@ -12,9 +12,12 @@ from __future__ import annotations
 
 from functools import lru_cache
 from hashlib import blake2b
+from numbers import Integral
 
 import numpy as np
 import torch
+
+from fedstrata.core.errors import invalid
 
 _MULTIPLIERS = np.array([0xD2511F53, 0xCD9E8D57], dtype=np.uint64)
 _WEYL = np.array([0x9E3779B9, 0xBB67AE85], dtype=np.uint64)
@@ -47,9 +50,20 @@ def _round_keys(k0: int, k1: int) -> np.ndarray:
     return (np.array([k0, k1], dtype=np.uint64) + rounds * _WEYL) & _LOW
 
 
-@lru_cache(maxsize=4096)
 def key_of(*names: int | str) -> Key:
     """Hash names, such as ``(seed, "batch", round, exchange, level, stream)``, into a Philox key."""
+    return _hashed(tuple(name if type(name) in (int, str) else _plain(name) for name in names))
+
+
+def _plain(name: object) -> int | str:
+    """Return a name as Python's own type: equal names must have the same hash."""
+    if isinstance(name, bool) or not isinstance(name, Integral | str):
+        raise invalid("name of random numbers", name, "a whole number or a text")
+    return str(name) if isinstance(name, str) else int(name)
+
+
+@lru_cache(maxsize=4096)
+def _hashed(names: tuple[int | str, ...]) -> Key:
     digest = blake2b(repr(names).encode(), digest_size=8).digest()
     return int.from_bytes(digest[:4], "little"), int.from_bytes(digest[4:], "little")
 

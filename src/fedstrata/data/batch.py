@@ -45,11 +45,10 @@ class Batch:
             parts.append((inputs, targets, own * rest[0] if rest else own, *words))
         return Batch(tuple(parts), self.where, self.traced, self.random)
 
-    def numbered(self, clients: np.ndarray) -> Batch:
-        """Return the batch with the number of each client appended to its arrays."""
-        numbers = torch.from_numpy(clients)
+    def numbered(self, numbers: torch.Tensor) -> Batch:
+        """Return the batch with the number of each client, [C], appended to its arrays."""
         rows = [numbers] if self.where is None else [numbers[w] for w in self.where]
-        parts = [(*part, n.to(part[0].device) if part else n) for part, n in zip(self.parts, rows, strict=True)]
+        parts = [(*part, n) for part, n in zip(self.parts, rows, strict=True)]
         return Batch(tuple(parts), self.where, self.traced)
 
     def randomised(self, words: np.ndarray) -> Batch:

@@ -48,6 +48,10 @@ class FederatedData:
         """Number of clients."""
         return len(self.train.offsets) - 1
 
+    def name_of(self, client: int) -> str:
+        """Return what messages call a client."""
+        return client_name(self.client_names, client)
+
     @property
     def sizes(self) -> np.ndarray:
         """Number of training samples of each client, support and query together."""
@@ -238,3 +242,8 @@ class FederatedData:
             name=path.name,
             client_names=[f.stem for f in files],
         )
+
+
+def client_name(names: Sequence[str], client: int) -> str:
+    """Return what messages call a client: its name or, if ``names`` is empty, its number."""
+    return names[client] if names else f"client {client}"

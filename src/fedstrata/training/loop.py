@@ -214,8 +214,7 @@ class Loop:
         if self.settings.channel.noise:
             summary["delta"] = self.settings.channel.delta
         if self.settings.faults is not None:
-            names = self.data.client_names or [f"client {k}" for k in range(self.data.clients)]
-            summary["left_out"] = {names[k]: n for k, n in sorted(self.journal.left_out.items())}
+            summary["left_out"] = {self.data.name_of(k): n for k, n in sorted(self.journal.left_out.items())}
         if isinstance(self.evaluation, Evaluator):
             about = self.evaluation.about(self.problem, self.data, *self.solution()) if self.ranks.first else {}
             summary |= self.ranks.from_first(about)

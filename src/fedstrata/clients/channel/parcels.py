@@ -50,7 +50,7 @@ class Parcel(ABC):
     @property
     def nbytes(self) -> int:
         """The size of the parcel in bytes."""
-        return sum(t.numel() * t.element_size() for t in self.tensors.values())
+        return sum(t.nbytes for t in self.tensors.values())
 
 
 class Whole(Parcel):
