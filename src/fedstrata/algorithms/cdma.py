@@ -17,9 +17,9 @@ Sent, per client and round:
 In two exchanges; CDMA-ADA sends z_old too.
 
 Departures from the paper: the rule is that of the authors' code; the paper's text was not available. The learning rates
-of CDMA-ADA are divided by (r + 1)^exponent in round r, and a = min(1, weight / (r + 1)^(2 exponent)). The cohorts have
-the run's size, and the second is drawn independently. With every client in both, the history of CDMA-ADA cancels and
-its gradient is that of CDMA.
+of CDMA-ADA are divided by (r + 1)^exponent in round r, and a = min(1, weight / (r + 1)^(2 exponent)). Both cohorts
+have the size of the run's, and the second is drawn independently. With every client in both, the history of CDMA-ADA
+cancels and its gradient is that of CDMA.
 """
 
 from __future__ import annotations

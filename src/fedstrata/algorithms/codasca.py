@@ -100,7 +100,7 @@ class CODASCA(Algorithm):
         return self.keep_centre(client, (client.clock.round + 1) // self.stage_rounds, x_ref)
 
     def keep_centre(self, client: Client, stage: int, x_ref: torch.Tensor) -> torch.Tensor:
-        """Keep the centre of a stage, and 0 as the sum of the distances from it; return nothing to send."""
+        """Keep the centre of a stage, and 0 as the sum of the differences from it; nothing is sent."""
         client.keep(x_ref=x_ref, total=torch.zeros_like(x_ref))
         client.stamp(stage=stage)
         return x_ref[:, :0]

@@ -39,8 +39,8 @@ class Clients:
     usage:  what the run has used.
     faults: the clients that were left out since the list was last emptied.
     unmarked: methods without ``@remote`` that a warning has named; None for no warnings.
-    rejoin: lets clients that have lost what they kept rejoin before the first exchange of the round, if it would
-            otherwise have no quorum.
+    rejoin: lets clients that have lost what they kept rejoin before the first exchange of the round, if that exchange
+            would otherwise have no quorum.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class Clients:
     def begin(self, round: int) -> None:
         """Start a round: choose its cohort, and count its exchanges from zero.
 
-        Round -1, before the first one, has every client, for what the problem and the algorithm need at the start.
+        Round -1, before the first one, has every client: the problem and the algorithm may need all of them to start.
         """
         self.progress.begin(round)
         cohort = np.arange(self.total)
@@ -167,7 +167,7 @@ class Clients:
 
     @cached_property
     def inner_sizes(self) -> tuple[int, ...]:
-        """The sizes of what the levels return, r_1..r_K."""
+        """The lengths of the levels' values, r_1..r_K."""
         side = self.engine.side
         u, sizes = self.problem.x0.unsqueeze(0), []
         first, twice = np.zeros(1, dtype=np.int64), np.zeros((1, 2), dtype=np.int64)
@@ -228,7 +228,7 @@ class Clients:
     def restore(self, work: Work, *message: Any) -> None:
         """Run ``work(client, *message)`` on clients that have lost what they kept, so that they keep it again.
 
-        Their answers are dropped, and there is no quorum: a client that does not answer stays lost.
+        Their answers are dropped, and no quorum is needed: a client that does not answer still lacks what it lost.
         """
         self._finish(reduce.nothing(self._exchange(work, message, rejoins=True)))
 

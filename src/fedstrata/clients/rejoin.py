@@ -14,7 +14,7 @@ import numpy as np
 from fedstrata.clients.clients import Clients
 
 LAST_EXCHANGE = 1 << 30
-"""The number of the exchange in which clients rejoin before a round: above all exchanges of the previous round."""
+"""The number of the exchange in which clients rejoin before a round: higher than any in the previous round."""
 
 
 def lost_clients(clients: Clients) -> Clients:

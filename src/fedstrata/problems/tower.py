@@ -39,7 +39,7 @@ def tower(
 
     turns = [torch.linalg.qr(normal(dimension, dimension))[0] for _ in range(levels)]
     solution = normal(dimension)
-    away = normal(dimension)
+    direction = normal(dimension)
     slopes, shifts, targets = centred(levels), centred(levels, dimension), centred(dimension)
 
     def level(j: int) -> Level:
@@ -64,7 +64,7 @@ def tower(
     zero = torch.zeros(dimension, dtype=dtype)
     problem = Problem(
         outer_dual if dual else outer,
-        solution + distance * away / away.norm(),
+        solution + distance * direction / direction.norm(),
         levels=tuple(map(level, range(levels))),
         y0=zero.clone() if dual else None,
         inner_mean="global",

@@ -76,7 +76,7 @@ class Channel(Options, owner="the channel"):
         return self.compress != "none" or self.clip is not None
 
     def send(self, client: Client, name: str, updates: torch.Tensor) -> Parcel:
-        """Pack the updates [C, n] of the clients' method ``name``; keep the error of compression for the next one."""
+        """Pack the updates [C, n] of the clients' method ``name``; keep the compression error for the next update."""
         packing = PARCELS[self.compress]
         if self.compress == "none":
             parcel = packing.pack(updates, self)

@@ -1,4 +1,4 @@
-"""Steps that the data sets share: building the ``Dataset``, splitting and scaling."""
+"""Operations that the data sets share: building the ``Dataset``, splitting and scaling."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ def mnist(data_dir: Directory = None, progress: Progress = None) -> Dataset:
 
     Pixels are normalised: (v / 255 - 0.1307) / 0.3081.
 
-    ``data_dir`` and ``progress`` are those of :func:`fedstrata.data.load`.
+    For ``data_dir`` and ``progress`` see :func:`fedstrata.data.load`.
 
     LeCun et al., "Gradient-Based Learning Applied to Document Recognition", Proceedings of the IEEE 1998; the authors
     state no licence (CC BY-SA 3.0 is commonly given).
@@ -52,7 +52,7 @@ def fashion_mnist(data_dir: Directory = None, progress: Progress = None) -> Data
 
     Pixels are normalised: (v / 255 - 0.2860) / 0.3530.
 
-    ``data_dir`` and ``progress`` are those of :func:`fedstrata.data.load`.
+    For ``data_dir`` and ``progress`` see :func:`fedstrata.data.load`.
 
     Xiao et al., "Fashion-MNIST: a Novel Image Dataset for Benchmarking Machine Learning Algorithms", 2017; MIT.
     """
@@ -68,7 +68,7 @@ def cifar10(data_dir: Directory = None, progress: Progress = None) -> Dataset:
     for a trial, but the results are not those of CIFAR-10. A folder without any training batch, or without the test
     batch, is an error.
 
-    ``data_dir`` and ``progress`` are those of :func:`fedstrata.data.load`.
+    For ``data_dir`` and ``progress`` see :func:`fedstrata.data.load`.
 
     Krizhevsky, "Learning Multiple Layers of Features from Tiny Images", 2009; no licence stated.
     """
@@ -84,7 +84,7 @@ def cifar100(data_dir: Directory = None, progress: Progress = None) -> Dataset:
 
     Pixels are normalised per channel; the target is the fine label. Files with fewer images are read with a warning.
 
-    ``data_dir`` and ``progress`` are those of :func:`fedstrata.data.load`.
+    For ``data_dir`` and ``progress`` see :func:`fedstrata.data.load`.
 
     Krizhevsky, "Learning Multiple Layers of Features from Tiny Images", 2009; no licence stated.
     """
@@ -105,7 +105,7 @@ def omniglot(
     by averaging. The target is the character; ``keys`` are alphabet numbers, for the partition ``by_key``. Of the 20
     people who drew each character, 16 are in the training rows and 4 in the test rows.
 
-    ``data_dir`` and ``progress`` are those of :func:`fedstrata.data.load`.
+    For ``data_dir`` and ``progress`` see :func:`fedstrata.data.load`.
 
     Lake et al., "Human-level concept learning through probabilistic program induction", Science 2015; MIT.
     """

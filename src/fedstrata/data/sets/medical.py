@@ -23,7 +23,7 @@ def pneumoniamnist(data_dir: Directory = None, progress: Progress = None, valida
 
     validation: add the 524 validation rows to the training rows.
 
-    ``data_dir`` and ``progress`` are those of :func:`fedstrata.data.load`.
+    For ``data_dir`` and ``progress`` see :func:`fedstrata.data.load`.
 
     Yang et al., "MedMNIST v2", Scientific Data 2023; CC BY 4.0.
     """
@@ -38,7 +38,7 @@ def breastmnist(data_dir: Directory = None, progress: Progress = None, validatio
 
     validation: add the 78 validation rows to the training rows.
 
-    ``data_dir`` and ``progress`` are those of :func:`fedstrata.data.load`.
+    For ``data_dir`` and ``progress`` see :func:`fedstrata.data.load`.
 
     Yang et al., "MedMNIST v2", Scientific Data 2023; CC BY 4.0.
     """
@@ -54,7 +54,7 @@ def ham10000(data_dir: Directory = None, progress: Progress = None) -> Dataset:
     directory yourself. It holds ``images`` [n, 28, 28, 3] (uint8), ``melanoma`` [n] (1 for melanoma) and ``is_test``
     [n] (True for test rows).
 
-    ``data_dir`` and ``progress`` are those of :func:`fedstrata.data.load`.
+    For ``data_dir`` and ``progress`` see :func:`fedstrata.data.load`.
 
     Tschandl et al., "The HAM10000 dataset, a large collection of multi-source dermatoscopic images of common pigmented
     skin lesions", Scientific Data 2018; CC BY-NC 4.0, so not for commercial use.

@@ -43,7 +43,7 @@ def a9a(data_dir: Directory = None, progress: Progress = None) -> Dataset:
 
     Class 1 is an income above 50,000 (24 %).
 
-    ``data_dir`` and ``progress`` are those of :func:`fedstrata.data.load`.
+    For ``data_dir`` and ``progress`` see :func:`fedstrata.data.load`.
 
     Platt, "Fast Training of Support Vector Machines Using Sequential Minimal Optimization", 1998, from the LIBSVM
     collection; CC BY 4.0 (UCI Adult).
@@ -59,7 +59,7 @@ def w8a(data_dir: Directory = None, progress: Progress = None) -> Dataset:
     Class 1 is 3.0 % of the rows. If the data directory has ``w8a`` but not its test file ``w8a.t``, a fixed stratified
     80/20 split of ``w8a`` is used.
 
-    ``data_dir`` and ``progress`` are those of :func:`fedstrata.data.load`.
+    For ``data_dir`` and ``progress`` see :func:`fedstrata.data.load`.
 
     Platt, "Fast Training of Support Vector Machines Using Sequential Minimal Optimization", 1998, from the LIBSVM
     collection; no licence stated.
@@ -83,7 +83,7 @@ def adult(data_dir: Directory = None, progress: Progress = None) -> Dataset:
     Class 1 is an income above 50,000 (24 %). Six numbers are standardised with the mean and variance of the training
     rows, and eight categories become 0/1 columns; "?" is a category of its own.
 
-    ``data_dir`` and ``progress`` are those of :func:`fedstrata.data.load`.
+    For ``data_dir`` and ``progress`` see :func:`fedstrata.data.load`.
 
     Becker and Kohavi, "Adult", UCI 1996; CC BY 4.0.
     """
@@ -99,7 +99,7 @@ def bank(data_dir: Directory = None, progress: Progress = None) -> Dataset:
     training rows, and ten categories become 0/1 columns; fixed stratified 80/20 split. One feature is the duration of
     the call, which is known only after the answer: use the set to compare methods, not to predict answers.
 
-    ``data_dir`` and ``progress`` are those of :func:`fedstrata.data.load`.
+    For ``data_dir`` and ``progress`` see :func:`fedstrata.data.load`.
 
     Moro et al., "A Data-Driven Approach to Predict the Success of Bank Telemarketing", Decision Support Systems 2014;
     CC BY 4.0.
@@ -115,7 +115,7 @@ def mammography(data_dir: Directory = None, progress: Progress = None) -> Datase
 
     Class 1 is a calcification (2.3 %); fixed stratified 80/20 split.
 
-    ``data_dir`` and ``progress`` are those of :func:`fedstrata.data.load`.
+    For ``data_dir`` and ``progress`` see :func:`fedstrata.data.load`.
 
     Woods et al., "Comparative Evaluation of Pattern Recognition Techniques for Detection of Microcalcifications in
     Mammography", 1993; no licence stated.

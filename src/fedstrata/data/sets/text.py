@@ -35,7 +35,7 @@ def shakespeare(
     test rows; training rows that overlap them are dropped.
 
     A stride of 1 uses every position, with ten times the memory of the default. Roles too short for a training and a
-    test row are always dropped. ``data_dir`` and ``progress`` are those of :func:`fedstrata.data.load`.
+    test row are always dropped. For ``data_dir`` and ``progress`` see :func:`fedstrata.data.load`.
 
     After LEAF (Caldas et al., "LEAF: A Benchmark for Federated Settings", 2018); the text is in the public domain.
     """
