@@ -1180,7 +1180,7 @@ BAD_MEASURES: list[tuple[Any, str]] = [
     ({"loss": "low"}, r"The measure 'loss' of evaluate must be a number\. Got 'low'\."),
     ({"loss": torch.ones(2)}, r"The measure 'loss' of evaluate must be a number\. Got tensor"),
     ({1: 0.5}, r"The result of evaluate must be a table of numbers by name"),
-    ({"round": 7.5}, r"The name of a measure must be another than those of the row: round, .* Got 'round'\."),
+    ({"round": 7.5}, r"The name of a measure must be different from those of the row: round, .* Got 'round'\."),
     ({"seconds": 7.5}, r"Got 'seconds'\. \(evaluate\)"),
 ]
 

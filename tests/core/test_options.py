@@ -132,7 +132,7 @@ def test_an_invalid_value_is_refused(name: str, value: Any, wants: str) -> None:
 def test_the_nearest_choice_is_suggested_and_a_number_fits_into_a_machine_word() -> None:
     with pytest.raises(fs.InputError, match=r"Got 'gren'\. Did you mean 'green'\?$"):
         Every(choice="gren")
-    with pytest.raises(fs.InputError, match="maybe of the example must be a number that fits into 64 bits"):
+    with pytest.raises(fs.InputError, match="maybe of the example must be a number that fits in 64 bits"):
         Every(maybe=1 << 63)
 
 

@@ -98,7 +98,7 @@ class CODASCA(Algorithm):
 
     @remote
     def centre(self, client: Client, x_ref: torch.Tensor, stage: int) -> torch.Tensor:
-        """Keep the centre of a stage, and 0 as the sum of the distances from it; nothing is sent."""
+        """Keep the centre of a stage, and 0 as the sum of the differences from it; nothing is sent."""
         client.keep(x_ref=x_ref, total=torch.zeros_like(x_ref))
         client.stamp(stage=stage)
         return x_ref[:, :0]

@@ -37,7 +37,7 @@ def decayed(gradient: torch.Tensor, x: torch.Tensor, weight_decay: float) -> tor
 
 
 def descended(x: torch.Tensor, gradient: torch.Tensor, rate: float, step: int) -> torch.Tensor:
-    """Return ``x - rate * gradient``; after a loop's first step in the memory of x, which is the loop's own by then."""
+    """Return ``x - rate * gradient``, in place after a loop's first step: from then on x belongs to the loop."""
     return x.sub_(gradient, alpha=rate) if step else x.sub(gradient, alpha=rate)
 
 

@@ -30,7 +30,7 @@ def weight_of(client: Client, rate: Rate, scale: float, ago: int = 0) -> float:
 
 
 def weights_now(client: Client, rates: Sequence[Rate], eta: Rate, kind: str, ago: int = 1) -> list[float]:
-    """Return the weights of fresh values for the step ``ago`` iterations ago, at most 1.
+    """Return the weights of fresh values, at most 1, for the step ``ago`` iterations earlier.
 
     ``kind`` "theorem" multiplies them by eta_t^2.
     """

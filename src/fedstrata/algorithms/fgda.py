@@ -24,8 +24,8 @@ Sent, per client and round:
     adafgda, synchronisation = "single", matrix = "norm"        up 2*(d + p)    down d + p + 2
     adafgda, synchronisation = "single", matrix = "identity"    up 2*(d + p)    down d + p
     before the first round                                      up d + p        down d + p
-In two exchanges, down w, v, A, B and up x, y, w, v, then down x, y and up w, v; one with "single". Kept on a client:
-x_k, y_k, w_k, v_k; with two phases, also the rounds of the last point it got from the server and of its last local
+In two exchanges: w, v, A, B down and x, y, w, v up, then x, y down and w, v up; in one with "single". Kept on a client:
+x_k, y_k, w_k, v_k; with two phases, also the round of the last point it got from the server, and of its last local
 steps. A client that missed one of the previous two exchanges cannot continue: with faults it is left out of the round,
 and rejoins.
 
@@ -79,8 +79,8 @@ class FGDA(Algorithm):
 
     gamma: float = param(0.1, "step size of x, multiplied by eta", above=0, search=RATES)
     lam: float = param(0.1, "lambda, step size of y, multiplied by eta", above=0, search=RATES)
-    eta: Rate = param(1.0, "eta_t: 1 and constant weights, or the theorem's cube_root schedule", above=0)
-    steps: EqualSteps = param(10, "q, local steps per round, the synchronisation included, or an Interval")
+    eta: Rate = param(1.0, "eta_t: 1 with constant weights, or the theorem's cube_root schedule", above=0)
+    steps: EqualSteps = param(10, "q, local steps per round including the synchronisation, or an Interval")
     alpha: Rate = param(0.5, "weight of a fresh gradient in y; c_1 with weights = 'theorem'", least=0, search=(0.05, 1))
     beta: Rate = param(0.5, "weight of a fresh gradient in x; c_2", least=0, search=(0.05, 1))
     weights: str = WEIGHTS

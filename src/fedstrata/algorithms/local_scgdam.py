@@ -12,7 +12,7 @@ Problem: min_x max_y M_k[ f_k( M_i[ g_i(x) ], y ) ], one level, a global inner m
         q <- (1 - rho_y eta) q + rho_y eta grad_2 f_k(h, y)
     x, y, h, p, q <- their means over the clients
 
-Sent: up 2*d + R + 2*p, down 2*d + R + 2*p. R is the size of what the level returns: 3d + 2p in all where it is d.
+Sent: up 2*d + R + 2*p, down 2*d + R + 2*p. R is the size of the level's value; if it is d, the sum is 3d + 2p.
 
 Departures from the paper: the original text was not available; the rule follows descriptions of the method. The order
 of the lines (first the step, then the estimates at the new point) and the first estimates are those of LocalSMCGDAM

@@ -14,8 +14,8 @@ dual or without.
         p <- (1 - rho_x eta) p + rho_x eta u,    q <- (1 - rho_y eta) q + rho_y eta v    (11)
     x, y, p, q and every h_j <- their means over the clients
 
-Sent: up 2*d + R + 2*p, down 2*d + R + 2*p. R is the size of what the K levels return together: (K + 2) d + 2p in all
-where each returns d numbers.
+Sent: up 2*d + R + 2*p, down 2*d + R + 2*p. R is the size of all K levels' values together; if each has d numbers,
+the sum is (K + 2) d + 2p.
 
 Departures from the paper: eq. (12) has p and q at the true inner functions and h on a batch; here all are on the same
 batches, ``first_batches`` of them. As printed, these first values are not averaged (the proof assumes they are equal).

@@ -70,7 +70,7 @@ class Identity(Matrix):
         return a
 
     def root(self, a: torch.Tensor) -> torch.Tensor:
-        """Return nothing."""
+        """Return an empty diagonal."""
         return a.new_zeros(0)
 
 

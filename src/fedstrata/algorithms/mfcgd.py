@@ -71,8 +71,8 @@ class MFCGD(Algorithm):
     hidden: ClassVar[tuple[str, ...]] = ("matrix", "theta", "rho", "first_matrix")
 
     gamma: float = param(0.1, "step size, multiplied by eta", above=0, search=RATES)
-    eta: Rate = param(1.0, "eta_t: 1 and constant weights, or the theorem's cube_root schedule", above=0)
-    steps: EqualSteps = param(5, "q, local steps per round, the synchronisation included, or an Interval")
+    eta: Rate = param(1.0, "eta_t: 1 with constant weights, or the theorem's cube_root schedule", above=0)
+    steps: EqualSteps = param(5, "q, local steps per round including the synchronisation, or an Interval")
     alpha: Rate = param(0.5, "weight of a fresh inner value; c_1 with weights = 'theorem'", above=0, search=(0.05, 1))
     beta: Rate = param(0.5, "weight of a fresh inner Jacobian; c_2", above=0, search=(0.05, 1))
     varrho: Rate = param(0.5, "weight of a fresh outer gradient; c_3", above=0, search=(0.05, 1))

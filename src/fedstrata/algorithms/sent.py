@@ -70,7 +70,7 @@ def sent(kind: type[Algorithm]) -> list[Sent]:
 
 
 def sent_by(algorithm: Algorithm, variant: str = "", first: bool = False) -> Sent:
-    """Return the row that applies to an algorithm: the one with the most options, and with a variant if there is one.
+    """Return the row that applies to an algorithm: the one that matches most options, if possible with a variant.
 
     Without a row for it, nothing is sent before the first round.
     """

@@ -93,11 +93,11 @@ class Batches:
 
 
 class Draws:
-    """The batches of ``size`` samples that C clients draw for one level, by ``names``.
+    """The batches of ``size`` samples that C clients draw for one level, as a function of ``names``.
 
     The batches of the remaining steps of a loop are drawn and gathered together, as many as fit into ``AHEAD`` bytes:
     a few large operations instead of many small ones. The samples of a single client, whose steps are long, are
-    gathered step by step, which needs no more memory than one batch. Which samples a batch holds does not depend on it.
+    gathered step by step, which needs no more memory than one batch. Neither changes which samples a batch holds.
     """
 
     def __init__(self, side: ClientSide, ids: np.ndarray, names: tuple[int | str, ...], level: int, size: int) -> None:
@@ -125,22 +125,22 @@ class Draws:
         return (batch if self._weights is None else batch.weighted(self._weights[:active])), samples
 
     def _gathered(self, sampler: Independent, now: Now) -> Arrays:
-        """Return the arrays of this step; gather those of the next steps too if there are none yet."""
-        place = now.step - self._first
-        if not 0 <= place < len(self._ready) or len(self._ready[place][0]) < now.active:
+        """Return the arrays of this step; if they are not ready, gather them together with those of the next steps."""
+        index = now.step - self._first
+        if not 0 <= index < len(self._ready) or len(self._ready[index][0]) < now.active:
             step_bytes = max(1, now.active * self._size * self._part.sample_bytes)
             steps = 1 if now.active == 1 else max(1, AHEAD // step_bytes)
             positions = self._positions(sampler, now)[:steps]
             self._ready = self._part.gather_steps(self._ids[: now.active], positions)
-            self._first, place = now.step, 0
-        arrays = self._ready[place]
+            self._first, index = now.step, 0
+        arrays = self._ready[index]
         return arrays if len(arrays[0]) == now.active else tuple(a[: now.active] for a in arrays)
 
     def _positions(self, sampler: Independent, now: Now) -> np.ndarray:
         """Return the positions of this step and of those after it that have been drawn: [steps, active, B]."""
-        place = now.step - self._first_drawn
-        if not 0 <= place < len(self._drawn) or self._drawn.shape[1] < now.active:
-            fit = POSITIONS_AHEAD // (now.active * self._size)
-            steps = np.arange(now.step, now.step + max(1, min(now.left, fit)))
-            self._drawn, self._first_drawn, place = sampler.draw(steps, now.active), now.step, 0
-        return self._drawn[place:, : now.active]
+        index = now.step - self._first_drawn
+        if not 0 <= index < len(self._drawn) or self._drawn.shape[1] < now.active:
+            affordable = POSITIONS_AHEAD // (now.active * self._size)
+            steps = np.arange(now.step, now.step + max(1, min(now.left, affordable)))
+            self._drawn, self._first_drawn, index = sampler.draw(steps, now.active), now.step, 0
+        return self._drawn[index:, : now.active]

@@ -66,8 +66,9 @@ class Client:
         """Draw this step's batch for level ``level``; 0 is the outer function.
 
         The batch is a function of seed, client, round, exchange, loop of the exchange, step, level and stream: drawing
-        twice gives the same batch, another ``stream`` an independent one. ``batch_size`` overrides the run's; a smaller
-        batch is the beginning of a larger one. A ``weighted`` sampling adds the samples' weights to the batch.
+        twice gives the same batch, another ``stream`` an independent one. ``batch_size`` overrides the run's; with
+        uniform sampling, a smaller batch is the beginning of a larger one. A ``weighted`` sampling adds the samples'
+        weights to the batch.
         """
         size = self._side.batch_size if batch_size is None else batch_size
         return self._batches.draw(level, stream, size, self._now)
@@ -191,15 +192,15 @@ class Client:
         return self._memory.recall(self._active, name, default)
 
     def stamp(self, **numbers: int) -> None:
-        """Keep numbers that date what the clients keep, such as ``round=3``, for :meth:`require`."""
+        """Keep numbers that say how recent the clients' state is, such as ``round=3``, for :meth:`require`."""
         rows = {_stamp(name): torch.full((self._active, 1), number) for name, number in numbers.items()}
         self._memory.keep(self._active, rows)
 
     def require(self, **numbers: int) -> None:
         """Raise an error that names the clients with other stamps, or without them: what they kept is out of date."""
         for name, number in numbers.items():
-            other = torch.full((self._active, 1), number - 1)  # for clients without a stamp
-            stamps = self._memory.recall(self._active, _stamp(name), other).flatten().cpu().numpy()
+            no_stamp = torch.full((self._active, 1), number - 1)
+            stamps = self._memory.recall(self._active, _stamp(name), no_stamp).flatten().cpu().numpy()
             self._memory.refuse(self.ids[: self._active][stamps != number], f"the state of {name} {number}")
 
     def commit(self, accepted: np.ndarray) -> None:
@@ -242,8 +243,8 @@ class Client:
         """
         if self.looping:
             raise FedstrataError(
-                "A local loop cannot be inside another one, or follow one that was left early. Inside, use a plain "
-                "Python loop, and another stream for each of its draws."
+                "A local loop cannot be inside another one, or follow one that was left early. Inside a loop, use a "
+                "plain Python loop, with a different stream for each of its draws."
             )
         counts = self.step_counts(steps)
         assert (np.diff(counts) <= 0).all(), "an engine orders the clients of a chunk by decreasing steps"

@@ -88,7 +88,7 @@ class Clients:
     def begin(self, round: int, rejoin: Rejoin | None = None) -> None:
         """Start a round: choose its cohort, and count its exchanges from zero.
 
-        Round -1, before the first one, has every client, for what the problem and the algorithm need at the start.
+        Round -1, before the first one, has every client: the problem and the algorithm may need all of them to start.
 
         rejoin: lets clients that have lost what they kept rejoin before the first exchange, if it would otherwise have
                 no quorum.
@@ -173,7 +173,7 @@ class Clients:
 
     @cached_property
     def inner_sizes(self) -> tuple[int, ...]:
-        """The sizes of what the levels return, r_1..r_K."""
+        """The lengths of the levels' values, r_1..r_K."""
         return tuple(level_sizes(self.problem, self.engine.side.data))
 
     # --- exchanges ----------------------------------------------------------------------------------------------
@@ -226,7 +226,7 @@ class Clients:
     def restore(self, work: Work, *message: Any) -> None:
         """Run ``work(client, *message)`` on clients that have lost what they kept, so that they keep it again.
 
-        Their answers are dropped, and there is no quorum: a client that does not answer stays lost.
+        Their answers are dropped, and no quorum is needed: a client that does not answer still lacks what it lost.
         """
         self._finish(reduce.nothing(self._exchange(work, message, rejoins=True)))
 

@@ -46,7 +46,7 @@ class Request:
     answered: whose answers the server has accepted: a mask over the cohort, updated as answers arrive. What a client
               keeps in an exchange is stored only if its answer was accepted.
     rejoins:  whether the clients have lost some of what they kept, and keep it again; they still have the rest.
-    pool:     the largest number of numbers in a client's collections, if the answers are collections to pool.
+    pool:     how many numbers a client's collections may hold at most, if the answers are collections to pool.
     """
 
     work: Work
@@ -99,7 +99,7 @@ class Request:
         self._check_collections(leaves)
 
     def _check_collections(self, leaves: list[torch.Tensor]) -> None:
-        """Raise if the answers are to be pooled, and these are not collections or are too large."""
+        """Raise if the answers are to be pooled but are not collections, or are too large."""
         if self.pool is None:
             return
         what = f"of the collections that {self.label} returns to pool"
@@ -172,7 +172,7 @@ class Engine(ABC):
     """Which clients' state is kept in this process, as a mask; None for all."""
 
     secret_noise = False
-    """Whether noise must be unpredictable; otherwise it is drawn by names, and a run can be repeated."""
+    """Whether noise must be unpredictable; otherwise it is a function of names, and a run can be repeated."""
 
     def __init__(self, side: ClientSide, channel: Channel = PLAIN, policy: Faults | None = None) -> None:
         deferred = policy is not None or channel.compress != "none"

@@ -14,7 +14,7 @@ from fedstrata.clients.faults import UNUSABLE, Fault, Faults, QuorumError, in_wo
 from fedstrata.core.errors import FedstrataError, listed
 
 Rejoin = Callable[[np.ndarray], None]
-"""Lets clients, given by number, keep again what they have lost."""
+"""Makes clients, given by number, keep again what they have lost."""
 
 
 class Exchange:
@@ -87,7 +87,7 @@ class Exchange:
             return True
         clients = request.cohort[answer.places].tolist()
         if self.engine.policy is not None:
-            faults += [request.fault(k, "shape", "answered with another shape than the first client") for k in clients]
+            faults += [request.fault(k, "shape", "answered with a different shape from the first") for k in clients]
             return False
         who = listed([self.engine.side.data.name_of(k) for k in clients])
         raise FedstrataError(
@@ -135,7 +135,7 @@ class Exchange:
         missing = [last[k] for k in np.unique(cohort[~self.answered]).tolist() if k in last]
         hint = ""
         if not self.answered.any() and all(f.kind == "nan" for f in missing):
-            hint = " All of them did: try a smaller learning rate."
+            hint = " No answer was finite: try a smaller learning rate."
         again = f" after asking {attempt + 1} times" if attempt else ""
         return (
             f"Only {int(self.answered.sum())} of {len(cohort)} clients answered {self.request.label} in round "

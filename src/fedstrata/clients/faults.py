@@ -1,7 +1,7 @@
 """Faults: how a run handles clients that do not answer, or whose answer cannot be used.
 
-Such a client is left out of the exchange; the run names and counts it. :class:`Inject` makes faults on purpose, the
-same ones in every engine, for tests.
+Such a client is left out of the exchange; the run names and counts it. :class:`Inject` makes clients fail on purpose,
+in the same way in every engine, for tests.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ SILENT = ("drop", "delay", "crash")
 """Injected faults that leave the server without an answer."""
 
 INJECTED = (*SILENT, "nan", "garbage", "scale")
-"""All faults that :class:`Inject` makes."""
+"""All faults that :class:`Inject` can make."""
 
 
 class QuorumError(FedstrataError):
@@ -106,7 +106,7 @@ class Inject(Options, owner="the injected faults"):
     def spoil(self, value: Any, kinds: Sequence[str | None]) -> tuple[Any, np.ndarray]:
         """Return an answer [C, ...] with the fault of each row applied, and a mask of the rows of the wrong shape.
 
-        The engine makes those rows wrong, or drops them. Whole numbers have no NaN: they get the wrong shape instead.
+        The engine makes those rows wrong, or drops them. Whole numbers cannot be NaN: they get the wrong shape instead.
         """
         if not any(leaf.is_floating_point() for leaf in tree_leaves(value)):
             kinds = ["garbage" if kind == "nan" else kind for kind in kinds]

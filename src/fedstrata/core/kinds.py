@@ -1,4 +1,4 @@
-"""What values an option accepts, by its annotation: a description in words, and a check.
+"""The values that an option accepts, derived from its annotation: a description in words, and a check.
 
 bool, int, float, str           numbers must be finite and within the option's limits
 Literal["a", "b"]               one of these; likewise a str or an int with ``choices``
@@ -74,7 +74,7 @@ class Place(NamedTuple):
 
 
 class Refused(Exception):
-    """A kind does not accept a value; another kind of a union may."""
+    """A kind does not accept a value; another kind in a union may."""
 
 
 @dataclass(frozen=True)
@@ -153,7 +153,7 @@ def _number(limits: Limits, whole: bool = False) -> Kind:
         if not limits.allow(number):
             raise Refused
         if abs(number) >= 1 << 63 and isinstance(number, int):
-            raise invalid(place.what, value, "a number that fits into 64 bits", place.where)
+            raise invalid(place.what, value, "a number that fits in 64 bits", place.where)
         return number
 
     noun = "whole number" if whole else "number"

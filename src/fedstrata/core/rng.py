@@ -2,7 +2,7 @@
 
 Every random number is ``philox(key, counter)``: the key is a hash of names (seed, purpose, round, exchange, stream),
 the counter is (position, client, step). There is no generator state, so the numbers do not depend on chunks, engines,
-processes, the order of clients, or on resuming.
+processes or the order of clients, and a resumed run draws the same ones.
 
 The generator is Philox4x32-10 (Salmon, Moraes, Dror, Shaw: "Parallel random numbers: as easy as 1, 2, 3", SC 2011),
 vectorised over NumPy arrays and tested against the published known-answer vectors.
@@ -78,8 +78,8 @@ def words(key: Key, clients: np.ndarray, steps: np.ndarray, count: int) -> np.nd
 def words_of_tensors(key: torch.Tensor, salt: tuple[int, int], count: int) -> torch.Tensor:
     """Return ``count`` 32-bit words of Philox4x32-10 as an int64 tensor, for a key [2] that is a tensor itself.
 
-    The same words as ``philox((block, *salt, 0), key)``. It uses only tensor operations, so it can be traced and mapped
-    over clients.
+    These are the words of ``philox((block, *salt, 0), key)``. The function uses only tensor operations, so it can be
+    traced and mapped over clients.
     """
     low = 0xFFFFFFFF
     k0, k1 = key[0], key[1]

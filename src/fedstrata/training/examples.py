@@ -116,7 +116,7 @@ def mixture_of(problem: Problem, clients: int) -> Problem:
 
 
 def sized_example(kind: type[Algorithm], dtype: torch.dtype = torch.float64, levels: int | None = None) -> Example:
-    """Return an example in which x, y, the classes and what each level returns have different sizes."""
+    """Return an example in which x, y, the classes and the value of each level have different sizes."""
     problem, data = example_for(kind, dtype, levels)
     if not problem.levels:
         return problem, data

@@ -110,8 +110,8 @@ def _check_auxiliary(algorithm: Algorithm, data: FederatedData) -> None:
     if data.auxiliary is None:
         raise InputError(
             f"{algorithm.name} needs samples on the server, some of every class (data {data.name!r} have none there): "
-            "split with auxiliary=8 (data.auxiliary in a file), which moves 8 rows of each class from the "
-            "clients to the server, or add others with with_auxiliary(inputs, targets)."
+            "split with auxiliary=8 (data.auxiliary in a configuration file), which moves 8 rows of each class from "
+            "the clients to the server, or add others with with_auxiliary(inputs, targets)."
         )
 
 

@@ -40,7 +40,7 @@ def problem_of_round(problem: Problem, learned: torch.Tensor | None, number: int
 
 
 def prepare(clients: Clients, number: int = 0) -> None:
-    """Answer the problem's query, and switch to the informed problem, before the first round to run, ``number``.
+    """Answer the problem's query, and switch to the informed problem, before ``number``, the first round to run.
 
     The answer is in every checkpoint, so a resumed run does not ask again.
     """

@@ -76,7 +76,7 @@ class Channel(Options, owner="the channel"):
         return self.compress != "none" or self.clip is not None
 
     def send(self, client: Client, name: str, answer: Any) -> Packed:
-        """Pack the answer [C, ...] of the clients' method ``name``; keep the error of compression for the next one."""
+        """Pack the answer [C, ...] of the clients' method ``name``; keep the compression error for the next one."""
         packing, flat = PARCELS[self.compress], FlatAnswer(answer)
         updates = flat.updates
         if self.compress == "none":

@@ -98,7 +98,7 @@ class TopK(Parcel):
 
 
 class Quantised(Parcel):
-    """Eight bits per entry, in units of the largest one."""
+    """Eight bits per entry, scaled by the largest one."""
 
     proportional = "scale"
 

@@ -1,4 +1,4 @@
-"""Steps that the data sets share: registering a set, building the ``Dataset``, splitting and scaling."""
+"""Operations that the data sets share: registering a set, building the ``Dataset``, splitting and scaling."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def data_set(load: Load) -> Load:
     """
     if "data_dir" in inspect.signature(load).parameters:
         text, _, source = inspect.cleandoc(load.__doc__ or "").rpartition("\n\n")
-        files = "``data_dir`` and ``progress`` are those of :func:`fedstrata.data.load`."
+        files = "For ``data_dir`` and ``progress`` see :func:`fedstrata.data.load`."
         load.__doc__ = f"{text}\n\n{files}\n\n{source}"
     return registered(SETS)(load)
 
