@@ -1,4 +1,4 @@
-"""Products of cases: every combination with ``--full``, otherwise a few that still meet every value of every axis.
+"""Products of cases: every combination with ``--full``, otherwise a few that still cover every value of every axis.
 
     @product("method, world, sampling", METHODS, WORLDS, ["uniform", "epochs"])
     def test_rounds_agree(method: str, world: str, sampling: str) -> None: ...
@@ -6,8 +6,8 @@
 The first axis is the method (whatever the test is about: an algorithm, a problem, a command). The short run has one
 combination per method, chosen so that over all methods every value of every other axis occurs; where an axis has more
 values than there are methods, it has as many combinations as it takes. The choice depends on the values alone, so it is
-the same every time. ``where`` leaves out combinations that do not exist. ``table`` does the same for rows that are no
-product, ``one_per`` for rows of which several belong to one method. ``repeats`` takes cases that stand for each other,
+the same every time. ``where`` leaves out combinations that do not exist. ``table`` does the same for rows that are not
+a product, ``one_per`` for rows where several belong to one method. ``repeats`` takes cases that stand for each other,
 such as seeds: the short run has the first one. Any combination runs without ``--full`` if you pass its whole id::
 
     pytest "tests/algorithms/test_conformance.py::test_chunks_agree[fedavg-float32]"
@@ -87,7 +87,7 @@ def short_run(places: Sequence[Sequence[str]]) -> set[int]:
     values = [tuple(enumerate(place)) for place in places]
 
     def take_best_of(candidates: Iterable[int]) -> None:
-        """Take the row with the most values that are not met yet, then the one with the rarest."""
+        """Take the row with the most values that are not covered yet; of equal ones, that with the rarest."""
         best = min(candidates, key=lambda i: (-sum(not used[v] for v in values[i]), sum(used[v] for v in values[i])))
         chosen.add(best)
         used.update(values[best])

@@ -1,4 +1,4 @@
-"""One thread for every test: small tensors are fastest that way, and sums run in one order. A command in process."""
+"""One thread for every test: small tensors are fastest that way, and sums run in one order. Commands in process."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what takes long, unless it is asked for."""
+    """Skip slow tests, unless they are asked for."""
     stacked = {item for function in _by_function(items) for item in _beyond_the_short_run(function)}
     short, left_out = [], []
     for item in items:
@@ -40,7 +40,7 @@ def _by_function(items: list[pytest.Item]) -> Iterable[list[pytest.Function]]:
 
 
 def _beyond_the_short_run(cases: list[pytest.Function]) -> list[pytest.Function]:
-    """Return the cases of stacked ``parametrize`` decorators that repeat what a few of them already meet."""
+    """Return the cases of stacked ``parametrize`` decorators that repeat what a few of them already cover."""
     axes = [
         [" ".join(str(id(case.callspec.params[name])) for name in _names(mark)) for case in cases]
         for mark in cases[0].iter_markers("parametrize")
@@ -79,7 +79,7 @@ UNTRACED = {
     ),
     *("test_train", "test_variants"),
 }
-"""Files whose runs are so short that tracing a graph takes longer than it saves; the others see to graphs."""
+"""Files whose runs are so short that tracing a graph takes longer than it saves; the other files test graphs."""
 
 
 @pytest.fixture(autouse=True)

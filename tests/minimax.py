@@ -12,7 +12,7 @@ from support import make_clients, make_setting, started
 
 
 def prepared(problem: fs.Problem, data: fs.FederatedData, weighting: str = "uniform") -> fs.Problem:
-    """Return the problem as it is after it has asked the clients, in chunks of two, a cohort of one being enough."""
+    """Return the problem after its query, which asks all clients, in chunks of two, whatever the cohort's size."""
     clients = make_clients(make_setting(problem, data), participation=1, chunk=2, weighting=weighting)
     with torch.no_grad():
         started(fs.LocalSGDA(), clients)

@@ -62,7 +62,7 @@ def quadratic_world() -> Plain:
 
 
 def softmax_world(agnostic: bool = False) -> Plain:
-    """Softmax regression with a bias; losses differ much between clients."""
+    """Softmax regression with a bias; losses differ widely between clients."""
     rng = np.random.default_rng(2)
     pairs = []
     for k, n in enumerate(SIZES):
@@ -96,14 +96,14 @@ MIXTURES: dict[str, Callable[[], Plain]] = {"agnostic softmax": cache(lambda: so
 
 @dataclass(frozen=True)
 class Labelled(World):
-    """The gradient of the mean of a batch's losses, each with a weight. ``matrix`` is where x has the last layer's."""
+    """The gradient of the mean of a batch's losses, each with a weight. ``matrix`` is the last layer's place in x."""
 
     gradient: Callable[[Arrays, Vector, Vector], Vector]
     matrix: slice
 
     @cached_property
     def server(self) -> fs.FederatedData:
-        """The server's samples, those of a class as a client's."""
+        """The server's samples, with each class as a client."""
         assert self.data.auxiliary is not None
         return replace(self.data, train=self.data.auxiliary)
 
@@ -125,7 +125,7 @@ class Labelled(World):
 
 
 def with_samples(data: fs.FederatedData, *counts: int) -> fs.FederatedData:
-    """The same clients, and so many samples of each class on the server."""
+    """The same clients, with this many samples of each class on the server."""
     rng, classes = np.random.default_rng(8), len(counts)
     targets = rng.permutation(np.repeat(np.arange(classes), counts))
     features = data.train.arrays[0].shape[1]

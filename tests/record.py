@@ -162,8 +162,8 @@ DEFAULTS: dict[str, tuple[str | None, float, str, bool]] = {
     "sagda": ("lr", 0.1, "interval", True),
     "scaffold": ("lr", 0.1, "epochs", True),
 }
-"""Of every algorithm its first rate that may be a schedule and the default, what its steps may be besides a number
-("epochs": epochs or an interval, "interval": an interval only), and whether some of the clients may take part."""
+"""For every algorithm: its first rate that may be a schedule, and its default; what its steps may be besides a number
+("epochs": epochs or an interval, "interval": an interval only); and whether a part of the clients is enough."""
 
 VARIANTS: dict[str, tuple[str, Options]] = {
     "fedavg, one and a half epochs": ("fedavg", {"steps": fs.Epochs(1.5)}),
@@ -364,7 +364,7 @@ def case(name: str, options: Options, settings: Options | None = None) -> Case:
 
 
 def usual_cases() -> Iterator[tuple[str, Case]]:
-    """Yield what is done with every algorithm that takes it."""
+    """Yield the cases of every algorithm, as far as it supports them."""
     for name, (rate, value, work, partial_participation) in DEFAULTS.items():
         yield name, case(name, {})
         yield f"{name}, by samples", case(name, {}, SAMPLES)
@@ -380,9 +380,9 @@ def usual_cases() -> Iterator[tuple[str, Case]]:
 
 def all_cases() -> dict[str, Case]:
     """Return every case by its label."""
-    found = [*usual_cases(), *((label, case(*variant)) for label, variant in VARIANTS.items()), *OTHERS.items()]
-    assert len(dict(found)) == len(found)
-    return dict(found)
+    labelled = [*usual_cases(), *((label, case(*variant)) for label, variant in VARIANTS.items()), *OTHERS.items()]
+    assert len(dict(labelled)) == len(labelled)
+    return dict(labelled)
 
 
 CASES: dict[str, Case] = all_cases()

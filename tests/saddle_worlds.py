@@ -100,7 +100,7 @@ def into_ball(y: Vector) -> Vector:
 
 @cache
 def binary_data() -> fs.FederatedData:
-    """Positives are rare, differently so on different clients, and one client has none; classes are apart."""
+    """Positives are rare, more so on some clients than on others, and one client has none; classes are apart."""
     rng = np.random.default_rng(2)
     pairs = []
     for k, n in enumerate(SIZES):
@@ -119,7 +119,7 @@ def class_shares(data: fs.FederatedData, classes: int, weighting: str) -> Vector
 
 
 def auc_world(p: float | None = 0.3, scale_dual: bool = False, aligned: bool = False, **options: Any) -> Saddle:
-    """A linear score with a bias through a sigmoid: x = (weights, bias, a, b). ``aligned`` parts the classes."""
+    """A linear score with a bias through a sigmoid: x = (weights, bias, a, b). ``aligned`` separates the classes."""
     margin = options.get("margin", 1.0)
     form = options.get("form", "square")
     problem = fs.auc(nn.Linear(3, 1, dtype=torch.float64), p=p, scale_dual=scale_dual, **options)
@@ -137,7 +137,7 @@ def auc_world(p: float | None = 0.3, scale_dual: bool = False, aligned: bool = F
         scale = np.sqrt(p * (1 - p)) if scale_dual else 1.0
 
         def gradient(batch: Arrays, k: int, x: Vector, y: Vector) -> Pair:
-            """The terms of F one after the other, as its docstring has them; alpha = y / scale."""
+            """The terms of F one after the other, as in its docstring; alpha = y / scale."""
             s, positive, negative = score(batch, x)
             alpha, a, b = y[0] / scale, x[4], x[5]
             lead = 1 + alpha if form == "square" else alpha
@@ -192,7 +192,7 @@ def softmax(batch: Arrays, x: Vector, weights: Vector) -> tuple[Vector, Vector]:
 
 
 def fair_world(over: str) -> Saddle:
-    """Softmax regression; the dual weighs classes, whose shares clients are asked for, or clients, by their number."""
+    """Softmax regression; the dual weights classes, whose shares the clients are asked for, or numbered clients."""
     number = CLASSES if over == "classes" else N
     linear = nn.Linear(FEATURES, CLASSES, dtype=torch.float64)
     problem = fs.fair(linear, over=over, regularise=REGULARISE, **{over: number})  # type: ignore[arg-type]

@@ -24,7 +24,7 @@ PUBLIC = {
     *("fair", "maml", "multilevel", "quadratic", "quadratic_saddle", "risk_averse", "robust", "tower"),
     *("train", "Run", "Evaluation", "Channel", "Faults", "Inject", "Diagnostics"),
     *("Callback", "ShowProgress", "TensorBoard", "Dataset", "FederatedData"),
-    *("Epochs", "Interval", "CubeRoot", "RoundDecay", "StepDecay"),
+    *("Epochs", "Interval", "CubeRoot", "Power", "RoundDecay", "StepDecay"),
     *("FedstrataError", "InputError", "MissingData", "Diverged", "QuorumError"),
     *("data", "models", "partition", "projections", "schedules", "testing"),
     *(kind.__name__ for kind in ALGORITHMS.values()),

@@ -351,7 +351,7 @@ def test_a_batch_that_ends_with_the_clients_number(who: np.ndarray, data: str) -
     problem = fs.Problem(own_entry, random(R1), levels=(first,), y0=random(9), project_y=project_simplex, mixture=True)
     groups = ((2, [0]), (4, list(range(1, clients))))
     seen = {"even": even(clients, 4), "uneven": uneven(*groups[: min(2, clients)]), "none": NO_DATA}[data]
-    batch = seen.numbered(who)
+    batch = seen.numbered(torch.from_numpy(who))
     assert batch.clients == clients
     oracles = Oracles(problem)
     u, y, inner = random(clients, D), random(clients, 9), even(clients, 3)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
+from hashlib import blake2b
 from itertools import permutations as all_orders
+from typing import Any
 
 import numpy as np
 import pytest
 
 from fedstrata.core import rng
+from fedstrata.core.errors import InputError
 
 KEY = rng.key_of(0, "test")
 
@@ -56,6 +59,18 @@ def test_keys_are_32_bit_words_that_tell_names_apart() -> None:
 def test_keys_are_the_same_in_every_process() -> None:
     """If this number changes, so do the batches of all recorded runs."""
     assert rng.key_of(0, "batch", 0, 0, 0, 0) == (648670297, 3849963756)
+
+
+def test_a_number_of_numpy_has_the_key_of_the_number_whichever_is_asked_for_first() -> None:
+    digest = blake2b(repr((7001, "first", 3)).encode(), digest_size=8).digest()
+    assert rng.key_of(np.int64(7001), np.str_("first"), np.uint8(3)) == tuple(np.frombuffer(digest, "<u4").tolist())
+
+
+@pytest.mark.parametrize("name", [True, 1.0, np.float64(1), None, (1, 2), b"a"], ids=repr)
+def test_other_names_than_whole_numbers_and_texts_are_refused(name: Any) -> None:
+    assert rng.key_of(1)
+    with pytest.raises(InputError, match=r"^The name of random numbers must be a whole number or a text"):
+        rng.key_of(name)
 
 
 @pytest.mark.parametrize("axis", ["client", "step", "position"])

@@ -1180,7 +1180,7 @@ BAD_MEASURES: list[tuple[Any, str]] = [
     ({"loss": "low"}, r"The measure 'loss' of evaluate must be a number\. Got 'low'\."),
     ({"loss": torch.ones(2)}, r"The measure 'loss' of evaluate must be a number\. Got tensor"),
     ({1: 0.5}, r"The result of evaluate must be a table of numbers by name"),
-    ({"round": 7.5}, r"The name of a measure must be another than those of the row: round, .* Got 'round'\."),
+    ({"round": 7.5}, r"The name of a measure must be different from those of the row: round, .* Got 'round'\."),
     ({"seconds": 7.5}, r"Got 'seconds'\. \(evaluate\)"),
 ]
 
@@ -1295,6 +1295,8 @@ BAD_OPTIONS: list[tuple[dict[str, Any], str]] = [
     ),
     ({"participation": 8}, r"The participation must be .* from 1 to 7\. Got 8\."),
     ({"participation": 0.0}, r"The participation of the run must be .* Got 0\.0\."),
+    ({"participation": -1}, r"The participation of the run must be .* Got -1\."),
+    ({"participation": -0.5}, r"The participation of the run must be .* Got -0\.5\."),
     ({"participation": 1.5}, r"The participation of the run must be .* Got 1\.5\."),
     ({"participation": float("nan")}, r"The participation of the run must be .* Got nan\."),
     ({"participation": "half"}, r"The participation of the run must be .* Got 'half'\."),
@@ -1306,6 +1308,7 @@ BAD_OPTIONS: list[tuple[dict[str, Any], str]] = [
     ({"sampling": "balanced", "batch_size": 2}, r"batch_size must be at least 3, the number of classes .* Got 2\."),
     ({"sampling": None}, r"The sampling of the run must be 'uniform', .* Got None\."),
     ({"chunk": 0}, r"The chunk of the run must be a whole number of at least 1, or 'auto'\. Got 0\."),
+    ({"chunk": True}, r"The chunk of the run must be a whole number of at least 1, or 'auto'\. Got True\."),
     ({"chunk": "large"}, r"The chunk of the run must be a whole number of at least 1, or 'auto'\. Got 'large'\."),
     ({"chunk": 2.5}, r"The chunk of the run must be a whole number of at least 1, or 'auto'\. Got 2\.5\."),
     ({"chunk": None}, r"The chunk of the run must be a whole number of at least 1, or 'auto'\. Got None\."),

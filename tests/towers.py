@@ -246,7 +246,7 @@ def turned_tower(levels: int, dual: bool = True) -> Tower:
 
 
 def risk_tower() -> Tower:
-    """Risk-averse logistic regression: 4 numbers, then 5, then 2; f looks at no data."""
+    """Risk-averse logistic regression: 4 numbers, then 5, then 2; f uses no data."""
     linear = nn.Linear(3, 1, dtype=torch.float64)
     more: dict[str, Any] = {"weight": WEIGHT, "smoothing": SMOOTHING, "loss": "binary_cross_entropy"}
     problem = start(fs.risk_averse(linear, **more))

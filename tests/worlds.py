@@ -179,7 +179,7 @@ def linked(
 
 
 def loss_world() -> Composition:
-    """The loss itself as the inner function; an outer function is still to come."""
+    """The loss itself as the inner function, without an outer function yet."""
     return Composition(
         start(fs.erm(model(), "binary_cross_entropy")),
         binary_data(),

@@ -33,6 +33,7 @@ import torch
 from scipy.stats import t as student
 
 import fedstrata as fs
+from fedstrata.algorithms.algorithm import ANY_LEVELS
 from fedstrata.algorithms.layered import State, estimate_levels
 
 Tensors = tuple[torch.Tensor, ...]
@@ -54,7 +55,7 @@ class MovingAverage(fs.Algorithm):
     """LocalSMCGDAM with a moving average in place of eq. (9); with one level it is LocalSCGDAM."""
 
     name = "moving_average"
-    levels = range(1, 100)
+    levels = ANY_LEVELS
     dual = True
     inner_mean = "global"
 
@@ -71,7 +72,7 @@ class MovingAverage(fs.Algorithm):
 
     def round(self, s: State, clients: fs.Clients) -> State:
         """Average everything."""
-        return s.plus(clients.mean(self.local, *s), clients)
+        return s.plus(clients.mean(self.local, s.h, s.y, s.p, s.q), clients)
 
     @fs.remote
     def local(self, client: fs.Client, h: Any, y: torch.Tensor, p: torch.Tensor, q: torch.Tensor) -> tuple[Any, ...]:

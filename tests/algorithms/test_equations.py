@@ -19,7 +19,7 @@ from algorithms.equations import RIGHT, TOLERANCE, Case, Ours, Row, distance, in
 from algorithms.families import FAMILIES, METHODS
 from algorithms.paper import Paper, run_reference
 from cases import repeats, table
-from fedstrata.clients.queries import learn
+from fedstrata.training.rounds import learn
 from support import make_clients, make_setting
 from worlds import N
 

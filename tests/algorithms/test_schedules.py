@@ -35,10 +35,27 @@ pytestmark = pytest.mark.untraced
         (fs.RoundDecay(2.0, 0.9), Clock(3, 100, step=7, iteration=50), 2.0 * 0.729),
         (fs.CubeRoot(3.0, 8.0), Clock(3, 100, step=7, iteration=0), 1.5),
         (fs.CubeRoot(3.0, 8.0), Clock(0, 100, step=0, iteration=19), 1.0),
+        (fs.Power(3.0, 8.0), Clock(0, 100, step=0, iteration=19), 1.0),
+        (fs.Power(3.0, 5.0, 0.5), Clock(1, 100, step=7, iteration=4), 1.0),
     ],
 )
 def test_schedules_follow_their_formulas(schedule: fs.schedules.Schedule, clock: Clock, expected: float) -> None:
     assert schedule(clock) == pytest.approx(expected, rel=1e-12)
+
+
+def test_a_cube_root_is_a_power_without_an_exponent_of_its_own() -> None:
+    clock = Clock(0, 100, iteration=19)
+    assert fs.CubeRoot(0.3, 2.0)(clock) == fs.Power(0.3, 2.0)(clock) == 0.3 / 21.0 ** (1 / 3)
+    assert fs.CubeRoot(0.3).to_table() == {"schedule": "cube_root", "k": 0.3, "n": 1.0}
+    assert fs.Power(0.3, 2.0, 0.5).to_table() == {"schedule": "power", "k": 0.3, "n": 2.0, "exponent": 0.5}
+    with pytest.raises(fs.InputError, match="Unknown option of the cube_root schedule 'exponent'"):
+        fs.CubeRoot(0.3, exponent=0.5)
+
+
+@pytest.mark.parametrize(("schedule", "key"), [("step", "value"), ("cube_root", "k"), ("power", "k")])
+def test_a_search_scales_a_schedule(schedule: str, key: str) -> None:
+    config = parse({"algorithm": {"name": "fedavg", "lr": {"schedule": schedule, key: 1.0}}}, "here")
+    assert as_options(config, {"lr": 0.5}) == {"lr": {"schedule": schedule, key: 0.5}}
 
 
 # --- intervals -------------------------------------------------------------------------------------------------------

@@ -294,7 +294,7 @@ BAD = {
     "epochs as a word": ("algorithm.steps={epochs='x'}", "The epochs of the local work must be a number above 0"),
     "too many steps": (
         "algorithm.steps=99999999999999999999",
-        "must be a number that fits into 64 bits",
+        "must be a number that fits in 64 bits",
     ),
     "a partition without a name": ("data.partition={name=['iid']}", "The table data.partition must have a name"),
     "a device without numbers": ("train.device=meta", "The device 'meta' cannot be used"),

@@ -152,6 +152,26 @@ def test_two_answers_of_a_method_have_one_norm() -> None:
         np.testing.assert_allclose(dx.numpy(), own * 0.5 / longer, atol=1e-12)
 
 
+@pytest.mark.parametrize("sampled", [1.0, 3], ids=["all", "some"])
+@pytest.mark.parametrize("other", [torch.ones(1, 3).double(), torch.ones(1, 2).float()], ids=["size", "dtype"])
+def test_a_method_that_answers_in_two_sizes_is_named_if_its_errors_are_kept(
+    other: torch.Tensor, sampled: float | int
+) -> None:
+    """Some clients may have an error to add and others none."""
+
+    def local(client: Client, first: bool) -> torch.Tensor:
+        return (torch.ones(1, 2).double() if first else other).expand(len(client), -1)
+
+    clients = engine(*squares(5), fs.Channel(compress="quantise"), participation=sampled)
+    clients.mean(local, True)
+    everyone = clients.with_cohort(np.arange(5))
+    message = (
+        r"\. Got shape \(5, [23]\) and .*: all answers of local must have one size .*\(in local, round 1, clients "
+    )
+    with pytest.raises(fs.FedstrataError, match=message):
+        everyone.mean(local, False)
+
+
 def test_an_update_of_zero_can_be_sent() -> None:
     for channel in (fs.Channel(compress="quantise", clip=1.0), fs.Channel(compress="top_k", bound=1.0)):
         problem, data = squares(5)

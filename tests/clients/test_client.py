@@ -64,7 +64,7 @@ def test_a_level_that_gives_no_vector_is_named() -> None:
     problem = fs.Problem(blind, LAYERED.x0, levels=(short, lambda u, batch: u.sum()), name="scalar")
     clients = make_clients(make_setting(problem, sized_data(SIZES)))
     with pytest.raises(
-        fs.InputError, match=r"The value of level 2 of scalar must be a vector \(1-d\)\. Got 'shape \(\)'"
+        fs.InputError, match=r"The value of level 2 of the problem scalar must be a vector \(1-d\)\. Got 'shape \(\)'"
     ):
         _ = clients.inner_sizes
 
@@ -192,6 +192,8 @@ def test_where_clients_may_have_kept_nothing_yet_there_is_a_default(deferred: bo
     some.keep(c=column(-2, -3))
     some.commit(np.ones(2, dtype=bool))
     assert torch.equal(client.kept("c", default), column(1, -2, 3, 4, -3))
+    with pytest.raises(fs.FedstrataError, match=r"variable c that clients keep .* as before\. Got shape \(5, 2\) and"):
+        client.kept("c", default.expand(-1, 2))
     assert torch.equal(default, column(1, 2, 3, 4, 5)), "the default is not written to"
 
 

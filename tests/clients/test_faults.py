@@ -543,7 +543,7 @@ def test_where_everybody_answers_with_nan_the_rate_is_to_blame() -> None:
         fs.train(problem, data, fs.FedProx(lr=1e200, mu=1e200, steps=5), **how)
     message = str(stopped.value)
     assert message.startswith("Only 0 of 7 clients answered local of fedprox in round 1, fewer than the quorum of 4.")
-    assert "All of them did: try a smaller learning rate." in message
+    assert "No answer was finite: try a smaller learning rate." in message
 
 
 # --- learning all the same -------------------------------------------------------------------------------------------

@@ -391,5 +391,5 @@ def test_a_number_of_steps_that_is_not_a_count_is_refused(steps: Any) -> None:
 
 @pytest.mark.parametrize("name", ["updates", "_leave", "_since"])
 def test_a_variable_cannot_have_the_name_of_a_method(name: str) -> None:
-    with pytest.raises(fs.InputError, match=rf"^The name of a variable must be another one: .* Got '{name}'\.$"):
+    with pytest.raises(fs.InputError, match=rf"^The name of a variable must be a different one: .* Got '{name}'\.$"):
         Variables(**{name: column(1)})

@@ -132,7 +132,7 @@ def test_an_invalid_value_is_refused(name: str, value: Any, wants: str) -> None:
 def test_the_nearest_choice_is_suggested_and_a_number_fits_into_a_machine_word() -> None:
     with pytest.raises(fs.InputError, match=r"Got 'gren'\. Did you mean 'green'\?$"):
         Every(choice="gren")
-    with pytest.raises(fs.InputError, match="maybe of the example must be a number that fits into 64 bits"):
+    with pytest.raises(fs.InputError, match="maybe of the example must be a number that fits in 64 bits"):
         Every(maybe=1 << 63)
 
 
@@ -303,6 +303,30 @@ def test_an_annotation_that_cannot_be_checked_is_an_error(annotation: Any, defau
     body = {"odd": param(default, "odd"), "__annotations__": {"odd": annotation}}
     with pytest.raises(TypeError, match=message):
         type("Broken", (Options,), body, owner="the broken thing")
+
+
+@pytest.mark.parametrize(
+    ("annotation", "limits"),
+    [
+        (int | float, {"above": 0.5}),
+        (int | float | None, {"least": 2}),
+        (float, {"choices": (0.5, 1.0)}),
+        (int, {"choices": (1, 2), "most": 1}),
+        (bool, {"choices": (True,)}),
+        (str, {"most": 3}),
+        (Literal["x", "y"], {"choices": ("x",)}),
+        (Sequence[str], {"least": 1}),
+        (dict[str, Any], {"least": 1}),
+        (fs.Epochs, {"least": 1}),
+    ],
+    ids=str,
+)
+def test_limits_that_would_not_be_applied_are_an_error(annotation: Any, limits: dict[str, Any]) -> None:
+    def function(odd: Any = param(..., "odd", **limits)) -> None: ...
+
+    function.__annotations__["odd"] = annotation
+    with pytest.raises(TypeError, match=r"The odd of the broken thing cannot be declared\. Its limits do not apply to"):
+        options("the broken thing")(function)
 
 
 def test_an_algorithm_with_such_an_annotation_is_an_error() -> None:

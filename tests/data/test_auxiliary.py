@@ -112,7 +112,7 @@ def test_every_class_needs_more_rows_than_the_server_takes() -> None:
     with pytest.raises(fs.InputError, match=r"fewer rows per class than the smallest class has, 0\. Got 1\."):
         source.split("iid", clients=2, auxiliary=1)
     regression = fs.Dataset.from_arrays(np.ones((6, 1)), np.linspace(0, 1, 6), name="heights")
-    with pytest.raises(fs.InputError, match="needs classes, and the data set heights has none"):
+    with pytest.raises(fs.InputError, match="needs classes, but the data set heights has none"):
         regression.split("iid", clients=2, auxiliary=1)
 
 
@@ -167,7 +167,7 @@ def test_samples_that_do_not_fit_are_refused(inputs: Any, targets: Any, message:
 
 def test_regression_has_no_auxiliary_set() -> None:
     data = fs.FederatedData.from_arrays([(X, T.astype(float))], name="heights")
-    with pytest.raises(fs.InputError, match=r"needs classes, and the data 'heights' have none\."):
+    with pytest.raises(fs.InputError, match=r"needs classes, but the data 'heights' have none\."):
         data.with_auxiliary(X, T)
 
 
@@ -250,7 +250,7 @@ def test_a_run_from_a_file_uses_it_and_runs_again(
     assert (tmp_path / "a/model.safetensors").read_bytes() == (tmp_path / "b/model.safetensors").read_bytes()
     code, _, err = fedstrata("run", path, "--set", "data.auxiliary=0", "--quiet")
     assert code == 2
-    assert "split with auxiliary=8 (data.auxiliary in a file)" in " ".join(err.split())
+    assert "split with auxiliary=8 (data.auxiliary in a configuration file)" in " ".join(err.split())
 
 
 # --- weights by class ------------------------------------------------------------------------------------------------
@@ -419,7 +419,8 @@ def test_without_samples_on_the_server_the_remedy_is_named() -> None:
         clients.on_server(gradient, PROBLEM.x0)
     message = (
         r"local_sgdm_rl needs samples on the server, some of every class \(data 'sized' have none there\): split with "
-        r"auxiliary=8 \(data\.auxiliary in a file\), .*, or add others with with_auxiliary\(inputs, targets\)\."
+        r"auxiliary=8 \(data\.auxiliary in a configuration file\), .*, or add others with "
+        r"with_auxiliary\(inputs, targets\)\."
     )
     with pytest.raises(fs.InputError, match=message):
         fs.train(PROBLEM, sized_data([9, 4], classes=3), fs.LocalSGDMRL(steps=1), rounds=1)

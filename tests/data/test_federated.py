@@ -457,7 +457,7 @@ def test_a_data_set_of_three_arrays_is_refused() -> None:
 @pytest.mark.parametrize("names", [("a", "a"), ("a", ""), ("a", None), (1, 2)], ids=str)
 def test_names_of_clients_are_different_texts(names: tuple) -> None:
     pair = (torch.ones(2, 1), torch.zeros(2))
-    with pytest.raises(fs.InputError, match="name of a client must be a text that no other client has"):
+    with pytest.raises(fs.InputError, match="name of a client must be a non-empty text that no other client has"):
         fs.FederatedData.from_arrays([pair, pair], client_names=names)
 
 

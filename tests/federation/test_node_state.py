@@ -15,11 +15,11 @@ import fedstrata as fs
 from cases import repeats
 from federation.stand_in import AUC, CANCER, DIGITS, Change, Sent, Site, Tables, made, simulated, site
 from fedstrata.clients.privacy import epsilon
-from fedstrata.clients.rejoin import LAST_EXCHANGE
 from fedstrata.federation.node import state
 from fedstrata.federation.server import engine
 from fedstrata.federation.server.state import ServerState
 from fedstrata.federation.wire import Reply
+from fedstrata.training.rounds import LAST_EXCHANGE
 from support import without_seconds
 
 

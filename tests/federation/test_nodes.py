@@ -423,9 +423,22 @@ def test_a_node_sends_no_collection_above_the_limit(
     pooling: list[torch.Tensor], sites: Callable[[Tables], Site]
 ) -> None:
     assert set(call(sites(FEDAVG), pool=2)) >= {"form", "steps"}
-    answer = call(sites(FEDAVG), pool=1)
+    answer = call(sites(FEDAVG), pool=1, name="node0")
     wanted = "The size of the collections that local of fedavg returns to pool must be at most 1 numbers per client."
-    assert answer == {"error": f"{wanted} Got 2."}
+    assert answer == {"error": f"{wanted} Got 2. (in local of fedavg, round 1, client node0)"}
+
+
+@pytest.mark.parametrize("channel", [{}, {"clip": 1.0}], ids=["plain", "clip"])
+def test_a_node_checks_its_answer_as_a_simulation_does(
+    channel: Tables, sites: Callable[[Tables], Site], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @remote
+    def local(self: fs.FedAvg, client: fs.Client, x: torch.Tensor) -> torch.Tensor:
+        return x[0]
+
+    monkeypatch.setattr(fs.FedAvg, "local", local)
+    wanted = "local of fedavg must return tensors with a leading client axis of 1. Got (650,). (in local of fedavg, "
+    assert call(sites({**FEDAVG, "channel": channel}))["error"].startswith(wanted)
 
 
 # --- errors in a client's work ----------------------------------------------------------------------------------------

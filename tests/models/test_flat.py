@@ -222,7 +222,7 @@ def test_an_unknown_rule_is_refused() -> None:
     ids=["AlphaDropout", "LSTM", "MultiheadAttention"],
 )
 def test_dropout_that_cannot_be_drawn_by_names_is_refused(layer: nn.Module) -> None:
-    with pytest.raises(fs.InputError, match=r"The layer '1' .* draws random numbers that cannot be repeated. Use nn.D"):
+    with pytest.raises(fs.InputError, match=r"The layer '1' .* draws random numbers that cannot be reproduced. Use"):
         Flat(nn.Sequential(nn.Linear(2, 2), layer))
 
 
@@ -456,7 +456,7 @@ class Clamping(nn.Linear):
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        (Checkpointed(), "does not follow its weights: a part of it runs again in the backward pass"),
+        (Checkpointed(), "is wrong: a part of it runs again in the backward pass, with other weights"),
         (Shifting(4, 2), "changes its inputs in place"),
         (Clamping(4, 2), "changes its weights in forward"),
     ],

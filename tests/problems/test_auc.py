@@ -518,7 +518,7 @@ def test_nothing_can_be_computed_before_p_is_known() -> None:
     problem, data = fs.auc(model()), binary(EQUAL)
     assert problem.best_y is None
     with pytest.raises(
-        fs.InputError, match=r"does not know the fraction of positives yet: fs.train asks the clients for it"
+        fs.InputError, match=r"does not know the fraction of positives yet: fs.train asks the clients; otherwise"
     ):
         objective(problem, data, problem.x0, problem.y0)
 

@@ -5,8 +5,11 @@ Sent: up d, down d.
 
 from __future__ import annotations
 
+import gc
 import inspect
+import weakref
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,7 +21,7 @@ from cases import repeats
 from fedstrata.algorithms import ALGORITHMS
 from fedstrata.core.options import options_of
 from fedstrata.core.schedules import Rate, Steps
-from support import play, sized_data, softmax_problem
+from support import play, shared_oracles, sized_data, softmax_problem
 
 pytestmark = [pytest.mark.untraced, pytest.mark.usefixtures("no_pictures")]
 
@@ -268,6 +271,16 @@ def test_rounds_follow_a_schedule_inside_the_problem_as_training_does() -> None:
     run = fs.train(problem, data, algorithm, rounds=3, batch_size=4)
     state, _ = play(algorithm, problem, data, 3, batch_size=4)
     torch.testing.assert_close(algorithm.solution(state)[0], run.x, atol=1e-12, rtol=0)
+
+
+def test_graphs_of_an_example_are_shared_and_go_with_it() -> None:
+    problem = softmax_problem()
+    oracles = weakref.ref(shared_oracles(problem))
+    assert shared_oracles(problem) is oracles()
+    assert shared_oracles(replace(problem)) is not oracles()
+    del problem
+    gc.collect()
+    assert oracles() is None
 
 
 class Point(NamedTuple):

@@ -1,4 +1,4 @@
-"""The algorithms, one file per algorithm box of a paper. A new one is added by its file and one line here."""
+"""The algorithms, one file per algorithm box of a paper. To add one, write its file and add one line here."""
 
 from fedstrata.algorithms.afl import AFL as AFL
 from fedstrata.algorithms.algorithm import ALGORITHMS as ALGORITHMS

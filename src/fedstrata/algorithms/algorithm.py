@@ -26,6 +26,9 @@ class State(NamedTuple):
     y: torch.Tensor
 
 
+ANY_LEVELS = range(1, 100)
+"""For ``levels``: one inner level or more."""
+
 ALGORITHMS: Registry[type[Algorithm]] = Registry("algorithm", hint="To add your own: fedstrata --import FILE ...")
 
 
@@ -41,8 +44,8 @@ class Algorithm(Options, ABC):
             defaults = {"matrix": "adam", "gamma": 0.01}
 
     name:                its name on the command line; "" for an algorithm with presets only.
-    levels, dual:        the problems it solves: the numbers K of inner levels, and whether there is a dual; None if it
-                         solves problems with and without one.
+    levels, dual:        the problems it solves: the numbers K of inner levels, e.g. ``range(1, 2)`` or ``ANY_LEVELS``,
+                         and whether there is a dual; None if it solves problems with and without one.
     inner_mean:          the inner mean of problems with levels, "local" or "global".
     mixture:             whether the dual must weight the clients.
     full_participation:  whether every client must take part in every round.
@@ -158,5 +161,4 @@ def algorithm(name: str, options: Mapping[str, Any] | None = None, **more: Any) 
     A rate may be a table such as ``{schedule = "step", value = 0.1}``, steps may be ``{epochs = 5}`` or
     ``{initial = 4, base = 2.0}``.
     """
-    built: Algorithm = build(ALGORITHMS.find(name), {**(options or {}), **more})
-    return built
+    return build(ALGORITHMS.find(name), {**(options or {}), **more})

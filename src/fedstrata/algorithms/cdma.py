@@ -17,9 +17,9 @@ Sent, per client and round:
 In two exchanges; CDMA-ADA sends z_old too.
 
 Departures from the paper: the rule is that of the authors' code; the paper's text was not available. The learning rates
-of CDMA-ADA are divided by (r + 1)^exponent in round r, and a = min(1, weight / (r + 1)^(2 exponent)). The cohorts have
-the run's size, and the second is drawn independently. With every client in both, the history of CDMA-ADA cancels and
-its gradient is that of CDMA.
+of CDMA-ADA are divided by (r + 1)^exponent in round r, and a = min(1, weight / (r + 1)^(2 exponent)), but 1 in the
+first round. Both cohorts have the size of the run's, and the second is drawn independently. With every client in both,
+the history of CDMA-ADA cancels and its gradient is that of CDMA.
 """
 
 from __future__ import annotations
@@ -55,7 +55,12 @@ class CDMA(Algorithm):
     dual_lr: Rate = param(0.1, "learning rate of y", above=0, search=RATES)
     steps: EqualSteps = param(10, "local steps per round, K, or an Interval")
     ada: bool = param(False, "CDMA-ADA: a recursive gradient estimate, and decaying rates")
-    weight: float = param(0.95, "weight of the fresh gradient of CDMA-ADA in round 0", above=0, only={"ada": (True,)})
+    weight: float = param(
+        0.95,
+        "weight of the fresh gradient of CDMA-ADA, divided by (r + 1)^(2 exponent); 1 in the first round",
+        above=0,
+        only={"ada": (True,)},
+    )
     exponent: float = param(0.0, "exponent of the decay of CDMA-ADA's rates", least=0, only={"ada": (True,)})
     weight_decay: float = WEIGHT_DECAY
 

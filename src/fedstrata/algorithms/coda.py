@@ -116,7 +116,7 @@ class CoDA(Algorithm):
 
     @remote
     def join(self, client: Client, x_0: torch.Tensor, stage: int) -> torch.Tensor:
-        """Keep the start of the stage, and 0 as the sum of the distances from it; nothing is sent."""
+        """Keep the start of the stage, and 0 as the sum of the differences from it; nothing is sent."""
         client.keep(x_0=x_0, total=torch.zeros_like(x_0))
         client.stamp(stage=stage)
         return x_0[:, :0]
@@ -125,8 +125,7 @@ class CoDA(Algorithm):
     def mean_of_stage(self, client: Client, stage: int, length: int) -> torch.Tensor:
         """Return the mean of the client's iterates in the stage, minus the start of the stage."""
         client.require(stage=stage)
-        total: torch.Tensor = client.recall("total").total
-        return total / length
+        return client.recall("total").total / length
 
     @remote
     def best(self, client: Client, x: torch.Tensor) -> torch.Tensor:

@@ -74,11 +74,11 @@ class CODASCA(Algorithm):
     def round(self, s: State, clients: Clients) -> State:
         """Average updates and control variates; at the end of a stage, compute the next centre."""
         stage, rounds_done = divmod(clients.clock.round, self.stage_rounds)
-        dx, dy, c_x, c_y = clients.mean(self.local, s.x, s.y, self.factor**-stage, s.c_x, s.c_y)
+        dx, dy, c_x, c_y = clients.mean(self.local, s.x, s.y, stage, s.c_x, s.c_y)
         rate, x_ref = clients.rate(self.server_lr), s.x_ref
         if rounds_done == self.stage_rounds - 1:
-            x_ref = s.x_ref + clients.mean(self.mean_of_stage)
-            clients.mean(self.centre, x_ref)
+            x_ref = s.x_ref + clients.mean(self.mean_of_stage, stage)
+            clients.mean(self.centre, x_ref, stage + 1)
         return State(s.x + rate * dx, clients.project_y(s.y + rate * dy), x_ref, c_x, c_y)
 
     def rejoin(self, s: State, clients: Clients) -> None:
@@ -86,42 +86,39 @@ class CODASCA(Algorithm):
 
         Steps that a client missed count as if it had stayed at the centre.
         """
-        clients.restore(self.join, s.x_ref, s.c_x, s.c_y)
+        clients.restore(self.join, s.x_ref, (clients.clock.round + 1) // self.stage_rounds, s.c_x, s.c_y)
 
     @remote
-    def join(self, client: Client, x_ref: torch.Tensor, c_x: torch.Tensor, c_y: torch.Tensor) -> torch.Tensor:
+    def join(
+        self, client: Client, x_ref: torch.Tensor, stage: int, c_x: torch.Tensor, c_y: torch.Tensor
+    ) -> torch.Tensor:
         """Keep the centre and the variates; nothing is sent."""
         client.keep(c_x=c_x, c_y=c_y)
-        return self.centre(client, x_ref)
+        return self.centre(client, x_ref, stage)
 
     @remote
-    def centre(self, client: Client, x_ref: torch.Tensor) -> torch.Tensor:
-        """Keep the new centre; nothing is sent."""
-        return self.keep_centre(client, (client.clock.round + 1) // self.stage_rounds, x_ref)
-
-    def keep_centre(self, client: Client, stage: int, x_ref: torch.Tensor) -> torch.Tensor:
-        """Keep the centre of a stage, and 0 as the sum of the distances from it; return nothing to send."""
+    def centre(self, client: Client, x_ref: torch.Tensor, stage: int) -> torch.Tensor:
+        """Keep the centre of a stage, and 0 as the sum of the differences from it; nothing is sent."""
         client.keep(x_ref=x_ref, total=torch.zeros_like(x_ref))
         client.stamp(stage=stage)
         return x_ref[:, :0]
 
     @remote
-    def mean_of_stage(self, client: Client) -> torch.Tensor:
+    def mean_of_stage(self, client: Client, stage: int) -> torch.Tensor:
         """Return the mean of the client's iterates in the stage, minus the centre of the stage."""
-        last = client.clock.round
-        client.require(stage=last // self.stage_rounds)
-        total: torch.Tensor = client.recall("total").total
-        return total / sum(steps_at(self.steps, number) for number in range(last - self.stage_rounds + 1, last + 1))
+        client.require(stage=stage)
+        rounds = range(stage * self.stage_rounds, (stage + 1) * self.stage_rounds)
+        return client.recall("total").total / sum(steps_at(self.steps, number) for number in rounds)
 
     @remote
     def local(
-        self, client: Client, x: torch.Tensor, y: torch.Tensor, pace: float, c_x: torch.Tensor, c_y: torch.Tensor
+        self, client: Client, x: torch.Tensor, y: torch.Tensor, stage: int, c_x: torch.Tensor, c_y: torch.Tensor
     ) -> Tensors:
         """Take corrected proximal steps, then set c_k to the mean gradient."""
         if client.first:
-            self.keep_centre(client, 0, x)
-        client.require(stage=client.clock.round // self.stage_rounds)
-        zero_x, zero_y = torch.zeros_like(x), torch.zeros_like(y)
+            self.centre(client, x, stage)
+        client.require(stage=stage)
+        pace, zero_x, zero_y = self.factor**-stage, torch.zeros_like(x), torch.zeros_like(y)
         drift_x, drift_y = zero_x, zero_y
         if self.control:
             drift_x, drift_y = c_x - client.kept("c_x", zero_x), c_y - client.kept("c_y", zero_y)

@@ -35,7 +35,7 @@ from typing import NamedTuple
 
 import torch
 
-from fedstrata.algorithms.algorithm import Algorithm, param
+from fedstrata.algorithms.algorithm import ANY_LEVELS, Algorithm, param
 from fedstrata.algorithms.descent import RATES, descended
 from fedstrata.clients import Client, Clients, remote
 from fedstrata.core.schedules import Rate, Steps
@@ -55,7 +55,7 @@ class ComFedL(Algorithm):
     """Local SGD on a composition, with the inner value and its Jacobian on the same batch."""
 
     name = "comfedl"
-    levels = range(1, 100)
+    levels = ANY_LEVELS
 
     lr: Rate = param(0.1, "local learning rate, eta", above=0, search=RATES)
     steps: Steps = param(5, "local steps per round, tau, or Epochs(e), or an Interval")

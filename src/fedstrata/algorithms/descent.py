@@ -22,6 +22,12 @@ RATES = (1e-3, 1.0)
 LOCAL_LR = param(0.1, "local learning rate", above=0, search=RATES)
 LOCAL_STEPS = param(10, "local steps per round, or Epochs(e), or an Interval")
 WEIGHT_DECAY = param(0.0, "L2 penalty on x", least=0)
+WEIGHTS = param(
+    "constant",
+    "'constant': use the weights as given; 'theorem': multiply them by eta_t^2; in both cases at most 1",
+    choices=("constant", "theorem"),
+)
+FIRST_BATCHES = param(0, "batches for the first estimates; 0 means as many as steps", least=0)
 """Options with the same meaning in several algorithms. Others declare their own, with the letter of their paper."""
 
 
@@ -31,7 +37,7 @@ def decayed(gradient: torch.Tensor, x: torch.Tensor, weight_decay: float) -> tor
 
 
 def descended(x: torch.Tensor, gradient: torch.Tensor, rate: float, step: int) -> torch.Tensor:
-    """Return ``x - rate * gradient``; after a loop's first step in the memory of x, which is the loop's own by then."""
+    """Return ``x - rate * gradient``, in place after a loop's first step: from then on x belongs to the loop."""
     return x.sub_(gradient, alpha=rate) if step else x.sub(gradient, alpha=rate)
 
 

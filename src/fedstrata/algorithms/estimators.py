@@ -30,7 +30,7 @@ def weight_of(client: Client, rate: Rate, scale: float, ago: int = 0) -> float:
 
 
 def weights_now(client: Client, rates: Sequence[Rate], eta: Rate, kind: str, ago: int = 1) -> list[float]:
-    """Return the weights of fresh values for the step ``ago`` iterations ago, at most 1.
+    """Return the weights of fresh values, at most 1, for the step ``ago`` iterations earlier.
 
     ``kind`` "theorem" multiplies them by eta_t^2.
     """
@@ -98,15 +98,13 @@ def estimate_next(
 def direction(k: Variables, exact: bool) -> torch.Tensor:
     """Return w = u^T v, the estimate of the gradient: [C, d]."""
     if not exact:
-        w: torch.Tensor = k.w
-        return w
-    out: torch.Tensor = k.u[:, 0] * k.v if k.u.shape[1] == 1 else torch.einsum("crd,cr->cd", k.u, k.v)
-    return out
+        return k.w
+    return k.u[:, 0] * k.v if k.u.shape[1] == 1 else torch.einsum("crd,cr->cd", k.u, k.v)
 
 
 def into_ball(rows: torch.Tensor, radius: float) -> torch.Tensor:
     """Project each client's row onto the ball of this (Frobenius) radius; 0 leaves it unchanged."""
     if radius == 0:
         return rows
-    norms: torch.Tensor = torch.linalg.vector_norm(rows.flatten(1), dim=1).clamp(min=radius)
+    norms = torch.linalg.vector_norm(rows.flatten(1), dim=1).clamp(min=radius)
     return rows * (radius / norms).view(-1, *[1] * (rows.dim() - 1))

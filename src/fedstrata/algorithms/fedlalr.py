@@ -74,8 +74,9 @@ class FedLALR(Algorithm):
 
     def round(self, s: State, clients: Clients) -> State:
         """Average the clients' models and moments (lines 14 to 18)."""
-        dx, change, dm = clients.combine(("mean", self.aggregate, "mean"), self.local, *s)
-        return State(s.x + dx, (s.vhat + change).clamp(min=self.eps**2), s.m + dm)
+        how = ("mean", self.aggregate, "mean")  # of x, vhat and m
+        dx, dvhat, dm = clients.combine(how, self.local, s.x, s.vhat, s.m)
+        return State(s.x + dx, (s.vhat + dvhat).clamp(min=self.eps**2), s.m + dm)
 
     @remote
     def local(self, client: Client, x: torch.Tensor, vhat: torch.Tensor, m: torch.Tensor) -> Tensors:

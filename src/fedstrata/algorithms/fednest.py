@@ -25,12 +25,12 @@ Sent, per client and round, with T = inner_rounds:
     fednest (compositional), before the first round    up r                  down d
 In 2T + 2 exchanges (minimax) or 2T + 3.
 
-Departures from the paper: not the general bilevel mode. In these two the inner Hessian needs no Neumann series: at the
-maximum the indirect part of the gradient vanishes, and in the compositional mode the Hessian is the identity. There the
-variance-reduced corrections of the local steps also cancel exactly: in FedInn both inner gradients use the same batch
-and the same x, in FedOut f does not depend on x. So clients draw no data in their local steps and all take the same
-ones; these steps and their messages are kept, so that the costs are those of the method. u starts at the mean of
-r_k(x_0) on a batch. The projection of y, after each local step, is not in the paper.
+Departures from the paper: the general bilevel mode is missing. In these two modes the inner Hessian needs no Neumann
+series: at the maximum the indirect part of the gradient vanishes, and in the compositional mode the Hessian is the
+identity. There the variance-reduced corrections of the local steps also cancel exactly: in FedInn both inner gradients
+use the same batch and the same x, in FedOut f does not depend on x. So clients draw no data in their local steps and
+all take the same ones; these steps and their messages are kept, so that the costs are those of the method. u starts at
+the mean of r_k(x_0) on a batch. The projection of y, after each local step, is not in the paper.
 """
 
 from __future__ import annotations

@@ -16,8 +16,8 @@ Problem: min_x M_k[ f_k(x) ], no inner level, no dual.
     FedAMS, option 1:  vhat <- max(vhat, v, eps);   x <- x + server_lr * m / sqrt(vhat)
             option 2:  vhat <- max(vhat, v);        x <- x + server_lr * m / (sqrt(vhat) + eps)
 
-m starts at 0; v at tau^2, for FedAMS with vhat at 0. There is no bias correction. The eps of option 1 is under the
-square root.
+m starts at 0, and v at tau^2; in FedAMS v and vhat start at 0. There is no bias correction. The eps of option 1 is
+under the square root.
 
 Sent: up d, down d.
 

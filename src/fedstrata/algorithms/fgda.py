@@ -12,7 +12,7 @@ Problem: min_x max_y M_k[ f_k(x, y) ], no inner level; every client in every rou
         v_k <- grad_y f(new) + (1 - alpha) (v_k - grad_y f(old))
     after a synchronisation w_k and v_k are then averaged as well (two phases).
     A, at a synchronisation only:  a <- theta a + (1 - theta) wbar^2,  A = diag(sqrt(a) + rho)        (matrix = "adam")
-    B likewise, from vbar; see ``matrices.py`` for the other matrices.
+    B likewise, from vbar; theta is varrho in the paper; see ``matrices.py`` for the other matrices.
 
 Sent, per client and round:
     fgda                                                        up 3*(d + p)    down 2*(d + p)
@@ -24,8 +24,8 @@ Sent, per client and round:
     adafgda, synchronisation = "single", matrix = "norm"        up 2*(d + p)    down d + p + 2
     adafgda, synchronisation = "single", matrix = "identity"    up 2*(d + p)    down d + p
     before the first round                                      up d + p        down d + p
-In two exchanges, down w, v, A, B and up x, y, w, v, then down x, y and up w, v; one with "single". Kept on a client:
-x_k, y_k, w_k, v_k; with two phases, also the rounds of the last point it got from the server and of its last local
+In two exchanges: w, v, A, B down and x, y, w, v up, then x, y down and w, v up; in one with "single". Kept on a client:
+x_k, y_k, w_k, v_k; with two phases, also the round of the last point it got from the server, and of its last local
 steps. A client that missed one of the previous two exchanges cannot continue: with faults it is left out of the round,
 and rejoins.
 
@@ -40,21 +40,20 @@ the step of y; the algorithm has the plus. Batches of any size replace single sa
 ``first_batches`` of them (the paper has q samples). The paper returns a random iterate; here it is the last one. A rate
 that is scheduled by rounds, not iterations, is read in the round of the update. ``cube_root`` counts t from 0, the
 paper from 1. The paper has the matrices "adam" and "belief"; "norm" and "amsgrad" are two of the "many other" ones it
-mentions. It does not define A_1 and B_1, which are used until the first synchronisation: ``first_matrix`` = "average"
-applies the rule to the means of the first estimates, "accumulator" takes a = b = 0, so A_1 = B_1 = rho I, "identity"
-takes I. The previous wbar of "belief" is that of the first phase; it starts at 0.
+mentions. It does not define A_1 and B_1, which are used until the first synchronisation; here ``first_matrix`` does.
+The previous wbar of "belief" is that of the first phase; it starts at 0.
 """
 
 from __future__ import annotations
 
 from typing import ClassVar, NamedTuple
 
-import torch
+from torch import Tensor
 
 from fedstrata.algorithms.algorithm import Algorithm, param
-from fedstrata.algorithms.descent import RATES, Pair, Tensors, gradients
+from fedstrata.algorithms.descent import FIRST_BATCHES, RATES, WEIGHTS, Pair, Tensors, gradients
 from fedstrata.algorithms.estimators import storm, weights_now
-from fedstrata.algorithms.matrices import ADAPTIVE, FIRST_MATRICES, MATRICES, Matrix, divided
+from fedstrata.algorithms.matrices import FIRST_MATRIX, MATRICES, RHO, THETA, Matrix, divided
 from fedstrata.clients import Client, Clients, Variables, remote
 from fedstrata.core.schedules import EqualSteps, Rate
 
@@ -62,12 +61,12 @@ from fedstrata.core.schedules import EqualSteps, Rate
 class State(NamedTuple):
     """The point, the estimates w and v of its gradients, and the accumulators of A and B."""
 
-    x: torch.Tensor
-    y: torch.Tensor
-    w: torch.Tensor
-    v: torch.Tensor
-    a: torch.Tensor
-    b: torch.Tensor
+    x: Tensor
+    y: Tensor
+    w: Tensor
+    v: Tensor
+    a: Tensor
+    b: Tensor
 
 
 class FGDA(Algorithm):
@@ -80,29 +79,23 @@ class FGDA(Algorithm):
 
     gamma: float = param(0.1, "step size of x, multiplied by eta", above=0, search=RATES)
     lam: float = param(0.1, "lambda, step size of y, multiplied by eta", above=0, search=RATES)
-    eta: Rate = param(1.0, "eta_t: 1 and constant weights, or the theorem's cube_root schedule", above=0)
-    steps: EqualSteps = param(10, "q, local steps per round, the synchronisation included, or an Interval")
+    eta: Rate = param(1.0, "eta_t: 1 with constant weights, or the theorem's cube_root schedule", above=0)
+    steps: EqualSteps = param(10, "q, local steps per round including the synchronisation, or an Interval")
     alpha: Rate = param(0.5, "weight of a fresh gradient in y; c_1 with weights = 'theorem'", least=0, search=(0.05, 1))
     beta: Rate = param(0.5, "weight of a fresh gradient in x; c_2", least=0, search=(0.05, 1))
-    weights: str = param(
-        "constant",
-        "'constant': use alpha and beta; 'theorem': multiply them by eta_t^2; in both cases at most 1",
-        choices=("constant", "theorem"),
-    )
+    weights: str = WEIGHTS
     matrix: str = param("identity", "the matrices A and B", choices=tuple(MATRICES))
-    theta: Rate = param(0.9, "decay rate of the matrices, varrho in the paper", above=0, below=1, only=ADAPTIVE)
-    rho: float = param(0.1, "added to the matrices, their smallest entry", above=0, only=ADAPTIVE)
-    first_matrix: str = param(
-        "average", "the matrices before the first synchronisation", choices=FIRST_MATRICES, only=ADAPTIVE
-    )
+    theta: Rate = THETA
+    rho: float = RHO
+    first_matrix: str = FIRST_MATRIX
     synchronisation: str = param(
         "two_phase",
         "'two_phase' also averages the estimates; 'single' saves that exchange",
         choices=("two_phase", "single"),
     )
-    first_batches: int = param(0, "batches for the first estimates; 0 means as many as steps", least=0)
+    first_batches: int = FIRST_BATCHES
 
-    def start(self, x: torch.Tensor, y: torch.Tensor, clients: Clients) -> State:
+    def start(self, x: Tensor, y: Tensor, clients: Clients) -> State:
         """Compute and average the first estimates."""
         w, v = clients.mean(self.first, x, y)  # lines 1-2
         return State(x, y, w, v, self.rule.start(x, w, clients), self.rule.start(y, v, clients))
@@ -120,7 +113,7 @@ class FGDA(Algorithm):
         a, b = rule.update(s.a, w, clients, last), rule.update(s.b, v, clients, last)  # line 6
         A, B = rule.diagonal(a), rule.diagonal(b)
         eta = clients.rate(self.eta, after=last)
-        x, y = self.move(clients, eta, (s.x + dx, s.y + dy), (w, v), (A, B))  # lines 7-8
+        x, y = self.move(clients, eta, s.x + dx, s.y + dy, w, v, A, B)  # lines 7-8
         if self.synchronisation == "two_phase":
             w, v = clients.mean(self.refresh, x, y)  # lines 14-16, at the server's point
         return State(x, y, w, v, a, b)
@@ -134,12 +127,13 @@ class FGDA(Algorithm):
         """The rule for A and B."""
         return MATRICES[self.matrix](self.theta, self.rho, self.first_matrix)
 
-    def move(self, on: Client | Clients, eta: float, point: Pair, estimates: Pair, matrices: Pair) -> Pair:
+    def move(
+        self, on: Client | Clients, eta: float, x: Tensor, y: Tensor, w: Tensor, v: Tensor, A: Tensor, B: Tensor
+    ) -> Pair:
         """Descend in x and ascend in y: lines 7-8 on the server, 11-12 on a client."""
-        (x, y), (w, v), (A, B) = point, estimates, matrices
         return x - eta * self.gamma * divided(w, A), on.project_y(y + eta * self.lam * divided(v, B))
 
-    def follow(self, client: Client, k: Variables, x: torch.Tensor, y: torch.Tensor, ago: int = 0) -> None:
+    def follow(self, client: Client, k: Variables, x: Tensor, y: Tensor, ago: int = 0) -> None:
         """Move to (x, y) and update the estimates on one fresh batch (lines 14-16)."""
         alpha, beta = weights_now(client, (self.alpha, self.beta), self.eta, self.weights, ago)
         batch = client.draw()
@@ -148,7 +142,7 @@ class FGDA(Algorithm):
         k.x, k.y = x, y
 
     @remote
-    def first(self, client: Client, x: torch.Tensor, y: torch.Tensor) -> Pair:
+    def first(self, client: Client, x: Tensor, y: Tensor) -> Pair:
         """Return the first estimates, and keep them with the point."""
         batches = self.first_batches or client.steps_now(self.steps)
         w, v = gradients(client, x, y, client.draw(batch_size=client.worth(batches)))
@@ -157,19 +151,20 @@ class FGDA(Algorithm):
         return w, v
 
     @remote
-    def local(self, client: Client, w: torch.Tensor, v: torch.Tensor, A: torch.Tensor, B: torch.Tensor) -> Tensors:
+    def local(self, client: Client, w: Tensor, v: Tensor, A: Tensor, B: Tensor) -> Tensors:
         """Take q - 1 steps from the server's last point, which each client kept."""
         client.require(point=client.clock.round)
         k = client.recall("x", "y", w=w, v=v)
         x, y = k.x, k.y
         for _ in client.loop(client.steps_now(self.steps) - 1, k):
-            self.follow(client, k, *self.move(client, client.rate(self.eta), (k.x, k.y), (k.w, k.v), (A, B)))
+            eta = client.rate(self.eta)
+            self.follow(client, k, *self.move(client, eta, k.x, k.y, k.w, k.v, A, B))
         client.keep(k)
         client.stamp(local=client.clock.round)
         return k.x - x, k.y - y, k.w - w, k.v - v
 
     @remote
-    def refresh(self, client: Client, x: torch.Tensor, y: torch.Tensor) -> Pair:
+    def refresh(self, client: Client, x: Tensor, y: Tensor) -> Pair:
         """Return the estimates at the server's new point, from the client's own old point."""
         client.require(local=client.clock.round)
         k = client.recall("x", "y", "w", "v")
@@ -180,16 +175,16 @@ class FGDA(Algorithm):
         return k.w, k.v
 
     @remote
-    def catch_up(self, client: Client, x: torch.Tensor, y: torch.Tensor, A: torch.Tensor, B: torch.Tensor) -> Tensors:
+    def catch_up(self, client: Client, x: Tensor, y: Tensor, A: Tensor, B: Tensor) -> Tensors:
         """Refresh the estimates at the server's new point, then take q - 1 steps, in one exchange."""
-        k = client.recall("x", "y", "w", "v", to_x=x, to_y=y)
-        last = client.steps_now(self.steps) - 1
+        k = client.recall("x", "y", "w", "v")
+        to, last = (x, y), client.steps_now(self.steps) - 1
         for step in client.loop(self.steps, k):
             if not client.first:
-                self.follow(client, k, k.to_x, k.to_y, ago=1)
+                self.follow(client, k, *to, ago=1)
             if step < last:
-                k.to_x, k.to_y = self.move(client, client.rate(self.eta), (k.x, k.y), (k.w, k.v), (A, B))
-        client.keep(x=k.x, y=k.y, w=k.w, v=k.v)
+                to = self.move(client, client.rate(self.eta), k.x, k.y, k.w, k.v, A, B)
+        client.keep(k)
         return k.x - x, k.y - y, k.w, k.v
 
 

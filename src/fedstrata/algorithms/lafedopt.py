@@ -89,7 +89,7 @@ class LaFedOPT(Algorithm):
     def round(self, s: State, clients: Clients) -> State:
         """Correct the clients' mean update, and take the server's step with it."""
         delta, inverse = clients.mean(self.local, s.x)
-        if self.correction == "joint":  # a channel may drop an entry of all clients
+        if self.correction == "joint":  # a channel may drop the same entry on every client
             delta = torch.where(inverse > 0, delta / inverse, 0)
         lr = clients.rate(self.server_lr)
         if self.server == "sgd":

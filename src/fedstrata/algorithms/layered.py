@@ -11,15 +11,22 @@ from typing import NamedTuple
 
 import torch
 
-from fedstrata.algorithms.descent import decayed
+from fedstrata.algorithms.descent import RATES, decayed
 from fedstrata.clients import Client, Clients, Variables
+from fedstrata.core.options import param
 from fedstrata.data.batch import Batch
 
 Update = tuple[tuple[torch.Tensor, ...], torch.Tensor, torch.Tensor, torch.Tensor]
 """A client's answer: the updates of h, y, p and q."""
 
-WEIGHTS = (0.2, 3.3)
-"""The range of the weights rho that ``fedstrata tune`` searches."""
+ETA = param(0.3, "eta, a common factor of steps and weights", above=0)
+GAMMA_X = param(0.33, "step size of x, multiplied by eta", above=0, search=RATES)
+GAMMA_Y = param(0.33, "step size of y, multiplied by eta", above=0, search=RATES)
+RHO_X = param(3.3, "weight of a fresh gradient in p, multiplied by eta", above=0, search=(0.2, 3.3))
+RHO_Y = param(3.3, "weight of a fresh gradient in q, multiplied by eta", above=0, search=(0.2, 3.3))
+TAU = param(4, "local steps per round, tau, or an Interval")
+FIRST_BATCHES = param(1, "batches for the first estimates", least=1)
+"""Options of both algorithms."""
 
 FIRST = 1
 """The stream of the batches before the first step."""

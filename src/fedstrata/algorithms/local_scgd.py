@@ -65,7 +65,7 @@ class LocalSCGDM(Algorithm):
 
     def round(self, s: State, clients: Clients) -> State:
         """Average models, inner estimates and momenta."""
-        dx, du, dm = clients.mean(self.local, *s)
+        dx, du, dm = clients.mean(self.local, s.x, s.u, s.m)
         return State(s.x + dx, s.u + du, s.m + dm)
 
     @remote

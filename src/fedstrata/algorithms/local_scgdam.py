@@ -12,7 +12,7 @@ Problem: min_x max_y M_k[ f_k( M_i[ g_i(x) ], y ) ], one level, a global inner m
         q <- (1 - rho_y eta) q + rho_y eta grad_2 f_k(h, y)
     x, y, h, p, q <- their means over the clients
 
-Sent: up 2*d + R + 2*p, down 2*d + R + 2*p. R is the size of what the level returns: 3d + 2p in all where it is d.
+Sent: up 2*d + R + 2*p, down 2*d + R + 2*p. R is the size of the level's value; if it is d, the sum is 3d + 2p.
 
 Departures from the paper: the original text was not available; the rule follows descriptions of the method. The order
 of the lines (first the step, then the estimates at the new point) and the first estimates are those of LocalSMCGDAM
@@ -27,10 +27,11 @@ from typing import Any
 
 import torch
 
+from fedstrata.algorithms import layered
 from fedstrata.algorithms.algorithm import Algorithm, param
-from fedstrata.algorithms.descent import RATES, WEIGHT_DECAY, decayed
+from fedstrata.algorithms.descent import WEIGHT_DECAY, decayed
 from fedstrata.algorithms.estimators import moving_average, weight_of
-from fedstrata.algorithms.layered import WEIGHTS, State, estimate_levels
+from fedstrata.algorithms.layered import State, estimate_levels
 from fedstrata.clients import Client, Clients, remote
 from fedstrata.core.schedules import EqualSteps, Rate
 
@@ -43,14 +44,14 @@ class LocalSCGDAM(Algorithm):
     dual = None
     inner_mean = "global"
 
-    eta: Rate = param(0.3, "eta, a common factor of steps and weights", above=0)
-    gamma_x: Rate = param(0.33, "step size of x, multiplied by eta", above=0, search=RATES)
-    gamma_y: Rate = param(0.33, "step size of y, multiplied by eta", above=0, search=RATES)
-    rho_x: Rate = param(3.3, "weight of a fresh gradient in p, multiplied by eta", above=0, search=WEIGHTS)
-    rho_y: Rate = param(3.3, "weight of a fresh gradient in q, multiplied by eta", above=0, search=WEIGHTS)
+    eta: Rate = layered.ETA
+    gamma_x: Rate = layered.GAMMA_X
+    gamma_y: Rate = layered.GAMMA_Y
+    rho_x: Rate = layered.RHO_X
+    rho_y: Rate = layered.RHO_Y
     alpha: Rate = param(3.0, "weight of a fresh inner value, multiplied by eta", above=0, search=(0.3, 3.3))
-    steps: EqualSteps = param(4, "local steps per round, tau, or an Interval")
-    first_batches: int = param(1, "batches for the first estimates", least=1)
+    steps: EqualSteps = layered.TAU
+    first_batches: int = layered.FIRST_BATCHES
     weight_decay: float = WEIGHT_DECAY
 
     def start(self, x: torch.Tensor, y: torch.Tensor, clients: Clients) -> State:
@@ -59,7 +60,7 @@ class LocalSCGDAM(Algorithm):
 
     def round(self, s: State, clients: Clients) -> State:
         """Average everything."""
-        return s.plus(clients.mean(self.local, *s), clients)
+        return s.plus(clients.mean(self.local, s.h, s.y, s.p, s.q), clients)
 
     @remote
     def local(self, client: Client, h: Any, y: torch.Tensor, p: torch.Tensor, q: torch.Tensor) -> tuple[Any, ...]:

@@ -82,7 +82,7 @@ class LocalSGDAM(Algorithm):
 
     def round(self, s: State, clients: Clients) -> State:
         """Average the clients' updates."""
-        dx, dy, dd_x, dd_y = clients.mean(self.local, *s)
+        dx, dy, dd_x, dd_y = clients.mean(self.local, s.x, s.y, s.d_x, s.d_y)
         return State(s.x + dx, clients.project_y(s.y + dy), s.d_x + dd_x, s.d_y + dd_y)
 
     def rejoin(self, s: State, clients: Clients) -> None:

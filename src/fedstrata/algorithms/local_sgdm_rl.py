@@ -3,7 +3,7 @@
 Wang, Xu, Wang, Zhu: "Addressing class imbalance in federated learning", AAAI 2021.
 
 Problem: min_x M_k[ mean loss of a model on client k's data ], no inner level, no dual; classes, and some samples of
-each on the server (``split(auxiliary=...)``, ``data.auxiliary`` in a file).
+each on the server (``split(auxiliary=...)``, or ``data.auxiliary`` in a configuration file).
 
     on the server:
         D_c = the change of the last layer's matrix when x is trained on class c alone, as a client would train it

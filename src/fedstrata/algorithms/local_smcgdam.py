@@ -14,8 +14,8 @@ dual or without.
         p <- (1 - rho_x eta) p + rho_x eta u,    q <- (1 - rho_y eta) q + rho_y eta v    (11)
     x, y, p, q and every h_j <- their means over the clients
 
-Sent: up 2*d + R + 2*p, down 2*d + R + 2*p. R is the size of what the K levels return together: (K + 2) d + 2p in all
-where each returns d numbers.
+Sent: up 2*d + R + 2*p, down 2*d + R + 2*p. R is the size of all K levels' values together; if each has d numbers,
+the sum is (K + 2) d + 2p.
 
 Departures from the paper: eq. (12) has p and q at the true inner functions and h on a batch; here all are on the same
 batches, ``first_batches`` of them. As printed, these first values are not averaged (the proof assumes they are equal).
@@ -35,10 +35,11 @@ from typing import Any
 
 import torch
 
-from fedstrata.algorithms.algorithm import Algorithm, param
-from fedstrata.algorithms.descent import RATES, WEIGHT_DECAY
+from fedstrata.algorithms import layered
+from fedstrata.algorithms.algorithm import ANY_LEVELS, Algorithm, param
+from fedstrata.algorithms.descent import WEIGHT_DECAY
 from fedstrata.algorithms.estimators import moving_average, weight_of
-from fedstrata.algorithms.layered import WEIGHTS, State, chain_rule, estimate_levels
+from fedstrata.algorithms.layered import State, chain_rule, estimate_levels
 from fedstrata.clients import Client, Clients, remote
 from fedstrata.core.schedules import EqualSteps, Rate
 
@@ -47,18 +48,18 @@ class LocalSMCGDAM(Algorithm):
     """Local steps along momenta, at STORM estimates of every level; everything is averaged."""
 
     name = "local_smcgdam"
-    levels = range(1, 100)
+    levels = ANY_LEVELS
     dual = None
     inner_mean = "global"
 
-    eta: Rate = param(0.3, "eta, a common factor of steps and weights", above=0)
-    gamma_x: Rate = param(0.33, "step size of x, multiplied by eta", above=0, search=RATES)
-    gamma_y: Rate = param(0.33, "step size of y, multiplied by eta", above=0, search=RATES)
-    rho_x: Rate = param(3.3, "weight of a fresh gradient in p, multiplied by eta", above=0, search=WEIGHTS)
-    rho_y: Rate = param(3.3, "weight of a fresh gradient in q, multiplied by eta", above=0, search=WEIGHTS)
+    eta: Rate = layered.ETA
+    gamma_x: Rate = layered.GAMMA_X
+    gamma_y: Rate = layered.GAMMA_Y
+    rho_x: Rate = layered.RHO_X
+    rho_y: Rate = layered.RHO_Y
     alpha: Rate = param(3.0, "weight of fresh inner values, multiplied by eta^2", above=0, search=(0.3, 10))
-    steps: EqualSteps = param(4, "local steps per round, tau, or an Interval")
-    first_batches: int = param(1, "batches for the first estimates", least=1)
+    steps: EqualSteps = layered.TAU
+    first_batches: int = layered.FIRST_BATCHES
     weight_decay: float = WEIGHT_DECAY
 
     def start(self, x: torch.Tensor, y: torch.Tensor, clients: Clients) -> State:
@@ -67,7 +68,7 @@ class LocalSMCGDAM(Algorithm):
 
     def round(self, s: State, clients: Clients) -> State:
         """Average everything (lines 10 to 15)."""
-        return s.plus(clients.mean(self.local, *s), clients)
+        return s.plus(clients.mean(self.local, s.h, s.y, s.p, s.q), clients)
 
     @remote
     def local(self, client: Client, h: Any, y: torch.Tensor, p: torch.Tensor, q: torch.Tensor) -> tuple[Any, ...]:

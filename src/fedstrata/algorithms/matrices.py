@@ -17,10 +17,8 @@ from abc import ABC, abstractmethod
 import torch
 
 from fedstrata.clients import Clients
+from fedstrata.core.options import param
 from fedstrata.core.schedules import Rate
-
-FIRST_MATRICES = ("average", "accumulator", "identity")
-"""A before the first synchronisation: the rule applied to the mean of the first estimates, or to a = 0, or I."""
 
 
 class Matrix(ABC):
@@ -72,7 +70,7 @@ class Identity(Matrix):
         return a
 
     def root(self, a: torch.Tensor) -> torch.Tensor:
-        """Return nothing."""
+        """Return an empty diagonal."""
         return a.new_zeros(0)
 
 
@@ -137,8 +135,23 @@ MATRICES: dict[str, type[Matrix]] = {
     "amsgrad": AMSGrad,
 }
 
-ADAPTIVE = {"matrix": tuple(name for name in MATRICES if name != "identity")}
-"""When theta, rho and first_matrix apply."""
+_ADAPTIVE = {"matrix": tuple(name for name in MATRICES if name != "identity")}
+
+THETA = param(0.9, "decay rate of the matrices", above=0, below=1, only=_ADAPTIVE)
+RHO = param(
+    0.1,
+    "added to the matrices, their smallest entry; small values give long steps where gradients cancel",
+    above=0,
+    only=_ADAPTIVE,
+)
+FIRST_MATRIX = param(
+    "average",
+    "the matrices before the first synchronisation: from the mean of the first estimates ('average'), from a = 0 "
+    "('accumulator': rho I), or I",
+    choices=("average", "accumulator", "identity"),
+    only=_ADAPTIVE,
+)
+"""Options of the algorithms with a matrix, which their option ``matrix`` names."""
 
 
 def second_moment(optimizer: str, v: torch.Tensor, square: torch.Tensor, beta: float) -> torch.Tensor:

@@ -37,8 +37,7 @@ synchronisation needs the server's new model, so a client makes it at the start 
 random iterate; here it is the last one, or with ``average`` the mean of the server's iterates. A rate that is scheduled
 by rounds, not iterations, is read in the round of the update. ``cube_root`` counts t from 0, the paper from 1: its n is
 this n - 1. The paper has the matrices "adam" and "norm"; "belief" and "amsgrad" are two of the "many other" ones it
-mentions. It does not define A_1, which is used until the first synchronisation: ``first_matrix`` = "average" applies
-the rule to the mean of the first w_k, "accumulator" takes a = 0, so A_1 = rho I, "identity" takes A_1 = I.
+mentions. It does not define A_1, which is used until the first synchronisation; here ``first_matrix`` does.
 """
 
 from __future__ import annotations
@@ -48,9 +47,9 @@ from typing import ClassVar, NamedTuple
 import torch
 
 from fedstrata.algorithms.algorithm import Algorithm, param
-from fedstrata.algorithms.descent import RATES
+from fedstrata.algorithms.descent import FIRST_BATCHES, RATES, WEIGHTS
 from fedstrata.algorithms.estimators import direction, estimate_first, estimate_next, stores_jacobian, weights_now
-from fedstrata.algorithms.matrices import ADAPTIVE, FIRST_MATRICES, MATRICES, Matrix, divided
+from fedstrata.algorithms.matrices import FIRST_MATRIX, MATRICES, RHO, THETA, Matrix, divided
 from fedstrata.clients import Client, Clients, remote
 from fedstrata.core.schedules import EqualSteps, Rate
 
@@ -72,31 +71,20 @@ class MFCGD(Algorithm):
     hidden: ClassVar[tuple[str, ...]] = ("matrix", "theta", "rho", "first_matrix")
 
     gamma: float = param(0.1, "step size, multiplied by eta", above=0, search=RATES)
-    eta: Rate = param(1.0, "eta_t: 1 and constant weights, or the theorem's cube_root schedule", above=0)
-    steps: EqualSteps = param(5, "q, local steps per round, the synchronisation included, or an Interval")
+    eta: Rate = param(1.0, "eta_t: 1 with constant weights, or the theorem's cube_root schedule", above=0)
+    steps: EqualSteps = param(5, "q, local steps per round including the synchronisation, or an Interval")
     alpha: Rate = param(0.5, "weight of a fresh inner value; c_1 with weights = 'theorem'", above=0, search=(0.05, 1))
     beta: Rate = param(0.5, "weight of a fresh inner Jacobian; c_2", above=0, search=(0.05, 1))
     varrho: Rate = param(0.5, "weight of a fresh outer gradient; c_3", above=0, search=(0.05, 1))
-    weights: str = param(
-        "constant",
-        "'constant': use alpha, beta and varrho; 'theorem': multiply them by eta_t^2; in both cases at most 1",
-        choices=("constant", "theorem"),
-    )
+    weights: str = WEIGHTS
     matrix: str = param("identity", "the matrix A", choices=tuple(MATRICES))
-    theta: Rate = param(0.9, "decay rate of the matrix", above=0, below=1, only=ADAPTIVE)
-    rho: float = param(
-        0.1,
-        "added to the matrix, its smallest entry; small values give long steps where gradients cancel",
-        above=0,
-        only=ADAPTIVE,
-    )
-    first_matrix: str = param(
-        "average", "the matrix before the first synchronisation", choices=FIRST_MATRICES, only=ADAPTIVE
-    )
+    theta: Rate = THETA
+    rho: float = RHO
+    first_matrix: str = FIRST_MATRIX
     jacobian: str = param("auto", "how the inner Jacobian is stored", choices=("auto", "exact", "product"))
     c_g: float = param(0.0, "radius of the ball that the inner Jacobian is projected onto; 0 for none", least=0)
     c_f: float = param(0.0, "radius of the ball that the outer gradient is projected onto; 0 for none", least=0)
-    first_batches: int = param(0, "batches for the first estimates; 0 means as many as steps", least=0)
+    first_batches: int = FIRST_BATCHES
     average: bool = param(False, "return the mean of the server's iterates instead of the last iterate")
 
     def start(self, x: torch.Tensor, y: torch.Tensor, clients: Clients) -> State:
@@ -144,16 +132,15 @@ class MFCGD(Algorithm):
     @remote
     def local(self, client: Client, x: torch.Tensor, A: torch.Tensor, exact: bool) -> tuple[torch.Tensor, torch.Tensor]:
         """Estimate at the server's new point, then step and estimate, q - 1 times (lines 9 to 21)."""
-        k = client.recall("x", "h", *(("u", "v") if exact else ("w",)), to=x)
-        last = client.steps_now(self.steps) - 1
+        k = client.recall("x", "h", *(("u", "v") if exact else ("w",)))
+        to, last = x, client.steps_now(self.steps) - 1
         for step in client.loop(self.steps, k):
             if not client.first:
                 weights = weights_now(client, (self.alpha, self.beta, self.varrho), self.eta, self.weights)
-                estimate_next(client, k, k.to, exact, weights, (self.c_g, self.c_f))  # lines 15 to 20
-            k.x = k.to
+                estimate_next(client, k, to, exact, weights, (self.c_g, self.c_f))  # lines 15 to 20
+            k.x = to
             if step < last:  # the last step of a round is the server's
-                k.to = k.x - client.rate(self.eta) * self.gamma * divided(direction(k, exact), A)  # line 11
-        del k.to
+                to = k.x - client.rate(self.eta) * self.gamma * divided(direction(k, exact), A)  # line 11
         client.keep(k)
         return k.x - x, direction(k, exact)
 

@@ -63,7 +63,7 @@ class SAGDA(Algorithm):
 
     def round(self, s: State, clients: Clients) -> State:
         """Step along the mean updates, and update the control variates."""
-        dx, dy, dc_x, dc_y = clients.mean(self.local, *s)
+        dx, dy, dc_x, dc_y = clients.mean(self.local, s.x, s.y, s.c_x, s.c_y)
         x = s.x + clients.rate(self.server_lr) * dx
         y = clients.project_y(s.y + clients.rate(self.server_dual_lr) * dy)
         return State(x, y, s.c_x + clients.share * dc_x, s.c_y + clients.share * dc_y)

@@ -70,7 +70,7 @@ def sent(kind: type[Algorithm]) -> list[Sent]:
 
 
 def sent_by(algorithm: Algorithm, variant: str = "", first: bool = False) -> Sent:
-    """Return the row that applies to an algorithm: the one with the most options, and with a variant if there is one.
+    """Return the row that applies to an algorithm: the one that matches most options, if possible with a variant.
 
     Without a row for it, nothing is sent before the first round.
     """
@@ -104,8 +104,7 @@ def _evaluate(formula: str, sizes: dict[str, int]) -> int:
         if isinstance(node, ast.Name) and node.id in sizes:
             return sizes[node.id]
         if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
-            result: int = _OPERATORS[type(node.op)](value(node.left), value(node.right))
-            return result
+            return _OPERATORS[type(node.op)](value(node.left), value(node.right))
         raise FedstrataError(
             f"The formula {formula!r} must be made of {', '.join(sizes)}, whole numbers, +, -, * and **."
         )

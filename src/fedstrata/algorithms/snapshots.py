@@ -33,8 +33,7 @@ def snapshot(client: Client, x: torch.Tensor, every: int, steps: Steps) -> torch
         keep_snapshot(client, x, every, steps)
         return x
     client.require(period=period)
-    z: torch.Tensor = client.recall("snapshot").snapshot
-    return z
+    return client.recall("snapshot").snapshot
 
 
 def keep_snapshot(client: Client, x: torch.Tensor, every: int, steps: Steps) -> torch.Tensor:

@@ -16,7 +16,7 @@ RunOut = Annotated[
 ]
 Preset = Annotated[
     str | None,
-    typer.Option("--preset", metavar="NAME", help="Preset to apply.", show_default="the first in the file"),
+    typer.Option("--preset", metavar="NAME", help="Preset of the file to apply.", show_default="the first in the file"),
 ]
 Set = Annotated[
     list[str] | None,

@@ -41,6 +41,7 @@ class Batches:
         self.samples = 0
         self._side, self._ids = side, ids
         self._problem = side.oracles.problem
+        self._random = self._problem.flat is not None and self._problem.flat.random
         self._exchange = (side.seed, round, exchange)
         self._loops = 0
         self._draws: dict[tuple[int, int, int], Draws] = {}
@@ -48,51 +49,42 @@ class Batches:
 
     def draw(self, level: int, stream: int, size: int | None, now: Now) -> Batch:
         """Return ``size`` samples of each client for a level; None for all data."""
+        problem, ids = self._problem, self._ids[: now.active]
+        if not problem.draws(level):
+            return problem.completed(level, NO_DATA, ids)
         if size is None:
-            return self.all_data(level, now)
-        if level == 0 and not self._problem.outer_draws:
-            return self._no_data(now.active)
-        draws = self._draws.get((level, stream, size))
-        if draws is None:
-            if not isinstance(size, int) or size < 1:
-                raise invalid("batch_size of a draw", size, "a whole number of at least 1")
-            names = self._names("batch", level, stream)
-            draws = self._draws[level, stream, size] = Draws(self._side, self._ids, names, level, size)
-        batch, samples = draws.batch(now)
+            batch, samples = self._all_data(level, ids)
+        else:
+            draws = self._draws.get((level, stream, size)) or self._new_draws(level, stream, size)
+            batch, samples = draws.batch(now)
         self.samples += samples
-        return self._completed(batch, level, stream, now)
+        batch = problem.completed(level, batch, ids)
+        if not self._random:
+            return batch
+        key = rng.key_of(*self._names("layers", level, stream))
+        return batch.randomised(rng.words(key, ids, np.full(len(ids), now.step), 2))
 
-    def all_data(self, level: int, now: Now) -> Batch:
-        """Return all of each client's data for a level."""
-        if level == 0 and not self._problem.outer_draws:
-            return self._no_data(now.active)
-        part, ids = self._side.data.part(level), self._ids[: now.active]
+    def _new_draws(self, level: int, stream: int, size: int) -> Draws:
+        if not isinstance(size, int) or size < 1:
+            raise invalid("batch_size of a draw", size, "a whole number of at least 1")
+        draws = Draws(self._side, self._ids, self._names("batch", level, stream), level, size)
+        self._draws[level, stream, size] = draws
+        return draws
+
+    def _all_data(self, level: int, ids: np.ndarray) -> tuple[Batch, int]:
+        part, active = self._side.data.part(level), len(ids)
         sizes = part.sizes[ids]
         batch = self._everything.get(level)
-        if batch is None or batch.clients != now.active:
-            positions, lengths = Everything((), ids, sizes, 0).positions(0, now.active)
-            traced = now.active == len(self._ids) and bool(np.ptp(part.sizes) == 0)
+        if batch is None or batch.clients != active:
+            positions, lengths = Everything((), ids, sizes, 0).positions(0, active)
+            traced = active == len(self._ids) and bool(np.ptp(part.sizes) == 0)
             batch = self._everything[level] = part.gather(ids, positions, lengths, traced)
-        self.samples += int(sizes.sum())
-        return self._completed(batch, level, 0, now)
+        return batch, int(sizes.sum())
 
     def end_loop(self) -> None:
         """Draw other batches from now on: those of the next loop, whose steps count from 0 again."""
         self._loops += 1
         self._draws = {}
-
-    def _no_data(self, active: int) -> Batch:
-        return NO_DATA.numbered(self._ids[:active]) if self._problem.numbered else NO_DATA
-
-    def _completed(self, batch: Batch, level: int, stream: int, now: Now) -> Batch:
-        """Return the batch with the clients' numbers, and the random words of its model's layers, where needed."""
-        ids = self._ids[: now.active]
-        if level == 0 and self._problem.numbered:
-            batch = batch.numbered(ids)
-        if self._problem.flat is None or not self._problem.flat.random:
-            return batch
-        key = rng.key_of(*self._names("layers", level, stream))
-        return batch.randomised(rng.words(key, ids, np.full(len(ids), now.step), 2))
 
     def _names(self, purpose: str, level: int, stream: int) -> tuple[int | str, ...]:
         seed, round, exchange = self._exchange
@@ -101,11 +93,11 @@ class Batches:
 
 
 class Draws:
-    """The batches of ``size`` samples that C clients draw for one level, by ``names``.
+    """The batches of ``size`` samples that C clients draw for one level, as a function of ``names``.
 
     The batches of the remaining steps of a loop are drawn and gathered together, as many as fit into ``AHEAD`` bytes:
     a few large operations instead of many small ones. The samples of a single client, whose steps are long, are
-    gathered step by step, which needs no more memory than one batch. Which samples a batch holds does not depend on it.
+    gathered step by step, which needs no more memory than one batch. Neither changes which samples a batch holds.
     """
 
     def __init__(self, side: ClientSide, ids: np.ndarray, names: tuple[int | str, ...], level: int, size: int) -> None:
@@ -133,22 +125,22 @@ class Draws:
         return (batch if self._weights is None else batch.weighted(self._weights[:active])), samples
 
     def _gathered(self, sampler: Independent, now: Now) -> Arrays:
-        """Return the arrays of this step; gather those of the next steps too if there are none yet."""
-        place = now.step - self._first
-        if not 0 <= place < len(self._ready) or len(self._ready[place][0]) < now.active:
+        """Return the arrays of this step; if they are not ready, gather them together with those of the next steps."""
+        index = now.step - self._first
+        if not 0 <= index < len(self._ready) or len(self._ready[index][0]) < now.active:
             step_bytes = max(1, now.active * self._size * self._part.sample_bytes)
             steps = 1 if now.active == 1 else max(1, AHEAD // step_bytes)
             positions = self._positions(sampler, now)[:steps]
             self._ready = self._part.gather_steps(self._ids[: now.active], positions)
-            self._first, place = now.step, 0
-        arrays = self._ready[place]
+            self._first, index = now.step, 0
+        arrays = self._ready[index]
         return arrays if len(arrays[0]) == now.active else tuple(a[: now.active] for a in arrays)
 
     def _positions(self, sampler: Independent, now: Now) -> np.ndarray:
         """Return the positions of this step and of those after it that have been drawn: [steps, active, B]."""
-        place = now.step - self._first_drawn
-        if not 0 <= place < len(self._drawn) or self._drawn.shape[1] < now.active:
-            fit = POSITIONS_AHEAD // (now.active * self._size)
-            steps = np.arange(now.step, now.step + max(1, min(now.left, fit)))
-            self._drawn, self._first_drawn, place = sampler.draw(steps, now.active), now.step, 0
-        return self._drawn[place:, : now.active]
+        index = now.step - self._first_drawn
+        if not 0 <= index < len(self._drawn) or self._drawn.shape[1] < now.active:
+            affordable = POSITIONS_AHEAD // (now.active * self._size)
+            steps = np.arange(now.step, now.step + max(1, min(now.left, affordable)))
+            self._drawn, self._first_drawn, index = sampler.draw(steps, now.active), now.step, 0
+        return self._drawn[index:, : now.active]

@@ -16,9 +16,10 @@ problem, the data and the type of device, so a run gives the same bits everywher
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 
-from fedstrata.core.errors import invalid
 from fedstrata.data.federated import FederatedData
 from fedstrata.problems.problem import Problem
 
@@ -28,13 +29,11 @@ LARGEST = 4096
 
 
 def choose_chunk(
-    chunk: int | str, problem: Problem, data: FederatedData, batch_size: int | None, device: torch.device
+    chunk: int | Literal["auto"], problem: Problem, data: FederatedData, batch_size: int | None, device: torch.device
 ) -> int:
     """Return C: the user's number, or the rule's for ``"auto"``; always 1 for recurrent layers."""
     layers = "dense" if problem.flat is None else problem.flat.layers()
-    if chunk != "auto":
-        if isinstance(chunk, bool) or not isinstance(chunk, int) or chunk < 1:
-            raise invalid("chunk", chunk, "a whole number of at least 1, or 'auto'")
+    if isinstance(chunk, int):
         return 1 if layers == "recurrent" else chunk
     if layers == "recurrent" or (layers == "convolutional" and device.type == "cpu"):
         return 1

@@ -12,7 +12,7 @@ import torch
 
 from fedstrata.clients.batches import Batches, Now
 from fedstrata.clients.client_side import ClientSide
-from fedstrata.clients.state import Memory
+from fedstrata.clients.memory import Memory
 from fedstrata.clients.variables import Variables
 from fedstrata.core.clock import Clock
 from fedstrata.core.errors import FedstrataError, invalid, listed
@@ -27,6 +27,11 @@ class Client:
     """C clients that advance together: every vector is [C, d], row c belongs to ``ids[c]``.
 
     An algorithm's ``@remote`` methods get one of these; they need not know how many clients it stands for.
+
+    ids:     the clients' numbers, also of those that have left the local loop.
+    clock:   the time of this step.
+    steps:   the local steps of the busiest client in this exchange, counted when a loop ends.
+    looping: whether a local loop has begun and not ended.
     """
 
     def __init__(self, side: ClientSide, ids: np.ndarray, clock: Clock, exchange: int) -> None:
@@ -47,8 +52,7 @@ class Client:
     @property
     def label(self) -> str:
         """The names of these clients, for error messages."""
-        names = self._side.data.client_names
-        shown = [names[c] if names else str(c) for c in self.ids[: self._active].tolist()]
+        shown = [self._side.data.name_of(c).removeprefix("client ") for c in self.ids[: self._active].tolist()]
         return f"client{'s' if len(shown) > 1 else ''} {listed(shown)}"
 
     @property
@@ -62,15 +66,16 @@ class Client:
         """Draw this step's batch for level ``level``; 0 is the outer function.
 
         The batch is a function of seed, client, round, exchange, loop of the exchange, step, level and stream: drawing
-        twice gives the same batch, another ``stream`` an independent one. ``batch_size`` overrides the run's; a smaller
-        batch is the beginning of a larger one. A ``weighted`` sampling adds the samples' weights to the batch.
+        twice gives the same batch, another ``stream`` an independent one. ``batch_size`` overrides the run's; with
+        uniform sampling, a smaller batch is the beginning of a larger one. A ``weighted`` sampling adds the samples'
+        weights to the batch.
         """
         size = self._side.batch_size if batch_size is None else batch_size
         return self._batches.draw(level, stream, size, self._now)
 
     def all_data(self, level: int = 0) -> Batch:
         """Return all of each client's data for level ``level`` as one batch."""
-        return self._batches.all_data(level, self._now)
+        return self._batches.draw(level, 0, None, self._now)
 
     @property
     def samples(self) -> int:
@@ -187,15 +192,15 @@ class Client:
         return self._memory.recall(self._active, name, default)
 
     def stamp(self, **numbers: int) -> None:
-        """Keep numbers that date what the clients keep, such as ``round=3``, for :meth:`require`."""
+        """Keep numbers that say how recent the clients' state is, such as ``round=3``, for :meth:`require`."""
         rows = {_stamp(name): torch.full((self._active, 1), number) for name, number in numbers.items()}
         self._memory.keep(self._active, rows)
 
     def require(self, **numbers: int) -> None:
         """Raise an error that names the clients with other stamps, or without them: what they kept is out of date."""
         for name, number in numbers.items():
-            other = torch.full((self._active, 1), number - 1)  # for clients without a stamp
-            stamps = self._memory.recall(self._active, _stamp(name), other).flatten().cpu().numpy()
+            no_stamp = torch.full((self._active, 1), number - 1)
+            stamps = self._memory.recall(self._active, _stamp(name), no_stamp).flatten().cpu().numpy()
             self._memory.refuse(self.ids[: self._active][stamps != number], f"the state of {name} {number}")
 
     def commit(self, accepted: np.ndarray) -> None:
@@ -238,8 +243,8 @@ class Client:
         """
         if self.looping:
             raise FedstrataError(
-                "A local loop cannot be inside another one, or follow one that was left early. Inside, use a plain "
-                "Python loop, and another stream for each of its draws."
+                "A local loop cannot be inside another one, or follow one that was left early. Inside a loop, use a "
+                "plain Python loop, with a different stream for each of its draws."
             )
         counts = self.step_counts(steps)
         assert (np.diff(counts) <= 0).all(), "an engine orders the clients of a chunk by decreasing steps"

@@ -25,6 +25,7 @@ from fedstrata.core import rng
 from fedstrata.core.clock import Clock, Progress
 from fedstrata.core.errors import invalid
 from fedstrata.core.schedules import EqualSteps, Rate, rate_at, steps_at
+from fedstrata.problems.levels import level_sizes
 from fedstrata.problems.problem import Problem
 
 
@@ -35,12 +36,13 @@ class Clients:
     bytes are not counted. On the client side every tensor has a leading client axis. An answer is an update, a gradient
     or a number, never a point, so that a channel can clip and compress it.
 
-    engine: runs the work.
-    usage:  what the run has used.
-    faults: the clients that were left out since the list was last emptied.
+    engine:   runs the work.
+    cohort:   the numbers of the clients that take part; a client chosen twice is in it twice.
+    sampled:  how many clients take part in a round, unless the algorithm chooses others.
+    progress: how far the run is: its round, exchanges and local iterations.
+    usage:    what the run has used.
+    faults:   the clients that were left out since the list was last emptied.
     unmarked: methods without ``@remote`` that a warning has named; None for no warnings.
-    rejoin: lets clients that have lost what they kept rejoin before the first exchange of the round, if it would
-            otherwise have no quorum.
     """
 
     def __init__(
@@ -49,11 +51,11 @@ class Clients:
         self.engine = engine
         self.usage = Usage()
         self.faults: list[Fault] = []
-        self.rejoin: Rejoin | None = None
         self.progress = Progress(rounds)
         self.sampled = cohort_size(participation, engine.side.data.clients)
         self.weighting = check_weighting(weighting)
         self.unmarked: set[str] | None = None
+        self._rejoin: Rejoin | None = None
         self._join(np.arange(self.total))
 
     # --- who takes part -----------------------------------------------------------------------------------------
@@ -83,12 +85,16 @@ class Clients:
         sizes = self.engine.side.data.sizes
         return float(sizes[answered].sum() / sizes.sum())
 
-    def begin(self, round: int) -> None:
+    def begin(self, round: int, rejoin: Rejoin | None = None) -> None:
         """Start a round: choose its cohort, and count its exchanges from zero.
 
-        Round -1, before the first one, has every client, for what the problem and the algorithm need at the start.
+        Round -1, before the first one, has every client: the problem and the algorithm may need all of them to start.
+
+        rejoin: lets clients that have lost what they kept rejoin before the first exchange, if it would otherwise have
+                no quorum.
         """
         self.progress.begin(round)
+        self._rejoin = rejoin
         cohort = np.arange(self.total)
         if self.sampled < self.total and round >= 0:
             cohort = rng.choose(rng.key_of(self.engine.side.seed, "cohort", round), self.total, self.sampled)
@@ -167,17 +173,8 @@ class Clients:
 
     @cached_property
     def inner_sizes(self) -> tuple[int, ...]:
-        """The sizes of what the levels return, r_1..r_K."""
-        side = self.engine.side
-        u, sizes = self.problem.x0.unsqueeze(0), []
-        first, twice = np.zeros(1, dtype=np.int64), np.zeros((1, 2), dtype=np.int64)
-        for k in range(1, len(self.problem.levels) + 1):
-            u = side.oracles.level(k, u, side.data.part(k).gather(first, twice, None, False))
-            if u.dim() != 2:
-                what = f"value of level {k} of {self.problem.name}"
-                raise invalid(what, f"shape {tuple(u.shape[1:])}", "a vector (1-d)")
-            sizes.append(u.shape[1])
-        return tuple(sizes)
+        """The lengths of the levels' values, r_1..r_K."""
+        return tuple(level_sizes(self.problem, self.engine.side.data))
 
     # --- exchanges ----------------------------------------------------------------------------------------------
 
@@ -219,7 +216,8 @@ class Clients:
         """Run ``work(client, *message)``, which returns collections [C, n, ...]; return them pooled: [cohort * n, ...].
 
         The method must be marked ``@remote(pool=True)``. A client may return at most ``limit`` numbers. Clients that
-        were left out add nothing. A node of a federation may refuse to answer.
+        were left out add nothing. A node of a federation may refuse to answer, and a channel that changes answers is
+        refused.
         """
         rows = self._rows(work, message, pool=limit)
         answered = torch.from_numpy(self._answered)
@@ -228,7 +226,7 @@ class Clients:
     def restore(self, work: Work, *message: Any) -> None:
         """Run ``work(client, *message)`` on clients that have lost what they kept, so that they keep it again.
 
-        Their answers are dropped, and there is no quorum: a client that does not answer stays lost.
+        Their answers are dropped, and no quorum is needed: a client that does not answer still lacks what it lost.
         """
         self._finish(reduce.nothing(self._exchange(work, message, rejoins=True)))
 
@@ -263,7 +261,8 @@ class Clients:
             self.unmarked.add(request.label)
             hint = "mark it with @fs.remote, or nodes will refuse to run it"
             warnings.warn(f"{request.label} runs on clients: {hint}.", stacklevel=4)
-        return Exchange(self.engine, request, self.usage, self.faults, None if exchange else self.rejoin)
+        rejoin, self._rejoin = None if exchange else self._rejoin, None
+        return Exchange(self.engine, request, self.usage, self.faults, rejoin)
 
     def _finish(self, answers: Reduced) -> Reduced:
         """Count what an exchange used, and remember who answered."""

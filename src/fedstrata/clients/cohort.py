@@ -11,11 +11,11 @@ Weighting = Literal["uniform", "samples"]
 
 def cohort_size(participation: int | float, clients: int) -> int:
     """Return how many clients take part in a round; ``participation`` is their number, or a fraction of all."""
-    if isinstance(participation, float) and 0 < participation <= 1:
+    if isinstance(participation, float):
         return max(1, round(participation * clients))
-    if isinstance(participation, int) and not isinstance(participation, bool) and 1 <= participation <= clients:
-        return participation
-    raise invalid("participation", participation, f"a fraction in (0, 1] or a whole number from 1 to {clients}")
+    if participation > clients:
+        raise invalid("participation", participation, f"a fraction in (0, 1] or a whole number from 1 to {clients}")
+    return participation
 
 
 def check_weighting(weighting: Weighting) -> Weighting:

@@ -92,7 +92,7 @@ class Distributed(Simulated):
 
 
 def shared_out(sizes: np.ndarray, ranks: int) -> np.ndarray:
-    """Return the rank of each client: the largest clients first, each to the rank with the smallest load."""
+    """Return the rank of each client: the largest clients go first, each to the rank with the smallest load."""
     load = [(0, rank) for rank in range(ranks)]
     out = np.empty(len(sizes), dtype=np.int64)
     for client in np.argsort(-sizes, kind="stable"):
@@ -114,7 +114,7 @@ def digits(counts: list[int], bits: int) -> torch.Tensor:
 
 
 def from_digits(sums: torch.Tensor, bits: int) -> list[int]:
-    """Return the counts of which these are the sums of the digits."""
+    """Return the counts, given the sums of their digits over the ranks."""
     shifts = range(0, COUNT_BITS, bits)
     rows = sums.reshape(-1, len(shifts)).tolist()
     return [sum(int(digit) << shift for digit, shift in zip(row, shifts, strict=True)) for row in rows]

@@ -14,7 +14,7 @@ from torch.utils._pytree import TreeSpec, tree_leaves, tree_map, tree_unflatten
 
 from fedstrata.clients.channel import PLAIN, Channel
 from fedstrata.clients.client_side import ClientSide
-from fedstrata.clients.faults import Fault, Faults, Kind
+from fedstrata.clients.faults import Fault, FaultKind, Faults
 from fedstrata.clients.privacy import Ledger
 from fedstrata.clients.queries import QUERIES
 from fedstrata.core.clock import Clock
@@ -46,7 +46,7 @@ class Request:
     answered: whose answers the server has accepted: a mask over the cohort, updated as answers arrive. What a client
               keeps in an exchange is stored only if its answer was accepted.
     rejoins:  whether the clients have lost some of what they kept, and keep it again; they still have the rest.
-    pool:     the largest number of numbers in a client's collections, if the answers are collections to pool.
+    pool:     how many numbers a client's collections may hold at most, if the answers are collections to pool.
     """
 
     work: Work
@@ -88,29 +88,29 @@ class Request:
                 f"Got a {wrong}."
             )
 
-    def check(self, answer: Any, clients: int) -> None:
-        """Raise if the answer of ``clients`` clients is not made of tensors with a row for each of them."""
-        for leaf in tree_leaves(answer):
+    def check(self, leaves: list[Any], clients: int) -> None:
+        """Raise if the leaves of an answer of ``clients`` clients are not tensors with a row for each of them."""
+        for leaf in leaves:
             if not isinstance(leaf, torch.Tensor) or leaf.shape[:1] != (clients,):
                 got = tuple(leaf.shape) if isinstance(leaf, torch.Tensor) else type(leaf).__name__
                 raise FedstrataError(
                     f"{self.label} must return tensors with a leading client axis of {clients}. Got {got}."
                 )
-        self.check_collections(answer)
+        self._check_collections(leaves)
 
-    def check_collections(self, answer: Any) -> None:
-        """Raise if the answers are to be pooled, and these are not collections or are too large."""
+    def _check_collections(self, leaves: list[torch.Tensor]) -> None:
+        """Raise if the answers are to be pooled but are not collections, or are too large."""
         if self.pool is None:
             return
         what = f"of the collections that {self.label} returns to pool"
-        shapes = [tuple(leaf.shape[1:]) for leaf in tree_leaves(answer)]
+        shapes = [tuple(leaf.shape[1:]) for leaf in leaves]
         if () in shapes:
             raise invalid(f"shape {what}", shapes, "(n, ...)")
         size = sum(math.prod(shape) for shape in shapes)
         if size > self.pool:
             raise invalid(f"size {what}", size, f"at most {self.pool} numbers per client")
 
-    def fault(self, client: int, kind: Kind, detail: str) -> Fault:
+    def fault(self, client: int, kind: FaultKind, detail: str) -> Fault:
         """Return the fault of a client that is left out of this attempt."""
         return Fault(self.clock.round, self.exchange, self.attempt, client, kind, detail)
 
@@ -127,6 +127,11 @@ class Answer:
     samples: int
     steps: int
     sent: int | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes sent."""
+        return nbytes(self.value) if self.sent is None else self.sent
 
 
 @dataclass(frozen=True)
@@ -167,7 +172,7 @@ class Engine(ABC):
     """Which clients' state is kept in this process, as a mask; None for all."""
 
     secret_noise = False
-    """Whether noise must be unpredictable; otherwise it is drawn by names, and a run can be repeated."""
+    """Whether noise must be unpredictable; otherwise it is a function of names, and a run can be repeated."""
 
     def __init__(self, side: ClientSide, channel: Channel = PLAIN, policy: Faults | None = None) -> None:
         deferred = policy is not None or channel.compress != "none"
@@ -220,6 +225,11 @@ def label_of(work: Work) -> str:
     name = _name_of(work) or str(work)
     owner = getattr(getattr(work, "__self__", None), "name", None)
     return f"{name} of {owner}" if owner else name
+
+
+def nbytes(tree: Any) -> int:
+    """Return the bytes of the tensors in a message or an answer."""
+    return sum(leaf.nbytes for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor))
 
 
 def _unsendable(message: Any) -> str:

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import torch
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
 
-from fedstrata.clients.engine import Answer, Engine, Request, Usage
+from fedstrata.clients.engine import Answer, Engine, Request, Usage, nbytes
 from fedstrata.clients.faults import UNUSABLE, Fault, Faults, QuorumError, in_words
 from fedstrata.core.errors import FedstrataError, listed
 
 Rejoin = Callable[[np.ndarray], None]
-"""Lets clients, given by number, keep again what they have lost."""
+"""Makes clients, given by number, keep again what they have lost."""
 
 
 class Exchange:
@@ -40,7 +39,7 @@ class Exchange:
     def __iter__(self) -> Iterator[Answer]:
         """Yield the answers, attempt by attempt, until enough clients have answered."""
         policy, places = self.engine.policy, self.request.places
-        message = _nbytes(self.request.message)
+        message = nbytes(self.request.message)
         attempt = 0
         try:
             while len(places):
@@ -59,11 +58,13 @@ class Exchange:
             if isinstance(answer, Fault):
                 faults.append(answer)
                 continue
-            request.check(answer.value, len(answer.places))
-            self.used.bytes_up += _nbytes(answer.value) if answer.sent is None else answer.sent
+            leaves, nesting = tree_flatten(answer.value)
+            request.check(leaves, len(answer.places))
+            self.used.bytes_up += answer.nbytes
             self.used.samples += answer.samples
             self.used.steps = max(self.used.steps, answer.steps)
-            if not self._alike(request, answer, faults):
+            form = nesting, tuple((leaf.shape[1:], leaf.dtype) for leaf in leaves)
+            if not self._alike(request, answer, form, faults):
                 continue
             if self.engine.policy is not None:
                 answer = self._finite(request, answer, faults)
@@ -76,21 +77,19 @@ class Exchange:
         answered = set(request.cohort[self.answered].tolist())
         self.faults = [replace(f, left_out=f.client not in answered) for f in [*self.faults, *faults]]
 
-    def _alike(self, request: Request, answer: Answer, faults: list[Fault]) -> bool:
+    def _alike(self, request: Request, answer: Answer, form: _Form, faults: list[Fault]) -> bool:
         """Whether an answer has the form of the first one; otherwise its clients are left out, or it is an error.
 
         Tensors of different shapes would be broadcast, and reduced to numbers that no client meant.
         """
-        form = _form_of(answer.value)
         self._form = self._form or form
         if form == self._form:
             return True
         clients = request.cohort[answer.places].tolist()
         if self.engine.policy is not None:
-            faults += [request.fault(k, "shape", "answered with another shape than the first client") for k in clients]
+            faults += [request.fault(k, "shape", "answered with a different shape from the first") for k in clients]
             return False
-        names = self.engine.side.data.client_names
-        who = listed([names[k] if names else f"client {k}" for k in clients])
+        who = listed([self.engine.side.data.name_of(k) for k in clients])
         raise FedstrataError(
             f"{request.label} must return tensors of the same shapes and dtypes for every client. Got "
             f"{_in_words(form)} from {who}, but {_in_words(self._form)} from the first ones."
@@ -136,7 +135,7 @@ class Exchange:
         missing = [last[k] for k in np.unique(cohort[~self.answered]).tolist() if k in last]
         hint = ""
         if not self.answered.any() and all(f.kind == "nan" for f in missing):
-            hint = " All of them did: try a smaller learning rate."
+            hint = " No answer was finite: try a smaller learning rate."
         again = f" after asking {attempt + 1} times" if attempt else ""
         return (
             f"Only {int(self.answered.sum())} of {len(cohort)} clients answered {self.request.label} in round "
@@ -149,15 +148,6 @@ _Form = tuple[TreeSpec, tuple[tuple[torch.Size, torch.dtype], ...]]
 """The nesting of an answer, and the shape and dtype of one client's row of each tensor."""
 
 
-def _form_of(value: Any) -> _Form:
-    leaves, nesting = tree_flatten(value)
-    return nesting, tuple((leaf.shape[1:], leaf.dtype) for leaf in leaves)
-
-
 def _in_words(form: _Form) -> str:
     rows = [f"{tuple(shape)} {str(dtype).removeprefix('torch.')}" for shape, dtype in form[1]]
     return f"{len(rows)} tensor{'' if len(rows) == 1 else 's'} ({', '.join(rows)})"
-
-
-def _nbytes(tree: Any) -> int:
-    return sum(leaf.numel() * leaf.element_size() for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor))

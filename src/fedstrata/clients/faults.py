@@ -1,7 +1,7 @@
 """Faults: how a run handles clients that do not answer, or whose answer cannot be used.
 
-Such a client is left out of the exchange; the run names and counts it. :class:`Inject` makes faults on purpose, the
-same ones in every engine, for tests.
+Such a client is left out of the exchange; the run names and counts it. :class:`Inject` makes clients fail on purpose,
+in the same way in every engine, for tests.
 """
 
 from __future__ import annotations
@@ -18,21 +18,22 @@ from torch.utils._pytree import tree_leaves, tree_map
 from fedstrata.core import rng
 from fedstrata.core.errors import FedstrataError, invalid, listed
 from fedstrata.core.options import Options, param
+from fedstrata.data.federated import client_name
 
-Kind = Literal["silent", "error", "nan", "shape", "type", "size", "stale", "forged", "lost"]
+FaultKind = Literal["silent", "error", "nan", "shape", "type", "size", "stale", "forged", "lost"]
 """Why a client was left out: no answer, a failure, or an answer that cannot be used.
 
 "lost" is a client that has lost what it kept. Only a federation checks for "size", "stale" and "forged".
 """
 
-UNUSABLE: tuple[Kind, ...] = ("nan", "shape", "type", "size", "stale", "forged", "lost")
+UNUSABLE: tuple[FaultKind, ...] = ("nan", "shape", "type", "size", "stale", "forged", "lost")
 """Kinds of fault for which asking again would not help."""
 
 SILENT = ("drop", "delay", "crash")
 """Injected faults that leave the server without an answer."""
 
 INJECTED = (*SILENT, "nan", "garbage", "scale")
-"""All faults that :class:`Inject` makes."""
+"""All faults that :class:`Inject` can make."""
 
 
 class QuorumError(FedstrataError):
@@ -50,7 +51,7 @@ class Fault:
     exchange: int
     attempt: int
     client: int
-    kind: Kind
+    kind: FaultKind
     detail: str = ""
     left_out: bool = True
 
@@ -105,7 +106,7 @@ class Inject(Options, owner="the injected faults"):
     def spoil(self, value: Any, kinds: Sequence[str | None]) -> tuple[Any, np.ndarray]:
         """Return an answer [C, ...] with the fault of each row applied, and a mask of the rows of the wrong shape.
 
-        The engine makes those rows wrong, or drops them. Whole numbers have no NaN: they get the wrong shape instead.
+        The engine makes those rows wrong, or drops them. Whole numbers cannot be NaN: they get the wrong shape instead.
         """
         if not any(leaf.is_floating_point() for leaf in tree_leaves(value)):
             kinds = ["garbage" if kind == "nan" else kind for kind in kinds]
@@ -145,4 +146,4 @@ class Faults(Options, owner="the faults"):
 
 def in_words(faults: Sequence[Fault], names: Sequence[str]) -> str:
     """Return the clients by name and what was wrong with each, for a message."""
-    return listed([f"{names[f.client] if names else f'client {f.client}'} ({f.detail or f.kind})" for f in faults])
+    return listed([f"{client_name(names, f.client)} ({f.detail or f.kind})" for f in faults])

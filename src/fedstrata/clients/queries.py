@@ -7,11 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from fedstrata.problems.queries import Query
-
 if TYPE_CHECKING:
     from fedstrata.clients.client import Client
-    from fedstrata.clients.clients import Clients
 
 
 def class_counts(client: Client) -> torch.Tensor:
@@ -28,10 +25,3 @@ def first_loss(client: Client, x: torch.Tensor) -> torch.Tensor:
 
 
 QUERIES: dict[str, Callable[..., Any]] = {f.__name__: f for f in (class_counts, first_loss)}
-
-
-def learn(query: Query, clients: Clients) -> torch.Tensor:
-    """Ask all clients; return what the problem learns from the answers."""
-    message = (clients.problem.x0,) if query.ask == "first_loss" else ()
-    answers: torch.Tensor = clients.gather(QUERIES[query.ask], *message).double()
-    return query.learn(answers, clients.weights).double()

@@ -1,6 +1,6 @@
 """Ranks: the processes of one run, as ``torchrun`` starts them.
 
-Every rank runs the same program. They exchange tensors and JSON, never code.
+Every rank runs the same program. Ranks exchange tensors and JSON, never code.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ TIMEOUT = timedelta(hours=2)
 
 
 class Ranks:
-    """The processes of a run: ``rank`` is the number of this one, ``size`` the number of all.
+    """The processes of a run: ``rank`` is the number of this one, ``size`` is how many there are.
 
     With ``size`` 1 nothing is sent. Otherwise all ranks must make the calls below in the same order.
     """
@@ -53,7 +53,7 @@ class Ranks:
         return values
 
     def all(self, value: Any) -> list[Any]:
-        """Return the values of all ranks, which must be JSON."""
+        """Return the values of all ranks, in order; they must be JSON."""
         if self.size == 1:
             return [value]
         mine = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)

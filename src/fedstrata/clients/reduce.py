@@ -30,6 +30,14 @@ def check_rows(channel: Channel, request: Request) -> None:
             f"The noise of the channel cannot protect {single}. Choose an algorithm that takes only means, or pass the "
             "problem the values that it would ask for."
         )
+    stages = " and ".join(
+        name for name in ("compress", "clip", "bound") if getattr(channel, name) not in (None, "none")
+    )
+    if stages and request.pool is not None:
+        raise InputError(
+            f"A channel with {stages} is for updates: it cannot be used for the collections that {request.label} "
+            f"returns to pool. Choose an algorithm that takes only means, or leave out {stages}."
+        )
 
 
 def check_means(channel: Channel, request: Request, how: tuple[str, ...], weighting: str, by_weights: bool) -> None:
@@ -119,12 +127,12 @@ def robust(channel: Channel, answers: Reduced) -> Reduced:
 
 
 def needs_noise(channel: Channel, mean: Reduced) -> bool:
-    """Whether the channel adds noise to a mean: an empty one shows nothing."""
+    """Whether the channel adds noise to a mean: an empty mean reveals nothing."""
     return channel.noise > 0 and any(leaf.numel() for leaf in mean.leaves or ())
 
 
 def with_noise(exchange: Exchange, mean: Reduced, weights: torch.Tensor) -> Reduced:
-    """Add the channel's noise to a mean; it is drawn by the names of the exchange, unless it must be secret."""
+    """Add the channel's noise to a mean: a function of the exchange's names, unless it must be secret."""
     engine, request = exchange.engine, exchange.request
     names = rng.key_of(engine.side.seed, "noise", request.clock.round, request.exchange + 1)
     return noisy(engine.channel, mean, weights, None if engine.secret_noise else names)

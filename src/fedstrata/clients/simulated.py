@@ -8,16 +8,16 @@ from dataclasses import replace
 
 import numpy as np
 import torch
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_map
 
-from fedstrata.clients.channel.channel import PLAIN, Channel, FlatAnswer
+from fedstrata.clients.channel import PLAIN, Channel
 from fedstrata.clients.chunk import choose_chunk
 from fedstrata.clients.client import Client
 from fedstrata.clients.client_side import ClientSide
-from fedstrata.clients.engine import Answer, Engine, Request, for_each
+from fedstrata.clients.engine import Answer, Engine, Request
 from fedstrata.clients.faults import SILENT, Fault, Faults, Inject
 from fedstrata.clients.state import ClientState, LostState
-from fedstrata.clients.work import perform
+from fedstrata.clients.work import answer_of
 from fedstrata.core.errors import InputError
 
 
@@ -67,13 +67,10 @@ class Simulated(Engine):
             client.commit(request.answered[chunk])
 
     def _answer(self, request: Request, chunk: np.ndarray, client: Client) -> Answer:
-        value = perform(request, client, for_each(request.message, len(chunk)))
-        if not request.packs(self.channel) or not tree_leaves(value):
+        value, packed = answer_of(request, client, self.channel)
+        if packed is None:
             return Answer(chunk, value, client.samples, client.steps)
-        request.check(value, len(chunk))
-        flat = FlatAnswer(value)
-        parcel = self.channel.send(client, request.name, flat.updates)
-        return Answer(chunk, flat.restore(parcel.unpack()), client.samples, client.steps, parcel.nbytes)
+        return Answer(chunk, packed.received, client.samples, client.steps, packed.parcel.nbytes)
 
     def _local_places(self, request: Request) -> np.ndarray:
         """Return the requested places whose clients are in this process."""
@@ -133,8 +130,6 @@ def _spoil(request: Request, answer: Answer, kinds: dict[int, str], policy: Faul
     value, wrong = policy.inject.spoil(answer.value, [kinds.get(place) for place in answer.places.tolist()])
     for place in answer.places[wrong].tolist():
         yield request.fault(int(request.cohort[place]), "shape", "answered with the wrong shape")
-    whole = sum(leaf.numel() * leaf.element_size() for leaf in tree_leaves(value))
-    sent = whole if answer.sent is None else answer.sent  # garbage is sent too
     good = torch.from_numpy(~wrong)
     value = tree_map(lambda leaf: leaf[good], value)
-    yield Answer(answer.places[~wrong], value, answer.samples, answer.steps, sent)
+    yield Answer(answer.places[~wrong], value, answer.samples, answer.steps, answer.nbytes)  # garbage is sent too

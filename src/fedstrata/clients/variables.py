@@ -21,7 +21,7 @@ class Variables:
     def __init__(self, **values: Any) -> None:
         for name, value in values.items():
             if hasattr(Variables, name):
-                raise invalid("name of a variable", name, "another one: it is taken by a method of the variables")
+                raise invalid("name of a variable", name, "a different one: this is the name of a method of Variables")
             setattr(self, name, list(value) if isinstance(value, tuple | list) else value)
 
     if TYPE_CHECKING:  # the names are the algorithm's own
@@ -74,5 +74,5 @@ def _is_tensor(value: Any) -> bool:
 
 
 def _rows(value: Any, rows: slice) -> Any:
-    """Return some clients' rows of every tensor; plain numbers stay as they are."""
+    """Return these rows of every tensor; plain numbers stay as they are."""
     return tree_map(lambda leaf: leaf[rows] if _is_tensor(leaf) else leaf, value)

@@ -1,4 +1,4 @@
-"""The work of clients: which methods they may run, and errors that say where they occurred."""
+"""The work of clients: which methods they may run, what they answer, and errors that say where they occurred."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from typing import Any, TypeVar, overload
 import torch
 from torch.utils._pytree import tree_leaves
 
+from fedstrata.clients.channel.channel import Channel, Packed
 from fedstrata.clients.client import Client
-from fedstrata.clients.engine import Request
+from fedstrata.clients.engine import Request, for_each
 from fedstrata.core.errors import FedstrataError, with_context
 
 Method = TypeVar("Method", bound=Callable[..., Any])
@@ -60,25 +61,29 @@ def check_pool(request: Request) -> None:
         raise FedstrataError(f"{request.label} returns collections to pool: mark it with @remote(pool=True).")
 
 
-def _check_dtype(answer: Any, wants: torch.dtype) -> None:
+def _check_dtype(leaves: list[torch.Tensor], wants: torch.dtype) -> None:
     """Raise if an answer's dtype differs from that of x; whole numbers, such as counts, are allowed."""
-    for leaf in tree_leaves(answer):
-        numbers = isinstance(leaf, torch.Tensor) and (leaf.is_floating_point() or leaf.is_complex())
-        if numbers and leaf.numel() and leaf.dtype != wants:
+    for leaf in leaves:
+        if (leaf.is_floating_point() or leaf.is_complex()) and leaf.numel() and leaf.dtype != wants:
             raise FedstrataError(
                 f"An answer must have the dtype of x, {wants}, or hold whole numbers. Got {leaf.dtype}."
             )
 
 
-def perform(request: Request, client: Client, message: tuple[Any, ...]) -> Any:
-    """Do the requested work; an error says in which method, round and client it occurred."""
+def answer_of(request: Request, client: Client, channel: Channel) -> tuple[Any, Packed | None]:
+    """Do the requested work; return the answer, and the answer as packed for the channel if that changes it.
+
+    An error says in which method, round and client it occurred.
+    """
     try:
-        answer = request.work(client, *message)
+        answer = request.work(client, *for_each(request.message, len(client)))
         if client.looping:
             raise FedstrataError("A local loop must run to its end: it cannot be left by break or return.")
+        leaves = tree_leaves(answer)
+        request.check(leaves, len(client))
         if is_remote(request.work):
-            _check_dtype(answer, client.problem.x0.dtype)
-        return answer
+            _check_dtype(leaves, client.problem.x0.dtype)
+        return answer, channel.send(client, request.name, answer) if leaves and request.packs(channel) else None
     except Exception as error:
         round = request.clock.round + 1
         when = f"round {round}" if round else "the preparation before round 1"

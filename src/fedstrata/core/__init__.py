@@ -1,1 +1,1 @@
-"""Used by every layer: errors, options, random numbers, schedules, files. Imports nothing else of the package."""
+"""Used by every layer: errors, options, random numbers, schedules, files. Imports nothing else from the package."""

@@ -32,15 +32,15 @@ class Clock:
         return Clock(self.round, self.rounds, 0, self.iteration + steps)
 
     def ago(self, iterations: int) -> Clock:
-        """Return this step with the iteration of an earlier one."""
+        """Return the same time with an iteration count that is lower by ``iterations``."""
         return Clock(self.round, self.rounds, self.step, self.iteration - iterations)
 
 
 @dataclass
 class Progress:
-    """How far a run is: the round, the local iterations before it and so far, and its exchanges and choices.
+    """How far a run has got: the round, the local iterations before it and up to now, its exchanges and choices.
 
-    Round -1 is the preparation before the first one; rates and steps are those of the first (``core/schedules.py``).
+    Round -1 is the preparation before the first round, with the rates and steps of that round (``core/schedules.py``).
     """
 
     rounds: int

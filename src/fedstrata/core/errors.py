@@ -13,7 +13,7 @@ from typing import TypeGuard, TypeVar
 E = TypeVar("E", bound=Exception)
 
 MANY = 60
-"""How many names an error lists next to a suggestion."""
+"""An error that makes a suggestion also lists the known names if there are at most this many."""
 
 
 class FedstrataError(Exception):
@@ -53,12 +53,12 @@ def listed(names: Sequence[str], most: int = 8) -> str:
 
 
 def unknown(kind: str, name: object, known: Iterable[str], where: str = "", hint: str = "") -> InputError:
-    """Build the error for an unknown name: the nearest known one, all of them unless they are many, and a hint."""
+    """Build the error for an unknown name, with the nearest known name, all names unless there are many, and a hint."""
     names = sorted(known)
     nearest = nearest_of(name, names)
-    every = "" if nearest and len(names) > MANY else f" Known: {', '.join(names) or 'none'}."
+    known_names = "" if nearest and len(names) > MANY else f" Known: {', '.join(names) or 'none'}."
     hint = f" {hint}" if hint else ""
-    return InputError(f"Unknown {kind} {name!r}.{nearest}{every}{hint}{_in_brackets(where)}")
+    return InputError(f"Unknown {kind} {name!r}.{nearest}{known_names}{hint}{_in_brackets(where)}")
 
 
 @contextmanager
@@ -79,7 +79,7 @@ def with_context(error: E, where: str) -> E:
 
 
 def nearest_of(name: object, known: Iterable[str]) -> str:
-    """Return a suggestion, the known name that is nearest; empty if none is near."""
+    """Return a suggestion with the nearest known name; empty if none is close."""
     near = get_close_matches(str(name), list(known), n=1)
     return f" Did you mean {near[0]!r}?" if near else ""
 

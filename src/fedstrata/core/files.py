@@ -33,7 +33,7 @@ def write_atomically(path: Path, content: bytes, durable: bool = True) -> None:
 
 
 def _cannot_write(path: Path, error: OSError, temporary: Path | None = None) -> NoReturn:
-    """Raise an error that names the file; an earlier version of it is unharmed."""
+    """Raise an error that names the file; an earlier version of the file stays intact."""
     if temporary is not None:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
@@ -64,13 +64,13 @@ def refuse_used(folder: Path, remedy: str = "Choose another.") -> None:
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Remove temporary files of interrupted :func:`write_atomically` calls; no other process may use the folder."""
+    """Remove temporary files left by interrupted :func:`write_atomically` calls; nothing else may use the folder."""
     for path in folder.glob(".*.tmp"):
         path.unlink(missing_ok=True)
 
 
 class Rows:
-    """A .jsonl file of rows, each a table that has whole numbers under the keys ``whole``.
+    """A .jsonl file of rows, each a JSON object with whole numbers under the keys ``whole``.
 
     NaN and infinity in a new row are errors unless ``allow_nan`` is set.
     """
@@ -132,8 +132,8 @@ def read_toml(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8-sig"))  # some editors begin a file with a byte order mark
     except FileNotFoundError:
-        beside = [str(other) for other in sorted(path.parent.glob(f"*{path.suffix}"))]
-        raise InputError(f"There is no file {path}.{nearest_of(path, beside)}") from None
+        siblings = [str(other) for other in sorted(path.parent.glob(f"*{path.suffix}"))]
+        raise InputError(f"There is no file {path}.{nearest_of(path, siblings)}") from None
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"The file {path} cannot be read: {error}") from None
     except tomllib.TOMLDecodeError as error:

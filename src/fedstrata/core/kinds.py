@@ -1,4 +1,4 @@
-"""What values an option accepts, by its annotation: a description in words, and a check.
+"""The values that an option accepts, derived from its annotation: a description in words, and a check.
 
 bool, int, float, str           numbers must be finite and within the option's limits
 Literal["a", "b"]               one of these; likewise a str or an int with ``choices``
@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from numbers import Integral, Real
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin
@@ -74,7 +74,7 @@ class Place(NamedTuple):
 
 
 class Refused(Exception):
-    """A kind does not accept a value; another kind of a union may."""
+    """A kind does not accept a value; another kind in a union may."""
 
 
 @dataclass(frozen=True)
@@ -86,6 +86,7 @@ class Kind:
     read:    returns the value in its stored form, or raises :class:`Refused`.
     choices: the strings among the values, to suggest the nearest.
     whole:   whether its numbers are integers.
+    limited: whether the limits of its option apply to some of them.
     """
 
     words: str
@@ -93,6 +94,7 @@ class Kind:
     read: Callable[[Any, Place], Any]
     choices: tuple[str, ...] = ()
     whole: bool = False
+    limited: bool = False
 
     def take(self, value: Any, place: Place) -> Any:
         """Return a value in its stored form, or raise the error that says what is expected."""
@@ -108,7 +110,7 @@ def kind_of(annotation: Any, limits: Limits) -> Kind:
     if origin is Annotated:
         return kind_of(arguments[0], arguments[1])
     if origin is Literal or (limits.choices and annotation in (str, int)):
-        return _choice(arguments if origin is Literal else limits.choices)
+        return _choice(arguments) if origin is Literal else replace(_choice(limits.choices), limited=not limits.words)
     if annotation in _PLAIN:
         return _PLAIN[annotation](limits)
     if origin in (Union, UnionType):
@@ -151,11 +153,11 @@ def _number(limits: Limits, whole: bool = False) -> Kind:
         if not limits.allow(number):
             raise Refused
         if abs(number) >= 1 << 63 and isinstance(number, int):
-            raise invalid(place.what, value, "a number that fits into 64 bits", place.where)
+            raise invalid(place.what, value, "a number that fits in 64 bits", place.where)
         return number
 
     noun = "whole number" if whole else "number"
-    return Kind(f"a {noun}{limits.words}", f"{noun}s{limits.words}", read, whole=whole)
+    return Kind(f"a {noun}{limits.words}", f"{noun}s{limits.words}", read, (), whole, limited=not limits.choices)
 
 
 def _fraction() -> Kind:
@@ -192,7 +194,8 @@ def _union(annotations: tuple[Any, ...], limits: Limits) -> Kind:
 
     words, plural = _either([kind.words for kind in kinds], ", or "), _either([kind.plural for kind in kinds], ", or ")
     choices = tuple(choice for kind in kinds for choice in kind.choices)
-    return Kind(words, plural, read, choices, whole=any(kind.whole for kind in kinds))
+    whole, limited = any(kind.whole for kind in kinds), any(kind.limited for kind in kinds)
+    return Kind(words, plural, read, choices, whole, limited)
 
 
 def _list(arguments: tuple[Any, ...], limits: Limits) -> Kind:
@@ -206,7 +209,7 @@ def _list(arguments: tuple[Any, ...], limits: Limits) -> Kind:
         return tuple(one.read(element, place) for element in value)
 
     count = "" if length is None else f"{length} "
-    return Kind(f"a list of {count}{one.plural}", f"lists of {count}{one.plural}", read)
+    return Kind(f"a list of {count}{one.plural}", f"lists of {count}{one.plural}", read, limited=one.limited)
 
 
 def _table(entry: Kind | None) -> Kind:
@@ -215,7 +218,7 @@ def _table(entry: Kind | None) -> Kind:
             raise Refused
         return {k: v if entry is None else entry.take(v, place.below(k)) for k, v in value.items()}
 
-    return Kind("a table", "tables", read)
+    return Kind("a table", "tables", read, limited=entry is not None and entry.limited)
 
 
 def _nested(options: Any) -> Kind:

@@ -9,7 +9,7 @@ declare them with :func:`param`:
     @options("the auc problem")
     def auc(model: nn.Module, margin: float = param(1.0, "margin of a pair", above=0)) -> Problem: ...
 
-A call checks every value; :func:`build` makes that call with a table of a configuration file. ``fedstrata show`` and
+A call checks every value; :func:`build` makes that call with a table from a configuration file. ``fedstrata show`` and
 docs/configuration.md describe the options from :func:`options_of`.
 """
 
@@ -52,8 +52,11 @@ class Option:
 
     @functools.cached_property
     def kind(self) -> Kind:
-        """The values that it accepts; raises a TypeError if the annotation cannot be checked."""
-        return kind_of(self.annotation, self.limits)
+        """The values that it accepts; raises a TypeError if the annotation cannot be checked, or has no such limits."""
+        kind = kind_of(self.annotation, self.limits)
+        if self.limits != Limits() and not kind.limited:
+            raise TypeError(f"Its limits do not apply to the annotation {self.annotation}.")
+        return kind
 
     @property
     def wants(self) -> str:
@@ -90,8 +93,8 @@ def param(
 
     ``above`` and ``below`` are exclusive bounds, ``least`` and ``most`` inclusive; ``choices`` are the allowed strings
     or integers. ``search`` is the range that ``fedstrata tune`` searches, on a logarithmic scale.
-    ``only={"form": ("margin",)}`` means that the option applies only with these values of another one.
-    ``in_file=False`` declares an option for Python only, not a key of a configuration file.
+    ``only={"form": ("margin",)}`` means that the option applies only if another one has one of these values.
+    ``in_file=False`` declares an option that is set in Python only and is not a key of a configuration file.
     """
     return Option(default, doc, Limits(above, least, below, most, tuple(choices)), search, only or {}, in_file)
 
@@ -159,7 +162,7 @@ class Options:
 
     @classmethod
     def from_table(cls, table: Mapping[str, Any], where: str = "", key: str | None = None) -> Self:
-        """Build an instance from a table of a configuration file; see :func:`check`."""
+        """Build an instance from a table in a configuration file; see :func:`check`."""
         chosen: Any = cls
         if "family" in vars(cls):
             name, members = cls.family

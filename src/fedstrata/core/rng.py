@@ -2,7 +2,7 @@
 
 Every random number is ``philox(key, counter)``: the key is a hash of names (seed, purpose, round, exchange, stream),
 the counter is (position, client, step). There is no generator state, so the numbers do not depend on chunks, engines,
-processes, the order of clients, or on resuming.
+processes or the order of clients, and a resumed run draws the same ones.
 
 The generator is Philox4x32-10 (Salmon, Moraes, Dror, Shaw: "Parallel random numbers: as easy as 1, 2, 3", SC 2011),
 vectorised over NumPy arrays and tested against the published known-answer vectors.
@@ -12,9 +12,12 @@ from __future__ import annotations
 
 from functools import lru_cache
 from hashlib import blake2b
+from numbers import Integral
 
 import numpy as np
 import torch
+
+from fedstrata.core.errors import invalid
 
 _MULTIPLIERS = np.array([0xD2511F53, 0xCD9E8D57], dtype=np.uint64)
 _WEYL = np.array([0x9E3779B9, 0xBB67AE85], dtype=np.uint64)
@@ -50,9 +53,20 @@ def _round_keys(k0: int, k1: int) -> np.ndarray:
     return (np.array([k0, k1], dtype=np.uint64) + rounds * _WEYL) & _LOW
 
 
-@lru_cache(maxsize=4096)
 def key_of(*names: int | str) -> Key:
     """Hash names, such as ``(seed, "batch", round, exchange, level, stream)``, into a Philox key."""
+    return _hashed(tuple(name if type(name) in (int, str) else _plain(name) for name in names))
+
+
+def _plain(name: object) -> int | str:
+    """Return a name as Python's own type: equal names must have the same hash."""
+    if isinstance(name, bool) or not isinstance(name, Integral | str):
+        raise invalid("name of random numbers", name, "a whole number or a text")
+    return str(name) if isinstance(name, str) else int(name)
+
+
+@lru_cache(maxsize=4096)
+def _hashed(names: tuple[int | str, ...]) -> Key:
     digest = blake2b(repr(names).encode(), digest_size=8).digest()
     return int.from_bytes(digest[:4], "little"), int.from_bytes(digest[4:], "little")
 
@@ -67,8 +81,8 @@ def words(key: Key, clients: np.ndarray, steps: np.ndarray, count: int) -> np.nd
 def words_of_tensors(key: torch.Tensor, salt: tuple[int, int], count: int) -> torch.Tensor:
     """Return ``count`` 32-bit words of Philox4x32-10 as an int64 tensor, for a key [2] that is a tensor itself.
 
-    The same words as ``philox((block, *salt, 0), key)``. It uses only tensor operations, so it can be traced and mapped
-    over clients.
+    These are the words of ``philox((block, *salt, 0), key)``. The function uses only tensor operations, so it can be
+    traced and mapped over clients.
     """
     low = 0xFFFFFFFF
     k0, k1 = key[0], key[1]

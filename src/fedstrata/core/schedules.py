@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from dataclasses import replace
+from dataclasses import field, replace
 from typing import Annotated, Any, ClassVar, Literal
 
 from fedstrata.core.clock import Clock
@@ -63,23 +63,31 @@ class RoundDecay(Schedule):
         return float(self.value * self.factor**clock.round)
 
 
-class CubeRoot(Schedule):
-    """``k / (n + t)**(1/3)`` as in the theorems, where t counts local iterations since the start, from 0."""
+class Power(Schedule):
+    """``k / (n + t)**exponent``, where t counts local iterations since the start, from 0."""
 
-    name: ClassVar[str] = "cube_root"
+    name: ClassVar[str] = "power"
     k: float = param(..., "numerator", above=0)
     n: float = param(1.0, "offset added to t", above=0)
+    exponent: float = param(1 / 3, "exponent of the decay", above=0)
 
     def __call__(self, clock: Clock) -> float:
         """Return the rate at this time."""
-        return float(self.k / (self.n + clock.iteration) ** (1 / 3))
+        return float(self.k / (self.n + clock.iteration) ** self.exponent)
+
+
+class CubeRoot(Power):
+    """``k / (n + t)**(1/3)`` as in the theorems, where t counts local iterations since the start, from 0."""
+
+    name: ClassVar[str] = "cube_root"
+    exponent: float = field(default=1 / 3, init=False, repr=False)
 
 
 Rate = float | Schedule
 
 
 def rate_at(rate: Rate, clock: Clock) -> float:
-    """Return the value of a rate, a number or a schedule, at a time; before the first round it is that of the first."""
+    """Return the value of a rate (a number or a schedule); before the first round, its value in the first round."""
     return rate(replace(clock, round=max(0, clock.round))) if isinstance(rate, Schedule) else rate
 
 
@@ -91,7 +99,7 @@ class Epochs(Options, owner="the local work"):
 
 
 class Interval(Options, owner="an interval"):
-    """Local steps that grow slowly: ``initial`` plus the rounded logarithm of t to ``base`` in round t = 1, 2, ...
+    """A slowly growing number of local steps: ``initial`` plus the rounded log of t to ``base`` in round t = 1, 2, ...
 
     ``steps = Interval(4, 2.0)`` takes 4 steps in the first round, 5 in the second, 10 in rounds 64 to 127.
     """
@@ -102,7 +110,7 @@ class Interval(Options, owner="an interval"):
     rounding: Literal["floor", "ceil"] = param("floor", "how the logarithm is rounded")
 
     def __call__(self, round: int) -> int:
-        """Return the local steps of a round, counted from 0."""
+        """Return the number of local steps in a round; rounds count from 0."""
         exact = math.log(round + 1) / math.log(self.base)
         nearest = math.floor(exact + 0.5)
         if math.isclose(self.base**nearest, round + 1, rel_tol=1e-12):
@@ -118,5 +126,5 @@ Steps = Annotated[int, Limits(least=1)] | Epochs | Interval
 
 
 def steps_at(steps: EqualSteps, round: int) -> int:
-    """Return the local steps of a round, counted from 0; before the first round they are those of the first."""
+    """Return the number of local steps in a round; rounds count from 0, and round -1 is like round 0."""
     return steps(max(0, round)) if isinstance(steps, Interval) else steps

@@ -18,7 +18,7 @@ class Batch:
             otherwise clients with equally many samples share a part, and nothing is padded.
     where:  the clients of each part; None if there is one part for all.
     traced: whether this shape will occur again, so that tracing a graph for it pays off.
-    random: whether the last array of each part, [C, 2], holds the words that random layers draw from.
+    random: whether the last array of each part, [C, 2], holds the random words that random layers draw from.
     """
 
     parts: tuple[Arrays, ...]
@@ -45,15 +45,14 @@ class Batch:
             parts.append((inputs, targets, own * rest[0] if rest else own, *words))
         return Batch(tuple(parts), self.where, self.traced, self.random)
 
-    def numbered(self, clients: np.ndarray) -> Batch:
-        """Return the batch with the number of each client appended to its arrays."""
-        numbers = torch.from_numpy(clients)
+    def numbered(self, numbers: torch.Tensor) -> Batch:
+        """Return the batch with the number of each client, [C], appended to its arrays."""
         rows = [numbers] if self.where is None else [numbers[w] for w in self.where]
-        parts = [(*part, n.to(part[0].device) if part else n) for part, n in zip(self.parts, rows, strict=True)]
+        parts = [(*part, n) for part, n in zip(self.parts, rows, strict=True)]
         return Batch(tuple(parts), self.where, self.traced)
 
     def randomised(self, words: np.ndarray) -> Batch:
-        """Return the batch with two words of each client, [C, 2], for random layers to draw from."""
+        """Return the batch with two random words per client, [C, 2], for random layers to draw from."""
         own = torch.from_numpy(words.astype(np.int64))
         rows = [own] if self.where is None else [own[w] for w in self.where]
         parts = [(*part, r.to(part[0].device)) for part, r in zip(self.parts, rows, strict=True)]

@@ -74,7 +74,7 @@ class Dataset:
         classes: int | None = None,
         name: str = "arrays",
     ) -> Dataset:
-        """Build from your own arrays or tensors, to be split over clients.
+        """Build a data set from your own arrays or tensors, to be split over clients.
 
         inputs:  the training inputs; the first axis runs over samples.
         targets: the training targets, one per sample.
@@ -82,7 +82,7 @@ class Dataset:
         keys:    the owner of each training row, for the partition ``by_key``.
         classes: the number of classes, 0 for regression. By default targets are classes if they are integers, or floats
                  that are 0 and 1, and the number of classes is the highest label plus 1. Set it if the last class may
-                 not occur, or if class labels are floats such as 0.0, 1.0, 2.0.
+                 be missing from the data, or if class labels are floats such as 0.0, 1.0, 2.0.
         name:    the name of the set in messages and tables.
         """
         tests: tuple[Any, Any] = ((), ()) if test is None else intake.two_arrays(test, f"the test part of {name}")
@@ -96,8 +96,8 @@ class Dataset:
 
         The first half of the classes is positive (1), the second half negative (0), as in the AUC papers; a binary set
         keeps its labels. Random positives are dropped from the training rows to reach ``share``, or random negatives
-        if there are too few positives. Test rows are relabelled, and all are kept. The ``origins`` of the result are
-        the original classes of its training rows.
+        if there are too few positives. Test rows are relabelled, and all of them are kept. The ``origins`` of the
+        result are the original classes of its training rows.
         """
         if not 0 < share < 1:
             raise invalid("fraction of positives", share, "between 0 and 1, exclusive")
@@ -168,7 +168,7 @@ class Dataset:
     def _split_off(self, per_class: int, seed: int) -> tuple[Dataset, Dataset]:
         """Return ``per_class`` random training rows of each class, and the others."""
         if not self.classes:
-            raise InputError(f"An auxiliary set needs classes, and the data set {self.name} has none.")
+            raise InputError(f"An auxiliary set needs classes, but the data set {self.name} has none.")
         generator = np.random.default_rng([seed, _AUXILIARY])
         labels = self.targets.numpy()
         rows = [np.flatnonzero(labels == c) for c in range(self.classes)]
@@ -184,7 +184,7 @@ class Dataset:
         return self._with(inputs=self.inputs[keep], targets=self.targets[keep], keys=keys, origins=origins)
 
     def _with(self, **changes: Any) -> Dataset:
-        """Return a copy with these changes, whose arrays were checked when this set was built."""
+        """Return a copy with these changes, unchecked: their arrays come from this set, which has been checked."""
         changed = copy.copy(self)
         for field, value in changes.items():
             object.__setattr__(changed, field, value)

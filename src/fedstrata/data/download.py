@@ -41,7 +41,7 @@ Progress = Callable[[str], None] | None
 class Source:
     """A file or folder of a data set.
 
-    path:     its path in the data directory; a file may also be stored with ``.gz`` added to its name, or removed.
+    path:     its path in the data directory; a file may also be stored under its name with ``.gz`` added or removed.
     address:  the official URL to download it from, None if there is none.
     checksum: ``"md5:..."`` or ``"sha256:..."`` of the download, if published.
     member:   the member to unpack, if the download is an archive (.tar.gz or .zip).
@@ -177,8 +177,8 @@ def missing(source: Source, directory: Path, reason: str = "") -> MissingData:
         remedy = f"Download {source.address} and put its member {source.member} there."
     return MissingData(
         f"The data file {source.path} is not in the data directory {directory.absolute()}. {reason}{remedy} "
-        "Set the directory with the argument data_dir (data.directory in a file) or the environment variable "
-        "FEDSTRATA_DATA."
+        "Set the directory with the argument data_dir (data.directory in a configuration file) or the environment "
+        "variable FEDSTRATA_DATA."
     )
 
 

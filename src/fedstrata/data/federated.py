@@ -48,6 +48,10 @@ class FederatedData:
         """Number of clients."""
         return len(self.train.offsets) - 1
 
+    def name_of(self, client: int) -> str:
+        """Return what messages call a client."""
+        return client_name(self.client_names, client)
+
     @property
     def sizes(self) -> np.ndarray:
         """Number of training samples of each client, support and query together."""
@@ -67,9 +71,13 @@ class FederatedData:
         def part(p: Part | None) -> Part | None:
             return None if p is None else p.only(clients)
 
-        names = tuple(self.client_names[k] for k in clients) if self.client_names else ()
-        parts = {"support": part(self.support), "client_test": part(self.client_test)}
-        return replace(self, train=self.train.only(clients), **parts, client_names=names)
+        return replace(
+            self,
+            train=self.train.only(clients),
+            support=part(self.support),
+            client_test=part(self.client_test),
+            client_names=tuple(self.client_names[k] for k in clients) if self.client_names else (),
+        )
 
     def to(self, device: torch.device, dtype: torch.dtype) -> FederatedData:
         """Return the data on ``device``, floating-point arrays as ``dtype``; shared arrays stay shared."""
@@ -116,12 +124,12 @@ class FederatedData:
         if not held.sizes.any():
             raise InputError(
                 f"The data {self.name!r} have too few samples per client to hold out a share of {share:g}: choose a "
-                "larger one."
+                "larger share."
             )
         return replace(self, train=train, client_test=held)
 
     def reserve(self, holdout: float, support: float, seed: int = 0) -> FederatedData:
-        """Return the data with held-out test rows, and then a support set of the rest; a share of 0 reserves none."""
+        """Return the data with held-out test rows, then a support set from the rest; a share of 0 reserves none."""
         data = self.with_holdout(holdout, seed) if holdout else self
         return data.with_support(support, seed) if support else data
 
@@ -138,7 +146,7 @@ class FederatedData:
     def with_auxiliary(self, inputs: Any, targets: Any) -> FederatedData:
         """Return the data with these samples on the server, at least one of each class, for methods that need them."""
         if not self.classes:
-            raise InputError(f"An auxiliary set needs classes, and the data {self.name!r} have none.")
+            raise InputError(f"An auxiliary set needs classes, but the data {self.name!r} have none.")
         first: Any = tuple(a[:1] for a in self.train.arrays)
         arrays = intake.pair((inputs, targets), "the auxiliary set", first)
         if not intake.are_labels(arrays[1]):
@@ -170,7 +178,7 @@ class FederatedData:
                       ``test``, they also form the pooled test set.
         classes:      the number of classes, 0 for regression. By default targets are classes if they are integers, or
                       floats that are 0 and 1, and the number of classes is the highest label plus 1. Set it if the last
-                      class may not occur, or if class labels are floats such as 0.0, 1.0, 2.0.
+                      class may be missing from the data, or if class labels are floats such as 0.0, 1.0, 2.0.
         name:         the name of the data in messages and tables.
         client_names: the names of the clients.
         """
@@ -183,7 +191,7 @@ class FederatedData:
         seen: set[object] = set()
         for client in client_names:
             if not isinstance(client, str) or not client or client in seen:
-                raise invalid("name of a client", client, "a text that no other client has")
+                raise invalid("name of a client", client, "a non-empty text that no other client has")
             seen.add(client)
         titles = [f"client {k}" + (f" ({client_names[k]})" if client_names else "") for k in range(len(clients))]
         declared = intake.check_classes(classes, f"the data {name!r}")
@@ -248,3 +256,8 @@ class FederatedData:
             name=path.name,
             client_names=[f.stem for f in files],
         )
+
+
+def client_name(names: Sequence[str], client: int) -> str:
+    """Return what messages call a client: its name or, if ``names`` is empty, its number."""
+    return names[client] if names else f"client {client}"

@@ -119,7 +119,7 @@ def cifar(paths: Sequence[Path], labels: int, classes: int) -> tuple[np.ndarray,
         rows = content.reshape(-1, record)
         highest = rows[:, labels - 1].max()
         if highest >= classes:
-            raise unreadable(path, f"it has label {highest}, above {classes - 1}, so it has another format")
+            raise unreadable(path, f"it has label {highest}, above {classes - 1}, so it is in another format")
         batches.append(rows)
     images = np.concatenate([rows[:, labels:] for rows in batches]).reshape(-1, 3, 32, 32)
     return images, np.concatenate([rows[:, labels - 1] for rows in batches]).astype(np.int64)
@@ -146,7 +146,7 @@ class Omniglot:
     evaluation: np.ndarray
 
     def ink(self, rows: np.ndarray) -> np.ndarray:
-        """Return the drawings of some rows: [rows, 105, 105], 0 for paper and 1 for ink."""
+        """Return the drawings of these rows: [rows, 105, 105], 0 for paper and 1 for ink."""
         return 1 - np.unpackbits(self.images[rows], axis=2)[:, :, :105]
 
 

@@ -107,7 +107,7 @@ def are_labels(targets: torch.Tensor) -> bool:
 def count_classes(*targets: torch.Tensor, partial: bool = False) -> int:
     """Return the number of classes, the highest label plus 1; 0 if the targets are not class numbers.
 
-    Floats that are all 0, or all 1, are not classes, unless these are only ``partial`` data, such as those of one node.
+    Floats that are all 0, or all 1, are not classes, unless the data are only ``partial``, such as those of one node.
     """
     filled = [t for t in targets if len(t)]
     if not filled or not all(map(are_labels, filled)):

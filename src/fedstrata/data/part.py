@@ -56,7 +56,7 @@ class Part:
             raise invalid("targets", f"{targets.dtype} of shape {tuple(targets.shape)}", "class numbers, one per row")
         labels = targets.cpu().numpy()[self.stored_rows.numpy()].astype(np.int64)
         if labels.min() < 0:
-            raise invalid("labels of the data", int(labels.min()), "class numbers from 0 on")
+            raise invalid("labels of the data", int(labels.min()), "class numbers, which start at 0")
         if len(labels) < len(self.rows):
             return np.outer(self.sizes, np.arange(labels[0] + 1) == labels[0])
         owner = np.repeat(np.arange(len(self.sizes)), self.sizes)
@@ -78,8 +78,8 @@ class Part:
     def hold_out(self, share: float, seed: int, keep: int = 1) -> tuple[Part, Part]:
         """Split off a random ``share`` of each client's rows, stratified by class; return the rest and that share.
 
-        Of n rows of a client, round(share * n) are split off, at most n - 1. Each class gives its share rounded down or
-        up; at least ``keep`` (0 or 1) of its rows stay, so by default a class with a single row is not split.
+        Of n rows of a client, round(share * n) are split off, at most n - 1. Each class contributes its share rounded
+        down or up; at least ``keep`` (0 or 1) of its rows stay, so by default a class with a single row is not split.
         Regression targets count as one class.
         """
         if not 0 < share < 1:
@@ -125,10 +125,10 @@ class Part:
 
 
 def _stratified(labels: np.ndarray, share: float, keep: int) -> np.ndarray:
-    """Return a mask that chooses ``share`` of some shuffled rows, and of each class up to rounding.
+    """Return a mask that selects ``share`` of the shuffled rows, and of each class up to rounding.
 
-    Each class gives its share rounded down. The rows still missing come from the classes with the largest remainders;
-    equal remainders are ordered by the shuffle.
+    Each class contributes its share rounded down. The rows still missing come from the classes with the largest
+    remainders; equal remainders are ordered by the shuffle.
     """
     _, first, member, sizes = np.unique(labels, return_index=True, return_inverse=True, return_counts=True)
     exact = share * sizes

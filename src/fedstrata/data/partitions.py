@@ -229,10 +229,10 @@ class ClassGroups(Partition):
     many groups as clients or classes, whichever is fewer. With 10 classes, 5 clients have {0, 1}, {2, 3}, ...; of 20
     clients, 0 and 10 share class 0.
 
-    In a binary task made of more classes (``imbalance``), the original classes are divided: the positive ones into
-    ``groups`` groups, the negative ones likewise, and group g gets the g-th of both. So every group has positives and
+    In a binary task made from more classes (``imbalance``), the original classes are divided: the positive ones into
+    ``groups`` groups, the negative ones likewise, and group g gets the g-th of each. So every group has positives and
     negatives, and no original class is in two groups: with 10 classes, 5 groups have {0, 5}, {1, 6}, ..., {4, 9}.
-    Without ``groups`` there are as many as clients, or as original classes on the smaller side, whichever is fewer.
+    By default there are as many groups as clients, or as original classes on the smaller side, whichever is fewer.
     """
 
     name: ClassVar[str] = "class_groups"

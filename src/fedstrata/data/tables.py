@@ -21,7 +21,7 @@ class Table:
     targets: np.ndarray
 
     def take(self, rows: np.ndarray) -> Table:
-        """Return the table of some rows."""
+        """Return a table of these rows."""
         return Table(self.numbers[rows], self.words[rows], self.targets[rows])
 
 

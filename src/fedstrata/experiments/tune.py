@@ -147,7 +147,7 @@ def as_options(config: Config, point: dict[str, float]) -> Tables:
         if option.kind.whole:
             value = max(1, round(value))
         elif isinstance(schedule, dict):
-            value = {**schedule, "k" if schedule.get("schedule") == "cube_root" else "value": value}
+            value = {**schedule, "k" if schedule.get("schedule") in ("cube_root", "power") else "value": value}
         options[option.name] = value
     return options
 

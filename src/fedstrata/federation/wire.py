@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedstrata.clients.faults import Kind
+from fedstrata.clients.faults import FaultKind
 from fedstrata.core.errors import FedstrataError
 from fedstrata.core.version import __version__
 
@@ -55,7 +55,7 @@ Version = tuple[int, int]
 class Refused(FedstrataError):
     """Something arrived that cannot be used; ``kind`` gives the reason in one word, ``detail`` in a few."""
 
-    def __init__(self, kind: Kind, detail: str) -> None:
+    def __init__(self, kind: FaultKind, detail: str) -> None:
         self.kind = kind
         self.detail = "".join(c if c.isprintable() else " " for c in detail[:LONGEST])  # a node may have written it
         super().__init__(self.detail)
@@ -124,7 +124,7 @@ class Reply:
     signature: bytes = b""
     arrays: tuple[np.ndarray, ...] = ()
     error: str = ""
-    kind: Kind = "error"
+    kind: FaultKind = "error"
 
 
 def sender() -> dict[str, Any]:

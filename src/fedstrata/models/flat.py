@@ -21,8 +21,8 @@ class Flat:
 
     The vector holds the trainable parameters one after another, in the order of ``named_parameters()``; parameters are
     views into it, never copies. Frozen parameters and buffers are constants. The module is copied, and the copy never
-    changes, so several problems can share it, on several devices. Dropout and other random layers draw by names
-    (``models/random.py``), and only inside :meth:`drawing_from`.
+    changes, so several problems can share it, on several devices. Dropout and other random layers draw
+    reproducible numbers (``models/random.py``), and only inside :meth:`drawing_from`.
 
     batchnorm: what to do with running statistics (BatchNorm), which are state that a pure function cannot hold:
                ``"refuse"`` raises an error, ``"group"`` replaces the layer with GroupNorm, ``"batch"`` always uses the
@@ -51,8 +51,8 @@ class Flat:
         self.sizes = [p.numel() for _, p in trainable]
         self.size = sum(self.sizes)
         owner = {id(p): n for n, p in trainable}
-        every = self.module.named_parameters(remove_duplicate=False)
-        self._aliases = {n: owner[id(p)] for n, p in every if owner.get(id(p), n) != n}
+        with_aliases = self.module.named_parameters(remove_duplicate=False)
+        self._aliases = {n: owner[id(p)] for n, p in with_aliases if owner.get(id(p), n) != n}
         self.initial = torch.cat([p.detach().reshape(-1) for _, p in trainable])
         self._constants: dict[torch.device, dict[str, torch.Tensor]] = {self.initial.device: {}}
         self._noise = Noise()
@@ -107,7 +107,7 @@ class Flat:
             raise InputError(f"The model {name} changes its buffers, so it is not a pure function of its weights.")
         if not torch.equal(own, inputs):
             raise InputError(
-                f"The model {name} changes its inputs in place: let it work on a copy, or without in-place."
+                f"The model {name} changes its inputs in place: make it work on a copy, or avoid in-place operations."
             )
         if not torch.equal(x, self.initial):
             raise InputError(f"The model {name} changes its weights in forward, so it is not a pure function of them.")
@@ -116,9 +116,9 @@ class Flat:
         return outputs
 
     def _check_gradient(self, inputs: torch.Tensor) -> None:
-        """Raise if the gradient at other weights is not that of a module with these weights.
+        """Raise if the gradient at other weights differs from that of a module with those weights.
 
-        It is not if a part of the model runs again during the backward pass, with the module's own weights.
+        It does if a part of the model runs again during the backward pass, which then uses the module's own weights.
         """
         module = copy.deepcopy(self.module)
         own = [p for p in module.parameters() if p.requires_grad]
@@ -129,13 +129,13 @@ class Flat:
             ours, theirs = self(x, inputs).sum(), module(inputs).sum()
             if not ours.requires_grad or not theirs.requires_grad:
                 return
-            found = torch.autograd.grad(ours, x)[0]
-            wanted = torch.autograd.grad(theirs, own, materialize_grads=True)
-        expected = torch.cat([g.reshape(-1) for g in wanted])
-        if torch.isfinite(expected).all() and (found - expected).norm() > 0.01 * expected.norm():
+            gradient = torch.autograd.grad(ours, x)[0]
+            parts = torch.autograd.grad(theirs, own, materialize_grads=True)
+        expected = torch.cat([part.reshape(-1) for part in parts])
+        if torch.isfinite(expected).all() and (gradient - expected).norm() > 0.01 * expected.norm():
             raise InputError(
-                f"The gradient of the model {type(self.module).__name__} does not follow its weights: a part of it "
-                "runs again in the backward pass. Build it without activation checkpointing."
+                f"The gradient of the model {type(self.module).__name__} is wrong: a part of it runs again in the "
+                "backward pass, with other weights. Build it without activation checkpointing."
             )
 
     def state_dict(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -174,7 +174,7 @@ class Flat:
         raise InputError(f"The model {type(self.module).__name__} has no layer with a matrix.")
 
     def layers(self) -> Literal["dense", "convolutional", "recurrent"]:
-        """Return the type of its layers, which decides how many clients should advance together."""
+        """Return the type of the model's layers, which decides how many clients should advance together."""
         modules = list(self.module.modules())
         if any(isinstance(m, nn.RNNBase) for m in modules):
             return "recurrent"
@@ -184,7 +184,7 @@ class Flat:
 
 
 def _without_state(module: nn.Module, batchnorm: BatchNormRule) -> nn.Module:
-    """Return the module without running statistics, and with dropout that draws by names."""
+    """Return the module without running statistics, and with reproducible dropout."""
     if batchnorm not in ("refuse", "group", "batch"):
         raise invalid("batchnorm", batchnorm, "'refuse', 'group' or 'batch'")
     for name, part in list(module.named_modules()):

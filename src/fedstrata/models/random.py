@@ -1,7 +1,7 @@
-"""Layers that draw random numbers: dropout and random changes to images, reproducible on every engine and chunk.
+"""Layers that draw random numbers: dropout and random changes to images, the same on every engine and with any chunk.
 
-Inside a run their numbers are a function of names, like a batch: of seed, client, round, exchange, step, level and
-stream, of the layer, and of the position in the layer's input. Two gradients on one batch see the same numbers, as
+In a run their numbers are a function of names, as batches are: the seed, client, round, exchange, step, level and
+stream, the layer, and the position in the layer's input. Two gradients on one batch see the same numbers, as
 variance-reduced methods require. When a model is evaluated, and in the module that a run returns if it is in
 evaluation mode, these layers change nothing.
 """
@@ -42,7 +42,7 @@ class Noise:
 
 
 class RandomLayer(nn.Module):
-    """A layer that draws random numbers: by names in a run, else with PyTorch's generator while in training mode."""
+    """A layer that draws random numbers: reproducibly in a run, else from PyTorch's generator if in training mode."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -115,14 +115,14 @@ AUGMENTATIONS: dict[str, type[RandomFlip] | type[RandomCrop]] = {"flip": RandomF
 
 
 def by_names(name: str, layer: nn.Module) -> nn.Module | None:
-    """Return a layer that draws by names to replace a random layer of PyTorch; None if the layer is not random."""
+    """Return a layer with reproducible numbers to replace a random layer of PyTorch; None if it is not random."""
     whole = isinstance(layer, nn.Dropout1d | nn.Dropout2d | nn.Dropout3d)
     if type(layer) is nn.Dropout or whole:
         return Dropout(layer.p, whole, layer) if layer.p > 0 else None  # type: ignore[arg-type,operator]
     p = layer.p if isinstance(layer, nn.modules.dropout._DropoutNd) else getattr(layer, "dropout", 0.0)
     if isinstance(p, int | float) and p > 0:
         raise InputError(
-            f"The layer {name!r} ({type(layer).__name__}, dropout {p}) draws random numbers that cannot be repeated. "
+            f"The layer {name!r} ({type(layer).__name__}, dropout {p}) draws random numbers that cannot be reproduced. "
             "Use nn.Dropout, nn.Dropout1d, 2d or 3d instead, or set its dropout to 0."
         )
     return None

@@ -244,7 +244,7 @@ def model(
 
 
 def _norm(norm: Norm, axes: int = 2, alone: int = 0) -> Callable[[int], nn.Module]:
-    """Return a function that builds a norm of n channels; up to ``alone`` channels form one group."""
+    """Return a function that builds a norm for n channels; up to ``alone`` channels form a single group."""
     norms: dict[str, Callable[[int], nn.Module]] = {
         "group": lambda n: nn.GroupNorm(math.gcd(n, 8) if n > alone else 1, n),
         "batch": lambda n: nn.BatchNorm1d(n) if axes == 1 else nn.BatchNorm2d(n),

@@ -35,7 +35,7 @@ ACTIVATIONS: dict[str, Activation] = {"sigmoid": torch.sigmoid, "none": lambda l
 Form = Literal["square", "margin"]
 
 FORM = param("square", "pairwise square loss, or square loss with a margin")
-MARGIN = param(1.0, "gap between mean scores that is large enough", above=0, only={"form": ("margin",)})
+MARGIN = param(1.0, "gap between mean scores beyond which nothing is gained", above=0, only={"form": ("margin",)})
 SCORE = param("sigmoid", "activation that turns the model's output into a score", choices=ACTIVATIONS)
 SCALE_DUAL = param(False, "rescale the dual so that its steps do not shrink with p(1-p)")
 P = param(None, "fraction of positives, the same for all clients; by default from their class counts", above=0, below=1)
@@ -78,13 +78,13 @@ def auc(
     flat = Flat(model, batchnorm)
     problem = Problem(
         unanswered(
-            "The auc problem does not know the fraction of positives yet: fs.train asks the clients for it, or pass p."
+            "The auc problem does not know the fraction of positives yet: fs.train asks the clients; otherwise pass p."
         ),
         torch.cat([flat.initial, flat.initial.new_zeros(2)]),
         y0=flat.initial.new_zeros(1),
         project_y=box(low=0.0) if form == "margin" else None,
         takes_weights=True,
-        ranks=True,
+        ranks_only=True,
         flat=flat,
         predict=lambda x, inputs: flat(x[: flat.size], inputs),
         losses=either_cross_entropy,
@@ -155,7 +155,7 @@ def _check(flat: Flat, data: FederatedData) -> None:
     if data.classes != 2:
         raise InputError(
             f"The auc problem needs two classes, 0 and 1. Got {data.classes} ({data.name}): label the data 0 and 1, or "
-            "turn the first half of the classes into class 1 with imbalance (data.imbalance in a file)."
+            "turn the first half of the classes into class 1 with imbalance (data.imbalance in a configuration file)."
         )
     outputs, _ = try_model(flat, data)
     if outputs.numel() not in (2, 4):

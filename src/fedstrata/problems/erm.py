@@ -107,30 +107,30 @@ def try_model(flat: Flat, data: FederatedData) -> tuple[torch.Tensor, torch.Tens
 def check_targets(flat: Flat, outputs: torch.Tensor, data: FederatedData, loss: str) -> None:
     """Raise if the targets do not fit the loss and the model's ``outputs`` for two samples."""
     model, shape = f"the model {type(flat.module).__name__}", tuple(outputs.shape)
-    every = [data.train.arrays[1]]
-    every += [data.client_test.arrays[1]] if data.client_test is not None else []
-    every += [data.test[1]] if data.test is not None else []
+    all_targets = [data.train.arrays[1]]
+    all_targets += [data.client_test.arrays[1]] if data.client_test is not None else []
+    all_targets += [data.test[1]] if data.test is not None else []
     if loss == "cross_entropy":
         if outputs.dim() != 2:
             raise invalid(f"output of {model}", shape, "[samples, classes] for cross-entropy")
-        for labels in every:
+        for labels in all_targets:
             if not are_labels(labels):
                 got = f"{labels.dtype} of shape {tuple(labels.shape[1:])} per sample ({data.name})"
                 wants = "one class number per sample: integers, or floats with classes= given for the data"
                 raise invalid("targets of cross_entropy", got, wants)
-        _check_labels(every, shape[1], f"{model} has {shape[1]} outputs")
+        _check_labels(all_targets, shape[1], f"{model} has {shape[1]} outputs")
     elif loss == "binary_cross_entropy":
         if outputs.numel() != 2:
             raise invalid(f"output of {model}", shape, "one number per sample")
-        _check_labels(every, 2, "the loss is binary_cross_entropy")
+        _check_labels(all_targets, 2, "the loss is binary_cross_entropy")
     elif loss == "squared":
-        wanted = (2, *every[0].shape[1:])
-        if outputs.numel() != math.prod(wanted):
-            raise invalid(f"output of {model}", shape, f"of the shape of the targets, {wanted}")
+        expected = (2, *all_targets[0].shape[1:])
+        if outputs.numel() != math.prod(expected):
+            raise invalid(f"output of {model}", shape, f"of the shape of the targets, {expected}")
 
 
-def _check_labels(every: list[torch.Tensor], classes: int, why: str) -> None:
-    for labels in every:
+def _check_labels(all_targets: list[torch.Tensor], classes: int, why: str) -> None:
+    for labels in all_targets:
         low, high = labels.min().item(), labels.max().item()
         if low < 0 or high > classes - 1:
             raise invalid("labels of the data", f"{low:g} to {high:g}", f"between 0 and {classes - 1}: {why}")

@@ -299,7 +299,7 @@ def _itself(function: Function) -> Function:
 
 
 def _groups(batches: Sequence[Batch], clients: int) -> Iterator[tuple[torch.Tensor, tuple[Arrays, ...]]]:
-    """Yield the clients that are in the same part of every batch, with their rows of each."""
+    """Yield each group of clients that share a part in every batch, with the group's rows of each batch."""
     part = torch.zeros(len(batches), clients, dtype=torch.long)
     row = torch.arange(clients).repeat(len(batches), 1)
     for b, batch in enumerate(batches):

@@ -12,11 +12,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
+import numpy as np
 import torch
 
 from fedstrata.core.errors import InputError, invalid
 from fedstrata.core.options import options, options_of, param
 from fedstrata.data.batch import Arrays as Arrays
+from fedstrata.data.batch import Batch
 from fedstrata.problems.queries import Query
 
 if TYPE_CHECKING:
@@ -59,7 +61,7 @@ class Problem:
                 weights are the last array, or the last before the client's number.
     best_y:     ``best_y(x, batch) -> y``: the unprojected maximiser of f(x, .), if f is quadratic in y with the same
                 Hessian on all batches, so that the mean of the maximisers over batches maximises the mean of f.
-    ranks:      whether the model only ranks, so that no threshold on its outputs is meaningful: metrics then omit
+    ranks_only: whether the model only ranks, so that no threshold on its outputs is meaningful: metrics then omit
                 accuracy.
     known:      the solution (x, y) if it is known, for metrics; y is None without a dual.
     perturbs:   whether the dual is a perturbation added to every input: metrics then also measure under attack.
@@ -87,7 +89,7 @@ class Problem:
     mixture: bool = False
     takes_weights: bool = False
     best_y: Level | None = None
-    ranks: bool = False
+    ranks_only: bool = False
     known: tuple[torch.Tensor, torch.Tensor | None] | None = None
     perturbs: bool = False
     flat: Flat | None = None
@@ -130,6 +132,16 @@ class Problem:
         mean = f", a {self.inner_mean} inner mean" if self.levels else ""
         dual = "a dual that weights the clients" if self.mixture else "a dual" if self.dual else "no dual"
         return f"{levels}{mean}, {dual}"
+
+    def draws(self, level: int) -> bool:
+        """Whether a level uses data; 0 is the outer function."""
+        return level > 0 or self.outer_draws
+
+    def completed(self, level: int, batch: Batch, clients: np.ndarray) -> Batch:
+        """Return the batch of a level with the numbers of its clients, if the level takes them."""
+        if level > 0 or not self.numbered:
+            return batch
+        return batch.numbered(torch.from_numpy(clients).to(self.x0.device))
 
     def projected(self, y: torch.Tensor) -> torch.Tensor:
         """Project the dual, [..., p], onto its set."""

@@ -20,9 +20,9 @@ class Query:
 
     ask:    "class_counts": the client's number of samples per class, [classes]; "first_loss": its loss at the starting
             point, a single number.
-    learn:  ``learn(answers, weights) -> vector`` computes what is learned from all clients' answers [N, ...] and their
-            weights in a mean [N]. It is stored in every checkpoint and sent to remote clients.
-    inform: ``inform(problem, vector) -> problem`` returns the problem that uses it.
+    learn:  ``learn(answers, weights) -> vector`` computes a vector from all clients' answers [N, ...] and their weights
+            in a mean [N]. The vector is stored in every checkpoint and sent to remote clients.
+    inform: ``inform(problem, vector) -> problem`` returns the problem that uses this vector.
     """
 
     ask: Literal["class_counts", "first_loss"]

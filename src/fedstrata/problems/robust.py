@@ -68,7 +68,7 @@ def robust(
 
 
 def as_level(loss: Outer) -> Level:
-    """Return a loss as a level, with a vector of length 1."""
+    """Return a loss as a level, whose value is a vector of length 1."""
 
     def level(u: torch.Tensor, batch: Arrays) -> torch.Tensor:
         return loss(u, batch).reshape(1)
@@ -87,8 +87,8 @@ def linked(problem: Problem, gamma: float, link: str | Link, shift: float | None
         return replace(problem, outer=outer)
 
     def learn(losses: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        number = math.log(len(losses))
-        return torch.stack([gamma * (torch.logsumexp(losses / gamma, 0) - number), losses.new_tensor(number)])
+        log_count = math.log(len(losses))
+        return torch.stack([gamma * (torch.logsumexp(losses / gamma, 0) - log_count), losses.new_tensor(log_count)])
 
     def inform(problem: Problem, learned: torch.Tensor) -> Problem:
         constant, cap = learned.tolist()

@@ -24,7 +24,7 @@ def tower(
 ) -> Quadratic:
     """Build K nested levels g^(j)(u) = Q_j (u + bend sin(u)), with Q_j orthogonal, and a quadratic outer function.
 
-    f(u, y) = y^T (u - b) - ||y||^2 / 2, so that max_y f = ||u - b||^2 / 2; without ``dual``, f is that maximum. b is
+    f(u, y) = y^T (u - b) - ||y||^2 / 2, so that max_y f = ||u - b||^2 / 2; without ``dual``, f is ||u - b||^2 / 2. b is
     the value of the levels at the solution; x starts at ``distance`` from the solution, y at 0. Clients have the same
     distribution, with noisy samples: a sample's level is Q_j (u + (bend + noise e) sin(u)) + noise e', its b is b +
     noise e'', with normal e drawn for each level and centred over each client's samples. With ``bend`` 0 the levels are
@@ -39,7 +39,7 @@ def tower(
 
     turns = [torch.linalg.qr(normal(dimension, dimension))[0] for _ in range(levels)]
     solution = normal(dimension)
-    away = normal(dimension)
+    direction = normal(dimension)
     slopes, shifts, targets = centred(levels), centred(levels, dimension), centred(dimension)
 
     def level(j: int) -> Level:
@@ -64,7 +64,7 @@ def tower(
     zero = torch.zeros(dimension, dtype=dtype)
     problem = Problem(
         outer_dual if dual else outer,
-        solution + distance * away / away.norm(),
+        solution + distance * direction / direction.norm(),
         levels=tuple(map(level, range(levels))),
         y0=zero.clone() if dual else None,
         inner_mean="global",

@@ -1,13 +1,13 @@
-"""Checkpoints: safetensors and JSON, atomic, the last two kept.
+"""Checkpoints: safetensors and JSON, atomic; the last two are kept, and the last synced one.
 
 Round r has ``round-r.safetensors``, the server's vectors, and ``clients-r-*.safetensors``, the rows that clients wrote
 since the previous checkpoint, so its cost depends on what a round changed, not on what all clients hold. Occasionally
-all rows are rewritten, in pieces. ``round-r.json`` is written last, with the counts and the names and SHA-256 of all
-files it needs. A checkpoint exists once its JSON does; a kill at any moment leaves the previous one.
+all rows are rewritten, in pieces. ``round-r.json`` is written last, with the counts, and the name and SHA-256 of every
+file it needs. A checkpoint exists once its JSON does; a kill at any moment leaves the previous one intact.
 
 Syncing to disk after every round would often cost more than the round, so a checkpoint is synced only if thirty
-seconds have passed since the last synced one, which is kept too; the logs of the run are synced with it. A kill loses
-at most the current round, a power failure at most half a minute.
+seconds have passed since the last synced one; the logs of the run are synced with it. With a checkpoint after every
+round, a kill loses at most the current round, a power failure at most half a minute.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ def to_safetensors(tensors: Mapping[str, torch.Tensor]) -> bytes:
     return save(separate)
 
 
-def check_format(what: str, found: object, writer: str) -> None:
-    """Raise if ``what`` is in another format than this version resumes; ``writer`` is the version that wrote it."""
-    if found != FORMAT:
+def check_format(what: str, number: object, writer: str) -> None:
+    """Raise if this version cannot resume ``what``, in format ``number``; ``writer`` is the version that wrote it."""
+    if number != FORMAT:
         raise InputError(
-            f"{what} was written by {writer}, in format {found}. This is fedstrata {__version__}, which resumes runs "
+            f"{what} was written by {writer}, in format {number}. This is fedstrata {__version__}, which resumes runs "
             f"of format {FORMAT}. Finish the run with that version, or start a new one."
         )
 

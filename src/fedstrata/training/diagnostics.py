@@ -25,7 +25,7 @@ from fedstrata.training.callbacks import Callback, Reports
 class Diagnostics(Callback):
     """Record what local steps report: one row per round, and one per step of selected clients.
 
-    The row of a round has ``local_steps``, the most of any client. With ``norms``, every local step of the
+    The row of a round has ``local_steps``, the most that any client took. With ``norms``, every local step of the
     selected clients has its own row: {round, client, step, vhat}. With ``rates``, the row of a round has the effective
     learning rates of its clients: mean (``rate``), minimum (``rate_least``), maximum (``rate_most``), and standard
     deviation over mean (``rate_spread``; 0 if all clients have the same rate). A client's effective rate is the median
@@ -42,7 +42,7 @@ class Diagnostics(Callback):
         ),
         clients: Annotated[int, Limits(least=1)] | Sequence[Annotated[int, Limits(least=0)]] = param(
             2,
-            "clients whose norms to record: a list of client numbers, or how many of a round's clients, lowest first",
+            "clients whose norms to record: their numbers, or how many of a round's clients, lowest numbers first",
         ),
         rounds: Sequence[int] | None = param(None, "rounds to record, counted from 1; by default all", least=1),
         rates: bool = param(False, "whether to record the clients' effective learning rates"),

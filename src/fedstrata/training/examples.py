@@ -116,7 +116,7 @@ def mixture_of(problem: Problem, clients: int) -> Problem:
 
 
 def sized_example(kind: type[Algorithm], dtype: torch.dtype = torch.float64, levels: int | None = None) -> Example:
-    """Return an example in which x, y, the classes and what each level returns have different sizes."""
+    """Return an example in which x, y, the classes and the value of each level have different sizes."""
     problem, data = example_for(kind, dtype, levels)
     if not problem.levels:
         return problem, data
@@ -136,12 +136,10 @@ def sized_example(kind: type[Algorithm], dtype: torch.dtype = torch.float64, lev
 # --- rounds ----------------------------------------------------------------------------------------------------------
 
 
-_SHARED: dict[int, Oracles] = {}
-
-
 def shared_oracles(problem: Problem) -> Oracles:
     """Return the oracles of a problem, the same ones in every call, so that all runs share traced graphs."""
-    return _SHARED.setdefault(id(problem), Oracles(problem))
+    shared: Oracles = vars(problem).setdefault("_oracles", Oracles(problem))  # they live as long as the problem
+    return shared
 
 
 def simulated_clients(problem: Problem, data: FederatedData, rounds: int, **settings: Any) -> Clients:

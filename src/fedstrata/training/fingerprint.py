@@ -1,4 +1,4 @@
-"""The identity of a run: its settings, and digests of its data and starting point. Only the same run is resumed."""
+"""The identity of a run: its settings, and digests of its data and starting point. A run resumes only if they match."""
 
 from __future__ import annotations
 

@@ -58,13 +58,13 @@ class Journal:
             saved = self._last_checkpoint(self.directory, rounds)
             self._drop_after(saved, self.directory)
             self.directory.write_config(config)
-        known: Any = saved and {"round": saved.round, "counts": saved.counts, "seconds": saved.seconds}
-        known = self.ranks.from_first(known and {**known, "history": self.history})
-        if known is None:
+        fields: Any = saved and {"round": saved.round, "counts": saved.counts, "seconds": saved.seconds}
+        fields = self.ranks.from_first(fields and {**fields, "history": self.history})
+        if fields is None:
             return None
-        self.history = known.pop("history")
+        self.history = fields.pop("history")
         state = self.ranks.tensors(saved.state if saved else None)
-        return Checkpoint(**known, state=state, rows=self.ranks.stream(saved.rows if saved else ()))
+        return Checkpoint(**fields, state=state, rows=self.ranks.stream(saved.rows if saved else ()))
 
     def _last_checkpoint(self, directory: RunDirectory, rounds: int) -> Checkpoint | None:
         saved, damaged = directory.checkpoints.latest()
@@ -76,7 +76,7 @@ class Journal:
         return saved
 
     def _drop_after(self, saved: Checkpoint | None, directory: RunDirectory) -> None:
-        """Drop the history after a checkpoint, or all of it without one; warn if that is a loss."""
+        """Drop the history after a checkpoint, or all of it without one; warn if rows are lost."""
         metrics = directory.metrics
         if saved is None and any(row["round"] for row in metrics.keep()):
             warnings.warn(f"No checkpoint in {directory.path} to resume from: starting at round 0.", stacklevel=CALLER)
@@ -131,7 +131,7 @@ class Journal:
         engine.saved(checkpoint.round)
 
     def finish(self, run: Run) -> None:
-        """Write the model, or without one the solution, the summary and the plot."""
+        """Write the model (the solution if there is no model), the summary and the plot."""
         from fedstrata.training.plots import plot
 
         if self.directory is None:

@@ -129,7 +129,7 @@ class Loop:
             callback.on_round(self.done, self.state)
 
     def _accept(self, state: Any) -> None:
-        """Count the round; raise if its state has other shapes or dtypes than before, or is not finite."""
+        """Count the round; raise if its state differs in shape or dtype from the last one, or is not finite."""
         self.journal.faults(self.clients)
         with within(f"round {self.done + 1}", FedstrataError):
             tensors = tensors_of(self.algorithm, state)
@@ -217,8 +217,7 @@ class Loop:
         if self.settings.channel.noise:
             summary["delta"] = self.settings.channel.delta
         if self.settings.faults is not None:
-            names = self.data.client_names or [f"client {k}" for k in range(self.data.clients)]
-            summary["left_out"] = {names[k]: n for k, n in sorted(self.journal.left_out.items())}
+            summary["left_out"] = {self.data.name_of(k): n for k, n in sorted(self.journal.left_out.items())}
         if isinstance(self.evaluation, Evaluator):
             about = self.evaluation.about(self.problem, self.data, *self.solution()) if self.ranks.first else {}
             summary |= self.ranks.from_first(about)
@@ -231,7 +230,7 @@ class Loop:
 
 
 def _numbers(measures: Any, row: Row) -> Measures:
-    """Return what an evaluation measured as numbers; raise if it is anything else, or named as a column of the row."""
+    """Return what an evaluation measured as numbers; raise if it is anything else, or a name is already in the row."""
     wants = "a table of numbers by name, {'loss': 0.5}"
     if not isinstance(measures, Mapping):
         raise invalid("result of evaluate", type(measures).__name__, wants)
@@ -240,7 +239,7 @@ def _numbers(measures: Any, row: Row) -> Measures:
         if not isinstance(name, str):
             raise invalid("result of evaluate", measures, wants)
         if name in row:
-            raise invalid("name of a measure", name, f"another than those of the row: {', '.join(row)}", "evaluate")
+            raise invalid("name of a measure", name, f"different from those of the row: {', '.join(row)}", "evaluate")
         numbers[name] = _number(name, value)
     return numbers
 

@@ -121,7 +121,7 @@ def _mean_and_band(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Return the grid, the mean, and the band one standard deviation below and above; ``log`` averages logarithms.
 
-    The grid is that of the curve with the fewest points, cut where the first curve ends.
+    The grid is that of the curve with the fewest points, cut off where the first of the curves ends.
     """
     points = [np.array(c, dtype=float) for c in curves]
     end = min(p[-1, 0] for p in points)

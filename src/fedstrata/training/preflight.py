@@ -11,6 +11,7 @@ from fedstrata.clients.privacy import check_privacy
 from fedstrata.core.errors import InputError, invalid
 from fedstrata.data.federated import FederatedData
 from fedstrata.data.sampling import SAMPLINGS, check_balanced
+from fedstrata.problems.levels import level_sizes
 from fedstrata.problems.problem import Problem
 from fedstrata.training.metrics.evaluation import Evaluate, Evaluation
 from fedstrata.training.settings import Settings
@@ -90,7 +91,7 @@ def _check_sampling(problem: Problem, data: FederatedData, settings: Settings) -
     if sampling in ("stratified", "balanced") and not data.classes:
         raise InputError(f"The sampling {sampling!r} needs classes, which the data {data.name!r} do not have.")
     if sampling == "balanced" and settings.batch_size is not None:
-        for level in range(0 if problem.outer_draws else 1, 1 + len(problem.levels)):
+        for level in filter(problem.draws, range(1 + len(problem.levels))):
             check_balanced(settings.batch_size, data.part(level).class_counts, np.arange(data.clients))
 
 
@@ -109,53 +110,16 @@ def _check_auxiliary(algorithm: Algorithm, data: FederatedData) -> None:
     if data.auxiliary is None:
         raise InputError(
             f"{algorithm.name} needs samples on the server, some of every class (data {data.name!r} have none there): "
-            "split with auxiliary=8 (data.auxiliary in a file), which moves 8 rows of each class from the "
-            "clients to the server, or add others with with_auxiliary(inputs, targets)."
+            "split with auxiliary=8 (data.auxiliary in a configuration file), which moves 8 rows of each class from "
+            "the clients to the server, or add others with with_auxiliary(inputs, targets)."
         )
 
 
 def _try_out(problem: Problem, data: FederatedData) -> None:
     """Try a user's functions on a few samples; raise if they fail or return wrong shapes, before all clients run."""
-    two, three = (_sizes_on(problem, data, samples) for samples in (2, 3))
+    two, three = (level_sizes(problem, data, samples, outer=True) for samples in (2, 3))
     for k, (size, other) in enumerate(zip(two, three, strict=True), 1):
         if size != other:
             got = f"{size} numbers for 2 samples, {other} for 3"
             what = f"value of level {k} of the problem {problem.name}"
             raise invalid(what, got, "a vector of one length: a mean over the samples")
-
-
-@torch.no_grad()
-def _sizes_on(problem: Problem, data: FederatedData, samples: int) -> list[int]:
-    """Return how many numbers each level returns for ``samples`` samples; raise if a function returns a wrong shape."""
-
-    def batch(level: int) -> tuple[torch.Tensor, ...]:
-        if level == 0 and not problem.outer_draws:
-            return (torch.tensor(0),) if problem.numbered else ()
-        rows = np.zeros((1, samples), dtype=np.int64)
-        part = data.part(level).gather(np.zeros(1, dtype=np.int64), rows, None, False)
-        arrays = tuple(a[0].to(problem.x0.dtype) if a.is_floating_point() else a[0] for a in part.parts[0])
-        return (*arrays, torch.tensor(0)) if level == 0 and problem.numbered else arrays
-
-    u, what, level_of, sizes = problem.x0, f"outer function of the problem {problem.name}", 0, []
-    try:
-        for k, level in enumerate(problem.levels, 1):
-            what, level_of = f"level {k} of the problem {problem.name}", k
-            u = level(u, batch(k))
-            if not isinstance(u, torch.Tensor) or u.dim() != 1:
-                got = f"shape {tuple(u.shape)}" if isinstance(u, torch.Tensor) else type(u).__name__
-                raise invalid(f"value of {what}", got, "a vector (1-d)")
-            sizes.append(len(u))
-        what, level_of = f"outer function of the problem {problem.name}", 0
-        value = problem.outer(u, *(() if problem.y0 is None else (problem.y0,)), batch(0))
-    except InputError:
-        raise
-    except (RuntimeError, TypeError, ValueError, IndexError, AttributeError) as error:
-        shapes = ", ".join(str(tuple(a.shape)) for a in batch(level_of))
-        dual = "" if problem.y0 is None or level_of else f", y of {len(problem.y0)}"
-        drawn = f"a batch of shapes {shapes}" if shapes else "an empty batch (outer_draws is false)"
-        given = f"{'u' if sizes else 'x'} of {len(u)} numbers{dual}, and {drawn}"
-        raise InputError(f"The {what} fails, given {given}: {str(error).splitlines()[0]}") from error
-    if not isinstance(value, torch.Tensor) or value.dim() != 0:
-        got = f"shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
-        raise invalid(f"value of the {what}", got, "a single number, a tensor of shape ()")
-    return sizes

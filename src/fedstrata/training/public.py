@@ -8,7 +8,7 @@ from fedstrata.clients.channel import Channel
 from fedstrata.clients.faults import Faults, Inject, QuorumError
 from fedstrata.core import schedules
 from fedstrata.core.errors import Diverged, FedstrataError, InputError, MissingData
-from fedstrata.core.schedules import CubeRoot, Epochs, Interval, RoundDecay, StepDecay
+from fedstrata.core.schedules import CubeRoot, Epochs, Interval, Power, RoundDecay, StepDecay
 from fedstrata.data import Dataset, FederatedData
 from fedstrata.data import partitions as partition
 from fedstrata.problems import (
@@ -57,6 +57,7 @@ __all__ = [
     "InputError",
     "Interval",
     "MissingData",
+    "Power",
     "Problem",
     "Quadratic",
     "QuorumError",

@@ -1,4 +1,9 @@
-"""The rounds of an algorithm on its clients: what training, checks of algorithms and nodes have in common."""
+"""The rounds of an algorithm on its clients: what training, checks of algorithms and nodes have in common.
+
+Clients that have lost what they kept rejoin at the end of the round in which they were left out. If a round would have
+no quorum at its first exchange without them, they rejoin before it, as if at the end of the previous round. In both
+cases the algorithm's ``rejoin`` calls ``clients.restore``.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +17,13 @@ import torch
 
 from fedstrata.algorithms.algorithm import Algorithm
 from fedstrata.clients.clients import Clients
-from fedstrata.clients.queries import learn
-from fedstrata.clients.rejoin import in_previous_round, lost_clients
+from fedstrata.clients.queries import QUERIES
 from fedstrata.core.clock import Clock
 from fedstrata.problems.problem import Problem
+from fedstrata.problems.queries import Query
+
+LAST_EXCHANGE = 1 << 30
+"""The number of the exchange in which clients rejoin before a round: above all exchanges of the previous round."""
 
 
 def problem_of_round(problem: Problem, learned: torch.Tensor | None, number: int, rounds: int) -> Problem:
@@ -32,7 +40,7 @@ def problem_of_round(problem: Problem, learned: torch.Tensor | None, number: int
 
 
 def prepare(clients: Clients, number: int = 0) -> None:
-    """Answer the problem's query, and switch to the informed problem, before the first round to run, ``number``.
+    """Answer the problem's query, and switch to the informed problem, before ``number``, the first round to run.
 
     The answer is in every checkpoint, so a resumed run does not ask again.
     """
@@ -41,6 +49,13 @@ def prepare(clients: Clients, number: int = 0) -> None:
     if query is not None and engine.learned is None:
         engine.learned = learn(query, clients)
     _enter(clients, number, engine.learned)
+
+
+def learn(query: Query, clients: Clients) -> torch.Tensor:
+    """Ask all clients; return what the problem learns from the answers."""
+    message = (clients.problem.x0,) if query.ask == "first_loss" else ()
+    answers: torch.Tensor = clients.gather(QUERIES[query.ask], *message).double()
+    return query.learn(answers, clients.weights).double()
 
 
 def start(algorithm: Algorithm, clients: Clients) -> Any:
@@ -58,22 +73,22 @@ def one_round(
 
     accept: called with the new state before clients rejoin; raises if it cannot be used.
     """
-    clients.begin(number)
+    rejoins = type(algorithm).rejoin is not Algorithm.rejoin
+    clients.begin(number, partial(_rejoin_before, algorithm, state, clients) if rejoins else None)
     _enter(clients, number)
-    if type(algorithm).rejoin is not Algorithm.rejoin:
-        clients.rejoin = partial(_rejoin_before, algorithm, state, clients)
     state = algorithm.round(state, clients)
-    clients.rejoin = None
-    lost = lost_clients(clients)
+    lost = np.unique([fault.client for fault in clients.faults if fault.kind == "lost" and fault.left_out])
     accept(state)
     if len(lost):
-        algorithm.rejoin(state, lost)
+        algorithm.rejoin(state, clients.with_cohort(lost))
     return state
 
 
 def _rejoin_before(algorithm: Algorithm, state: Any, clients: Clients, lost: np.ndarray) -> None:
     """Let clients rejoin as if at the end of the previous round."""
-    number, earlier = clients.progress.round, in_previous_round(clients, lost)
+    number, earlier = clients.progress.round, clients.with_cohort(lost)
+    earlier.progress = replace(clients.progress, round=number - 1, exchanges=LAST_EXCHANGE)
+    earlier.faults = []
     _enter(clients, number - 1)
     algorithm.rejoin(state, earlier)
     _enter(clients, number)

@@ -118,6 +118,6 @@ def _check_format(config: dict[str, Any], path: Path) -> None:
     """Raise if another version wrote the run in another format."""
     writer = config.get("written_by", {"version": "0.1.0", "format": 1})
     if not isinstance(writer, dict) or not {"version", "format"} <= set(writer):
-        wants = "a table with the version and the format that wrote the run"
+        wants = "a table with the version that wrote the run, and its format"
         raise invalid("key written_by", writer, wants, f"{path / 'config.toml'}")
     check_format(f"The run in {path}", writer["format"], f"fedstrata {writer['version']}")

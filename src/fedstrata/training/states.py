@@ -63,17 +63,17 @@ def check_restorable(algorithm: Algorithm, state: Any) -> None:
     empty = [name for name, value in state._asdict().items() if isinstance(value, tuple) and not value]
     if empty:
         raise FedstrataError(
-            f"The tuple {empty[0]} in the state of {algorithm.name} is empty, and a checkpoint could not be read: "
+            f"The tuple {empty[0]} in the state of {algorithm.name} is empty, and a checkpoint could not restore it: "
             "leave out the field, or let it hold an empty tensor."
         )
 
 
 def restored(algorithm: Algorithm, problem: Problem, tensors: dict[str, torch.Tensor]) -> Any:
     """Return the state of a checkpoint; raise if it is not a state of this algorithm on this problem."""
-    found = sorted({name.partition(".")[0] for name in tensors})
-    fields = sorted(getattr(_state_class(algorithm), "_fields", found))
-    if found != fields:
-        raise _other_state(f"fields {', '.join(found)}", f"the state of {algorithm.name} has {', '.join(fields)}")
+    saved = sorted({name.partition(".")[0] for name in tensors})
+    fields = sorted(getattr(_state_class(algorithm), "_fields", saved))
+    if saved != fields:
+        raise _other_state(f"fields {', '.join(saved)}", f"the state of {algorithm.name} has {', '.join(fields)}")
     state = state_of(algorithm, tensors)
     x, y = algorithm.solution(state)
     sizes = {"x": (x, problem.x0), "y": (y, problem.x0[:0] if problem.y0 is None else problem.y0)}

@@ -71,7 +71,7 @@ def check_algorithm(algorithm: Algorithm | type[Algorithm], **options: Any) -> N
     Checks that options are documented and survive a configuration file, that problems of other classes are refused,
     that what clients run is marked ``@remote``, that messages can be sent, that states can be saved and are not
     modified in place, that results do not depend on how many clients advance together (in single and double precision,
-    with a part of the clients and with epochs, where the algorithm has them), that the bytes sent are those of the
+    with some of the clients and with epochs, where the algorithm allows them), that the bytes sent are those of the
     docstring's *Sent* line, and that a run resumes exactly.
     """
     algorithm = built(algorithm, **options)
@@ -102,7 +102,7 @@ def check_options(kind: type[Algorithm]) -> None:
         _expect(bool(option.doc), f"{option.name} has no description: {option.name} = param(default, 'what it is').")
     _expect(kind() == algorithm, "two instances with the same hyperparameters are not equal.")
     table = algorithm.to_table()
-    _expect(Algorithm.from_table(table) == algorithm, f"the table {table} of a file builds another algorithm.")
+    _expect(Algorithm.from_table(table) == algorithm, f"the table {table} builds a different algorithm.")
     with _refused(InputError, "an unknown option was accepted."):
         kind(**{"no_such_option": 1})
 
@@ -197,7 +197,7 @@ def check_sent(
             f"{when} a client sends {got[0]:g} numbers and gets {got[1]:g}. The docstring says up {row.up}, down "
             f"{row.down}: {wants[0]} and {wants[1]} with {letters}.",
         )
-    _expect(before.steps == 0, "local steps before the first round: use a plain loop in start's exchanges.")
+    _expect(before.steps == 0, "local steps were taken before the first round: use a plain loop in start's exchanges.")
 
 
 def variant_of(kind: type[Algorithm]) -> str:

@@ -60,7 +60,7 @@ def train(
     settings:  the options below as one object, instead of as keywords.
     evaluate:  ``(problem, data, x, y) -> {name: number}``; an :class:`Evaluation` by default.
     out:       the run directory; it must be new, or with ``resume`` hold the run to resume.
-    resume:    resume from the last checkpoint; ``rounds`` may grow, and schedules in fractions of training with it.
+    resume:    resume from the last checkpoint; ``rounds`` may grow, which stretches schedules in fractions of training.
     callbacks: listeners: progress, loggers, diagnostics.
     config:    what to write to config.toml; by default the settings of this call.
     pretrain:  the run that trained the problem's model, if any: what it used is added to every row.

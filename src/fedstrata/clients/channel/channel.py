@@ -16,13 +16,13 @@ Norms are over all tensors of an answer together. The last two stages are in ``c
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from fedstrata.clients.channel.parcels import PARCELS, Parcel
-from fedstrata.core.errors import InputError, invalid
+from fedstrata.core.errors import FedstrataError, InputError, invalid, within
 from fedstrata.core.options import Options, options_of, param
 
 if TYPE_CHECKING:
@@ -75,20 +75,24 @@ class Channel(Options, owner="the channel"):
         """Whether clients compress or clip their updates."""
         return self.compress != "none" or self.clip is not None
 
-    def send(self, client: Client, name: str, updates: torch.Tensor) -> Parcel:
-        """Pack the updates [C, n] of the clients' method ``name``; keep the error of compression for the next one."""
-        packing = PARCELS[self.compress]
+    def send(self, client: Client, name: str, answer: Any) -> Packed:
+        """Pack the answer [C, ...] of the clients' method ``name``; keep the compression error for the next one."""
+        packing, flat = PARCELS[self.compress], FlatAnswer(answer)
+        updates = flat.updates
         if self.compress == "none":
             parcel = packing.pack(updates, self)
         else:
-            unsent = client.kept(f"unsent.{name}", torch.zeros_like(updates))
+            with within(f"the channel compresses: all answers of {name} must have one size and dtype", FedstrataError):
+                unsent = client.kept(f"unsent.{name}", torch.zeros_like(updates))
             updates = updates + unsent
             parcel = packing.pack(updates, self)
             error = updates - parcel.unpack()
             finite = torch.isfinite(error).all(1, keepdim=True)  # a diverged answer must not corrupt later ones
             kept = {f"unsent.{name}": torch.where(finite, error, unsent)}
             client.keep(None, **kept)
-        return parcel if self.clip is None else parcel.scaled(shortening(parcel.unpack(), self.clip))
+        if self.clip is not None:
+            parcel = parcel.scaled(shortening(parcel.unpack(), self.clip))
+        return Packed(flat, parcel)
 
     def receive(self, answer: Any) -> Any:
         """Scale the answers [C, ...] down to the bound, on the server."""
@@ -126,3 +130,15 @@ class FlatAnswer:
             for part, (size, dtype) in pairs
         ]
         return tree_unflatten(leaves, self._shape)
+
+
+class Packed(NamedTuple):
+    """An answer as packed for a channel: its form, and the parcel that is sent."""
+
+    flat: FlatAnswer
+    parcel: Parcel
+
+    @property
+    def received(self) -> Any:
+        """The answer as it arrives at the server."""
+        return self.flat.restore(self.parcel.unpack())

@@ -50,7 +50,7 @@ class Parcel(ABC):
     @property
     def nbytes(self) -> int:
         """The size of the parcel in bytes."""
-        return sum(t.numel() * t.element_size() for t in self.tensors.values())
+        return sum(t.nbytes for t in self.tensors.values())
 
 
 class Whole(Parcel):
@@ -98,7 +98,7 @@ class TopK(Parcel):
 
 
 class Quantised(Parcel):
-    """Eight bits per entry, in units of the largest one."""
+    """Eight bits per entry, scaled by the largest one."""
 
     proportional = "scale"
 

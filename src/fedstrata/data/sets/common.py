@@ -1,12 +1,15 @@
-"""Steps that the data sets share: building the ``Dataset``, splitting and scaling."""
+"""Operations that the data sets share: registering a set, building the ``Dataset``, splitting and scaling."""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import numpy as np
 import torch
 
+from fedstrata.core.options import registered
 from fedstrata.core.registry import Registry
 from fedstrata.data import tables
 from fedstrata.data.dataset import Dataset
@@ -14,8 +17,22 @@ from fedstrata.data.dataset import Dataset
 SETS: Registry[Callable[..., Dataset]] = Registry("data set")
 """Every data set by its name in a configuration file."""
 
+Load = TypeVar("Load", bound=Callable[..., Dataset])
+
 TEST_SHARE = 0.2
 SPLIT_SEED = 0
+
+
+def data_set(load: Load) -> Load:
+    """Check the options of a function that loads a data set, and register it.
+
+    Its docstring ends with a paragraph on the source. If it reads files, their directory is explained before that.
+    """
+    if "data_dir" in inspect.signature(load).parameters:
+        text, _, source = inspect.cleandoc(load.__doc__ or "").rpartition("\n\n")
+        files = "For ``data_dir`` and ``progress`` see :func:`fedstrata.data.load`."
+        load.__doc__ = f"{text}\n\n{files}\n\n{source}"
+    return registered(SETS)(load)
 
 
 def build(

@@ -9,14 +9,14 @@ from pathlib import Path
 import numpy as np
 
 from fedstrata.core.errors import MissingData
-from fedstrata.core.options import param, registered
+from fedstrata.core.options import param
 from fedstrata.data import formats
 from fedstrata.data.dataset import Dataset
 from fedstrata.data.download import Directory, Progress, locate
-from fedstrata.data.sets.common import SETS, build, scale, split
+from fedstrata.data.sets.common import build, data_set, scale, split
 
 
-@registered(SETS)
+@data_set
 def digits() -> Dataset:
     """Load handwritten digits, 8 x 8 grey pixels in [0, 1]: 1,438 training and 359 test rows, 10 classes.
 
@@ -32,13 +32,11 @@ def digits() -> Dataset:
     return build("digits", images[train], bunch.target[train], images[test], bunch.target[test], 10)
 
 
-@registered(SETS)
+@data_set
 def mnist(data_dir: Directory = None, progress: Progress = None) -> Dataset:
     """Load MNIST, handwritten digits, 28 x 28 grey pixels: 60,000 training and 10,000 test rows, 10 classes.
 
     Pixels are normalised: (v / 255 - 0.1307) / 0.3081.
-
-    ``data_dir`` and ``progress`` are those of :func:`fedstrata.data.load`.
 
     LeCun et al., "Gradient-Based Learning Applied to Document Recognition", Proceedings of the IEEE 1998; the authors
     state no licence (CC BY-SA 3.0 is commonly given).
@@ -46,20 +44,18 @@ def mnist(data_dir: Directory = None, progress: Progress = None) -> Dataset:
     return _idx_set("mnist", "mnist", 0.1307, 0.3081, data_dir, progress)
 
 
-@registered(SETS)
+@data_set
 def fashion_mnist(data_dir: Directory = None, progress: Progress = None) -> Dataset:
     """Load Fashion-MNIST, clothes, 28 x 28 grey pixels: 60,000 training and 10,000 test rows, 10 classes.
 
     Pixels are normalised: (v / 255 - 0.2860) / 0.3530.
-
-    ``data_dir`` and ``progress`` are those of :func:`fedstrata.data.load`.
 
     Xiao et al., "Fashion-MNIST: a Novel Image Dataset for Benchmarking Machine Learning Algorithms", 2017; MIT.
     """
     return _idx_set("fashion_mnist", "fashion-mnist", 0.2860, 0.3530, data_dir, progress)
 
 
-@registered(SETS)
+@data_set
 def cifar10(data_dir: Directory = None, progress: Progress = None) -> Dataset:
     """Load CIFAR-10, photographs of objects, 3 x 32 x 32 pixels: 50,000 training and 10,000 test rows, 10 classes.
 
@@ -67,8 +63,6 @@ def cifar10(data_dir: Directory = None, progress: Progress = None) -> Dataset:
     batch. A folder with only some of the training batches is read with a warning that names the missing files: enough
     for a trial, but the results are not those of CIFAR-10. A folder without any training batch, or without the test
     batch, is an error.
-
-    ``data_dir`` and ``progress`` are those of :func:`fedstrata.data.load`.
 
     Krizhevsky, "Learning Multiple Layers of Features from Tiny Images", 2009; no licence stated.
     """
@@ -78,13 +72,11 @@ def cifar10(data_dir: Directory = None, progress: Progress = None) -> Dataset:
     return _cifar_set("cifar10", folder, train, "test_batch.bin", 1, 10, mean, std)
 
 
-@registered(SETS)
+@data_set
 def cifar100(data_dir: Directory = None, progress: Progress = None) -> Dataset:
     """Load CIFAR-100, photographs of objects, 3 x 32 x 32 pixels: 50,000 training and 10,000 test rows, 100 classes.
 
     Pixels are normalised per channel; the target is the fine label. Files with fewer images are read with a warning.
-
-    ``data_dir`` and ``progress`` are those of :func:`fedstrata.data.load`.
 
     Krizhevsky, "Learning Multiple Layers of Features from Tiny Images", 2009; no licence stated.
     """
@@ -93,7 +85,7 @@ def cifar100(data_dir: Directory = None, progress: Progress = None) -> Dataset:
     return _cifar_set("cifar100", folder, ["train.bin"], "test.bin", 2, 100, mean, std)
 
 
-@registered(SETS)
+@data_set
 def omniglot(
     data_dir: Directory = None,
     progress: Progress = None,
@@ -104,8 +96,6 @@ def omniglot(
     The drawings of the background set, 105 x 105 pixels with 1 for ink and 0 for paper, are reduced to [1, size, size]
     by averaging. The target is the character; ``keys`` are alphabet numbers, for the partition ``by_key``. Of the 20
     people who drew each character, 16 are in the training rows and 4 in the test rows.
-
-    ``data_dir`` and ``progress`` are those of :func:`fedstrata.data.load`.
 
     Lake et al., "Human-level concept learning through probabilistic program induction", Science 2015; MIT.
     """

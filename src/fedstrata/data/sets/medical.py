@@ -6,16 +6,16 @@ from pathlib import Path
 
 import numpy as np
 
-from fedstrata.core.options import param, registered
+from fedstrata.core.options import param
 from fedstrata.data import formats
 from fedstrata.data.dataset import Dataset
 from fedstrata.data.download import Directory, Progress, locate
-from fedstrata.data.sets.common import SETS, build, scale
+from fedstrata.data.sets.common import build, data_set, scale
 
 VALIDATION = param(False, "add the validation rows to the training rows")
 
 
-@registered(SETS)
+@data_set
 def pneumoniamnist(data_dir: Directory = None, progress: Progress = None, validation: bool = VALIDATION) -> Dataset:
     """Load PneumoniaMNIST, chest X-rays, 28 x 28 grey pixels in [-1, 1]: 4,708 training and 624 test rows.
 
@@ -23,14 +23,12 @@ def pneumoniamnist(data_dir: Directory = None, progress: Progress = None, valida
 
     validation: add the 524 validation rows to the training rows.
 
-    ``data_dir`` and ``progress`` are those of :func:`fedstrata.data.load`.
-
     Yang et al., "MedMNIST v2", Scientific Data 2023; CC BY 4.0.
     """
     return _medmnist_set("pneumoniamnist", locate("pneumoniamnist.npz", data_dir, progress), 1, validation)
 
 
-@registered(SETS)
+@data_set
 def breastmnist(data_dir: Directory = None, progress: Progress = None, validation: bool = VALIDATION) -> Dataset:
     """Load BreastMNIST, breast ultrasound, 28 x 28 grey pixels in [-1, 1]: 546 training and 156 test rows.
 
@@ -38,14 +36,12 @@ def breastmnist(data_dir: Directory = None, progress: Progress = None, validatio
 
     validation: add the 78 validation rows to the training rows.
 
-    ``data_dir`` and ``progress`` are those of :func:`fedstrata.data.load`.
-
     Yang et al., "MedMNIST v2", Scientific Data 2023; CC BY 4.0.
     """
     return _medmnist_set("breastmnist", locate("breastmnist.npz", data_dir, progress), 0, validation)
 
 
-@registered(SETS)
+@data_set
 def ham10000(data_dir: Directory = None, progress: Progress = None) -> Dataset:
     """Load HAM10000, photographs of skin lesions, 3 x 28 x 28 pixels in [-1, 1]: 4,786 training and 1,198 test rows.
 
@@ -53,8 +49,6 @@ def ham10000(data_dir: Directory = None, progress: Progress = None) -> Dataset:
     per lesion, so no lesion is in both parts. The file ``ham10000.npz`` has no official address: put it into the data
     directory yourself. It holds ``images`` [n, 28, 28, 3] (uint8), ``melanoma`` [n] (1 for melanoma) and ``is_test``
     [n] (True for test rows).
-
-    ``data_dir`` and ``progress`` are those of :func:`fedstrata.data.load`.
 
     Tschandl et al., "The HAM10000 dataset, a large collection of multi-source dermatoscopic images of common pigmented
     skin lesions", Scientific Data 2018; CC BY-NC 4.0, so not for commercial use.

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from fedstrata.core.options import param, registered
+from fedstrata.core.options import param
 from fedstrata.data.dataset import Dataset
-from fedstrata.data.sets.common import SETS
+from fedstrata.data.sets.common import data_set
 
 
-@registered(SETS)
+@data_set
 def sinusoid(
     tasks: int = param(25, "number of tasks; task i does not depend on it", least=1),
     samples: int = param(100, "training rows of each task, and as many test rows", least=1),

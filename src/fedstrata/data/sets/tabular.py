@@ -6,11 +6,10 @@ from pathlib import Path
 
 import numpy as np
 
-from fedstrata.core.options import registered
 from fedstrata.data import formats, tables
 from fedstrata.data.dataset import Dataset
 from fedstrata.data.download import SOURCES, Directory, Progress, data_directory, find, locate
-from fedstrata.data.sets.common import SETS, build, split, split_and_standardise
+from fedstrata.data.sets.common import build, data_set, split, split_and_standardise
 
 _ADULT_NUMBERS = (0, 2, 4, 10, 11, 12)
 _ADULT_WIDTH = 15
@@ -22,7 +21,7 @@ BANK_HEADER = (
 _BANK_NUMBERS = (0, 10, 11, 12, 13, 15, 16, 17, 18, 19)
 
 
-@registered(SETS)
+@data_set
 def breast_cancer() -> Dataset:
     """Load Breast Cancer Wisconsin, 30 standardised measures of cell nuclei: 456 training and 113 test rows.
 
@@ -37,13 +36,11 @@ def breast_cancer() -> Dataset:
     return split_and_standardise("breast_cancer", bunch.data, 1 - bunch.target)
 
 
-@registered(SETS)
+@data_set
 def a9a(data_dir: Directory = None, progress: Progress = None) -> Dataset:
     """Load a9a, UCI Adult as 123 binary features: 32,561 training and 16,281 test rows.
 
     Class 1 is an income above 50,000 (24 %).
-
-    ``data_dir`` and ``progress`` are those of :func:`fedstrata.data.load`.
 
     Platt, "Fast Training of Support Vector Machines Using Sequential Minimal Optimization", 1998, from the LIBSVM
     collection; CC BY 4.0 (UCI Adult).
@@ -52,14 +49,12 @@ def a9a(data_dir: Directory = None, progress: Progress = None) -> Dataset:
     return build("a9a", *train, *test, 2)
 
 
-@registered(SETS)
+@data_set
 def w8a(data_dir: Directory = None, progress: Progress = None) -> Dataset:
     """Load w8a, web pages as 300 binary keywords: 49,749 training and 14,951 test rows.
 
     Class 1 is 3.0 % of the rows. If the data directory has ``w8a`` but not its test file ``w8a.t``, a fixed stratified
     80/20 split of ``w8a`` is used.
-
-    ``data_dir`` and ``progress`` are those of :func:`fedstrata.data.load`.
 
     Platt, "Fast Training of Support Vector Machines Using Sequential Minimal Optimization", 1998, from the LIBSVM
     collection; no licence stated.
@@ -76,14 +71,12 @@ def w8a(data_dir: Directory = None, progress: Progress = None) -> Dataset:
     return build("w8a", inputs[train], targets[train], inputs[test], targets[test], 2)
 
 
-@registered(SETS)
+@data_set
 def adult(data_dir: Directory = None, progress: Progress = None) -> Dataset:
     """Load UCI Adult, people's incomes from 108 features: 32,561 training and 16,281 test rows.
 
     Class 1 is an income above 50,000 (24 %). Six numbers are standardised with the mean and variance of the training
     rows, and eight categories become 0/1 columns; "?" is a category of its own.
-
-    ``data_dir`` and ``progress`` are those of :func:`fedstrata.data.load`.
 
     Becker and Kohavi, "Adult", UCI 1996; CC BY 4.0.
     """
@@ -91,15 +84,13 @@ def adult(data_dir: Directory = None, progress: Progress = None) -> Dataset:
     return _encoded("adult", train, test)
 
 
-@registered(SETS)
+@data_set
 def bank(data_dir: Directory = None, progress: Progress = None) -> Dataset:
     """Load UCI Bank Marketing (``bank-additional-full``), 63 features: 32,950 training and 8,238 test rows.
 
     Class 1 is a customer who took the deposit (11.3 %). Ten numbers are standardised with the mean and variance of the
     training rows, and ten categories become 0/1 columns; fixed stratified 80/20 split. One feature is the duration of
     the call, which is known only after the answer: use the set to compare methods, not to predict answers.
-
-    ``data_dir`` and ``progress`` are those of :func:`fedstrata.data.load`.
 
     Moro et al., "A Data-Driven Approach to Predict the Success of Bank Telemarketing", Decision Support Systems 2014;
     CC BY 4.0.
@@ -109,13 +100,11 @@ def bank(data_dir: Directory = None, progress: Progress = None) -> Dataset:
     return _encoded("bank", train, test)
 
 
-@registered(SETS)
+@data_set
 def mammography(data_dir: Directory = None, progress: Progress = None) -> Dataset:
     """Load Mammography, microcalcifications from 6 standardised features: 8,946 training and 2,237 test rows.
 
     Class 1 is a calcification (2.3 %); fixed stratified 80/20 split.
-
-    ``data_dir`` and ``progress`` are those of :func:`fedstrata.data.load`.
 
     Woods et al., "Comparative Evaluation of Pattern Recognition Techniques for Detection of Microcalcifications in
     Mammography", 1993; no licence stated.

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from fedstrata.core.errors import InputError, invalid
-from fedstrata.core.options import param, registered
+from fedstrata.core.options import param
 from fedstrata.data import formats
 from fedstrata.data.dataset import Dataset
 from fedstrata.data.download import Directory, Progress, locate
-from fedstrata.data.sets.common import SETS, TEST_SHARE, build
+from fedstrata.data.sets.common import TEST_SHARE, build, data_set
 
 CHARACTERS = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
 """LEAF's vocabulary of 80 characters: the token (and class) of a character is its position."""
@@ -18,7 +18,7 @@ Windows = tuple[np.ndarray, np.ndarray, int]
 """Training rows, test rows and number of a role."""
 
 
-@registered(SETS)
+@data_set
 def shakespeare(
     data_dir: Directory = None,
     progress: Progress = None,
@@ -35,7 +35,7 @@ def shakespeare(
     test rows; training rows that overlap them are dropped.
 
     A stride of 1 uses every position, with ten times the memory of the default. Roles too short for a training and a
-    test row are always dropped. ``data_dir`` and ``progress`` are those of :func:`fedstrata.data.load`.
+    test row are always dropped.
 
     After LEAF (Caldas et al., "LEAF: A Benchmark for Federated Settings", 2018); the text is in the public domain.
     """

@@ -10,14 +10,12 @@ import torch
 from torch.utils._pytree import tree_map
 
 from fedstrata.algorithms import Algorithm
-from fedstrata.clients.channel import Channel
-from fedstrata.clients.channel.channel import FlatAnswer
 from fedstrata.clients.client import Client
 from fedstrata.clients.client_side import ClientSide
-from fedstrata.clients.engine import Request, for_each
+from fedstrata.clients.engine import Request
 from fedstrata.clients.queries import QUERIES
 from fedstrata.clients.state import ClientState
-from fedstrata.clients.work import check_pool, is_pooled, is_remote, perform
+from fedstrata.clients.work import answer_of, check_pool, is_pooled, is_remote
 from fedstrata.core.clock import Clock
 from fedstrata.core.errors import InputError, unknown
 from fedstrata.core.machine import prepared
@@ -41,7 +39,7 @@ def work(
 ) -> tuple[Header, list[np.ndarray]]:
     """Run the algorithm's method, or answer the query, that the call names; return a header and arrays."""
     settings = config.settings
-    policy, channel = settings.faults, settings.channel
+    policy = settings.faults
     fault = InjectedFault.of(None if policy is None else policy.inject, call)
     fault.before_work()
     experiment = Experiment(config, data)
@@ -70,23 +68,18 @@ def work(
     )
     client = Client(side, request.cohort, request.clock, request.exchange)
     with torch.no_grad(), prepared(settings.threads):
-        value = perform(request, client, for_each(request.message, 1))
-        request.check_collections(value)
-        if request.packs(channel):
-            header, value = _packed(channel, client, request.name, value, fault)
-        else:
-            header, value = {}, fault.spoil(value)
+        value, packed = answer_of(request, client, settings.channel)
+    header: Header = {}
+    if packed is None:
+        value = fault.spoil(value)
+    else:  # the server needs the form of the answer to unpack it
+        header = {"like": wire.pack(value)[0], "names": list(packed.parcel.tensors)}
+        value = fault.spoil_parcel(packed.parcel)
     fault.after_work()
     kept = not request.query and folder.save((call.round + 1, call.exchange), state)
     folder.remove_before(call.oldest)
     form, arrays = wire.pack(value)
     return {**header, "form": form, "samples": client.samples, "steps": client.steps, "kept": kept}, arrays
-
-
-def _packed(channel: Channel, client: Client, name: str, value: Any, fault: InjectedFault) -> tuple[Header, Any]:
-    """Pack an answer for the channel; return the header that the server needs to unpack it, and the packed tensors."""
-    parcel = channel.send(client, name, FlatAnswer(value).updates)
-    return {"like": wire.pack(value)[0], "names": list(parcel.tensors)}, fault.spoil_parcel(parcel)
 
 
 def _request(algorithm: Algorithm, call: Call, message: Any, rounds: int, device: torch.device) -> Request:

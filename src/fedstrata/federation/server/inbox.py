@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves
 from fedstrata.clients.channel import Channel
 from fedstrata.clients.channel.channel import FlatAnswer
 from fedstrata.clients.channel.parcels import PARCELS
-from fedstrata.clients.faults import Kind
+from fedstrata.clients.faults import FaultKind
 from fedstrata.core.errors import InputError, is_number
 from fedstrata.federation import keys, wire
 from fedstrata.federation.wire import Refused, Reply
@@ -85,7 +85,7 @@ def verify(reply: Reply, public: str, nonce: str, limit: int) -> Verified:
         raise Refused("error", mismatch)
     if header.get("silent") is True:  # an injected fault
         raise Refused("silent", "did not answer")
-    failures: tuple[Kind, ...] = ("error", "lost")
+    failures: tuple[FaultKind, ...] = ("error", "lost")
     for kind in failures:
         if kind in header:
             raise Refused(kind, f"failed: {header[kind]} (details are in the node's log)")

@@ -1,4 +1,4 @@
-"""Direct calls: torch's own functions in the place of a graph's operators."""
+"""Direct calls: torch's own functions in place of a graph's operators."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def call_directly(graph: fx.GraphModule, tensors: tuple[torch.Tensor, ...]) -> N
 
 
 class _Direct(fx.Interpreter):
-    """Run a graph, and replace the operators that have an equal."""
+    """Run a graph, and replace the operators that have an equivalent function or method."""
 
     def run_node(self, node: fx.Node) -> Any:
         out = super().run_node(node)
@@ -40,15 +40,15 @@ class _Direct(fx.Interpreter):
         return out
 
 
-def _gives(function: Callable[..., Any] | None, arguments: Any, options: Any, wanted: Any) -> bool:
-    """Whether a function of torch's C++ part gives this tensor, or these tensors, to the bit."""
+def _gives(function: Callable[..., Any] | None, arguments: Any, options: Any, expected: Any) -> bool:
+    """Whether a function from torch's C++ code returns the expected tensor or tensors, bit for bit."""
     if function is None or isinstance(function, FunctionType):
         return False
     try:
         out = function(*arguments, **options)
     except (TypeError, RuntimeError):
         return False
-    ours, theirs = tree_leaves(out), tree_leaves(wanted)
+    ours, theirs = tree_leaves(out), tree_leaves(expected)
     return len(ours) == len(theirs) and all(map(_same, ours, theirs))
 
 

@@ -36,10 +36,10 @@ _SHAPE_ONLY = {
 """Operations whose result depends on the shape of their first argument only."""
 
 _LARGEST_CONSTANT = 1 << 20
-"""Bytes of a constant that a graph may hold; larger ones are computed again in every call."""
+"""The largest constant, in bytes, that a graph may hold; larger ones are computed again in every call."""
 
 _SMALLEST_WRITE = 1 << 18
-"""Bytes above which it pays to write a gradient straight into the flat vector."""
+"""Size in bytes from which it pays to write a gradient straight into the flat vector."""
 
 
 class Layout(NamedTuple):
@@ -105,7 +105,7 @@ def _drop_what_changes_nothing(graph: fx.Graph, pure: bool) -> None:
         elif node.target in _INVOLUTIONS and source.target == node.target and source.args[1:] == node.args[1:]:
             node.replace_all_uses_with(source.args[0])
         elif node.target is _ATEN.mul.Scalar and node.args[1] == 1 and value.dtype == before.dtype:
-            if pure and node not in returned:  # a product may be changed, or be the caller's own; its argument may not
+            if pure and node not in returned:  # a product may be changed in place, but not its argument
                 node.replace_all_uses_with(source)
         elif node.target is _ATEN.expand.default:
             for user in list(node.users):
@@ -163,7 +163,7 @@ def _fold_constants(graph: fx.GraphModule) -> None:
             arguments, options = _real_arguments(node, constants)
             constants[node] = node.target(*arguments, **options)
     for node in _returned_with_ancestors(graph.graph):
-        constants.pop(node, None)  # the caller may change what it gets
+        constants.pop(node, None)  # the caller may change what it receives in place
     for number, (node, value) in enumerate(constants.items()):
         if value.untyped_storage().nbytes() > _LARGEST_CONSTANT or all(user in constants for user in node.users):
             continue
@@ -181,7 +181,7 @@ def _is_constant(node: fx.Node, constants: dict[fx.Node, torch.Tensor]) -> bool:
 
 
 def _real_arguments(node: fx.Node, constants: dict[fx.Node, torch.Tensor]) -> tuple[Any, Any]:
-    """Return the arguments of a constant as tensors; of those of which only the shape counts, empty ones."""
+    """Return the arguments of a constant as tensors, uninitialised where only the shape matters."""
 
     def real(source: fx.Node) -> torch.Tensor:
         if source in constants:
@@ -195,15 +195,15 @@ def _real_arguments(node: fx.Node, constants: dict[fx.Node, torch.Tensor]) -> tu
 
 def _returned_with_ancestors(graph: fx.Graph) -> set[fx.Node]:
     """Return the nodes that are returned, and those that they may be views of."""
-    found: set[fx.Node] = set()
+    reached: set[fx.Node] = set()
     waiting = list(graph.output_node().all_input_nodes)
     while waiting:
         node = waiting.pop()
-        if node not in found:
-            found.add(node)
+        if node not in reached:
+            reached.add(node)
             if node.op == "call_function" and may_alias(node):
                 waiting.extend(node.all_input_nodes)
-    return found
+    return reached
 
 
 def may_alias(node: fx.Node) -> bool:
@@ -219,7 +219,7 @@ _WRITERS: dict[Any, Callable[..., torch.Tensor]] = {_ATEN.mm.default: torch.mm}
 
 
 class _Piece(NamedTuple):
-    """One of the tensors that a vector is put together from, with its place in the vector."""
+    """One of the tensors that are concatenated into a vector, with its position in the vector."""
 
     node: fx.Node
     start: int
@@ -238,7 +238,7 @@ def _write_gradients_in_place(graph: fx.Graph) -> None:
 
 
 def _pieces(cat: fx.Node) -> list[_Piece]:
-    """Return the pieces of a concatenation; none if the shape of one is not known."""
+    """Return the pieces of a concatenation; an empty list if the shape of any is unknown."""
     pieces: list[_Piece] = []
     start = 0
     for node in cat.args[0]:  # type: ignore[union-attr]
@@ -296,7 +296,7 @@ def _copy(graph: fx.Graph, cat: fx.Node, out: fx.Node, run: list[_Piece]) -> Non
 
 
 def _erase_unused(graph: fx.Graph, piece: _Piece) -> None:
-    """Erase a product that is written elsewhere now, and the views of it."""
+    """Erase a product that is now written elsewhere, and its views."""
     node = piece.node
     while piece.product is not None:
         above = node.args[0]

@@ -18,7 +18,7 @@ _FAR = 1e6
 def worst_perturbation(
     problem: Problem, x: torch.Tensor, start: torch.Tensor, project: Projection, arrays: Arrays, steps: int
 ) -> torch.Tensor:
-    """Search for the shared perturbation [p] of all inputs with the highest mean loss; return the best one visited.
+    """Search for the shared perturbation [p] of all inputs with the highest mean loss; return the strongest one tried.
 
     Takes conditional-gradient steps from ``start``: step k moves by 2 / (k + 2) towards the point of the feasible set
     that is farthest along the gradient, computed on a fixed choice of 2,048 rows.

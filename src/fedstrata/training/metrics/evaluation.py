@@ -77,7 +77,7 @@ class Evaluation(Options, owner="the evaluation"):
     words: ClassVar[str] = "an Evaluation, e.g. fs.Evaluation(clients='none')"
     clients: Literal["auto", "test", "train", "none"] = param(
         "auto",
-        "data to measure each client on; auto is its held-out part if it has one, else its training data",
+        "data to measure each client on; auto is the held-out parts if there are any, else the training data",
     )
     sample: int = param(
         1000,

@@ -70,7 +70,7 @@ def classifies(problem: Problem, outputs: torch.Tensor, classes: int) -> bool:
     columns = outputs.reshape(len(outputs), -1).shape[1]
     return (
         problem.losses is not squared
-        and not problem.ranks
+        and not problem.ranks_only
         and classes > 1
         and (columns == classes or (columns == 1 and classes == 2))
     )

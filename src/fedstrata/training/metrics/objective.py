@@ -7,8 +7,9 @@ import torch
 
 from fedstrata.data.batch import Batch
 from fedstrata.data.federated import FederatedData, Part
+from fedstrata.problems.levels import batch_of
 from fedstrata.problems.oracles import Oracles
-from fedstrata.problems.problem import Arrays, Problem
+from fedstrata.problems.problem import Problem
 
 
 @torch.no_grad()
@@ -66,13 +67,8 @@ class Layers:
 
     def batch(self, client: int, level: int) -> Batch:
         """Return all of a client's data for a level; 0 is the outer function."""
-        arrays: Arrays = ()
-        if level > 0 or self.problem.outer_draws:
-            part = self.held or self.data.part(level)
-            arrays = part.gather(np.array([client]), np.arange(part.sizes[client])[None], None, False).parts[0]
-        if level == 0 and self.problem.numbered:
-            arrays = (*arrays, torch.tensor([client], device=self.x.device))
-        return Batch((arrays,), traced=False)
+        part = self.held or self.data.part(level)
+        return batch_of(self.problem, level, part, np.array([client]), np.arange(part.sizes[client])[None])
 
     def values(self, client: int, levels: int | None = None) -> list[torch.Tensor]:
         """Return x, g_1(x), g_2(g_1(x)), ..., through all levels or the first ``levels``, each [1, .]."""
