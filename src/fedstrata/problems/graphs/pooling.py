@@ -27,7 +27,7 @@ def pool_by_maxima(graph: fx.GraphModule) -> None:
 def _is_two_by_two(node: fx.Node) -> bool:
     image, kernel, *others = node.args
     layout: Layout = image.meta["layout"]  # type: ignore[union-attr]
-    disjoint = list(kernel) == [2, 2] and [list(o) for o in others] in ([], [[]], [[2, 2]])  # type: ignore[arg-type]
+    disjoint = kernel == [2, 2] and others in ([], [[]], [[2, 2]])
     plain = not node.kwargs and layout.device.type == "cpu" and layout.shape.numel() >= _SMALLEST
     return disjoint and plain and len(layout.shape) == 4
 
