@@ -373,3 +373,46 @@ def test_a_loss_of_ones_own_may_have_the_name_of_ours() -> None:
     data = fs.data.digits().split(fs.partition.iid(), clients=2, seed=0)
     run = fs.train(fs.erm(fs.models.model("logreg", (1, 8, 8), 10), squared), data, fs.FedAvg(steps=1), rounds=1)
     assert "accuracy" in run.summary
+
+
+def many_clients(clients: int) -> fs.FederatedData:
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.randn(clients, 3, 4, generator=generator)
+    targets = torch.randint(0, 2, (clients, 3), generator=generator)
+    return fs.FederatedData.from_arrays(list(zip(inputs, targets, strict=True)), classes=2)
+
+
+def test_of_many_clients_some_are_measured_always_the_same() -> None:
+    data, problem = many_clients(60), fs.erm(nn.Linear(4, 2))
+    few = Evaluation(sample=20)
+    chosen = few.measured(data)
+    assert len(chosen) == 20 and np.array_equal(chosen, few.measured(many_clients(60)))
+    alone = data.only(chosen)
+    assert few(problem, data, problem.x0, None) == Evaluation()(problem, alone, problem.x0, None)
+    about = few.about(problem, data, problem.x0, None)
+    assert about["measured_clients"] == chosen.tolist() and len(about["per_client"]["loss"]) == 20
+    assert about["measured_on"] == {
+        "pooled": "training data of 20 of 60 clients",
+        "clients": "training data of 20 of 60 clients",
+    }
+    everyone = Evaluation(sample=60).about(problem, data, problem.x0, None)
+    assert "measured_clients" not in everyone and len(everyone["per_client"]["loss"]) == 60
+    assert everyone["per_client"]["loss"][chosen[3]] == pytest.approx(about["per_client"]["loss"][3])
+
+
+def test_a_pooled_test_set_is_measured_whole() -> None:
+    data = many_clients(60)
+    data = fs.FederatedData.from_arrays(
+        [data.train.of_client(k) for k in range(60)], test=(torch.randn(9, 4), torch.tensor([0, 1, 1] * 3)), classes=2
+    )
+    problem = fs.erm(nn.Linear(4, 2))
+    few, every = (Evaluation(sample=n)(problem, data, problem.x0, None) for n in (20, 60))
+    assert few["loss"] == every["loss"] and few["loss_mean"] != every["loss_mean"]
+    on = metrics.measured_on(problem, data, Evaluation(sample=20))
+    assert on == {"pooled": "test data", "clients": "training data of 20 of 60 clients"}
+
+
+def test_the_objective_of_a_problem_without_a_model_covers_all_clients() -> None:
+    quadratic = fs.quadratic(clients=12)
+    values = [Evaluation(sample=n)(quadratic.problem, quadratic.data, quadratic.problem.x0, None) for n in (3, 12)]
+    assert values[0] == values[1]

@@ -174,3 +174,25 @@ def test_weighted_choice_follows_the_probabilities() -> None:
     assert np.abs(counts / 40_000 - wanted).max() < 4 * (0.25 / 40_000) ** 0.5
     assert np.array_equal(drawn, rng.choose_weighted(KEY, 10 * probabilities, 40_000))
     assert (rng.choose_weighted(KEY, np.array([0.0, 1.0]), 5) == 1).all()
+
+
+def test_few_of_many_are_chosen_at_a_cost_of_the_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    population, number = 1_000_000, 500
+    drawn: list[int] = []
+    original = rng.words
+    monkeypatch.setattr(rng, "words", lambda *a: drawn.append(original(*a).size) or original(*a))
+    chosen = rng.choose(KEY, population, number)
+    assert sum(drawn) <= 8 * number
+    assert len(chosen) == len(np.unique(chosen)) == number and (np.diff(chosen) > 0).all()
+    assert chosen.min() >= 0 and chosen.max() < population
+    assert np.array_equal(chosen, rng.choose(KEY, population, number))
+    assert not np.array_equal(chosen, rng.choose(rng.key_of(1, "test"), population, number))
+
+
+def test_every_member_of_a_large_population_is_chosen_equally_often() -> None:
+    population, bins = 200_000, 20
+    counts = sum(
+        np.bincount(rng.choose(rng.key_of(seed, "many"), population, 1000) * bins // population, minlength=bins)
+        for seed in range(50)
+    )
+    assert abs(chi_square(counts, counts.sum() / bins)) < 5

@@ -44,7 +44,8 @@ class Exchange:
         try:
             while len(places):
                 self._usage.bytes_down += len(places) * message
-                yield from self._attempt(replace(self.request, places=places, answered=self.answered, attempt=attempt))
+                again = replace(self.request, places=places, answered=self.answered, attempt=attempt)
+                yield from self._attempt(again if attempt else self.request)
                 if policy is None:
                     return
                 places = self._ask_again(attempt, policy)
@@ -70,7 +71,7 @@ class Exchange:
                 answer = self._finite(request, answer, faults)
             if len(answer.places):
                 received = answer.value if request.query else self.engine.channel.receive(answer.value)
-                yield replace(answer, value=received)
+                yield answer if received is answer.value else replace(answer, value=received)
         if self.engine.policy is None:
             return
         self.answered, faults = self.engine.agree(self.answered, faults)

@@ -33,24 +33,36 @@ MANY = 1 << 16
 
 def philox(counter: tuple[np.ndarray, ...], key: Key) -> np.ndarray:
     """Return four 32-bit words (as uint64, stacked on the last axis) for each 128-bit counter."""
-    shape = np.broadcast_shapes(*(np.shape(c) for c in counter))
+    shape = np.broadcast(*counter).shape
+    # Both halves of a counter go through the same operations. A round exchanges them; here their rows stay where they
+    # are, and after every other round each stands in the place of the other.
     even, odd = np.empty((2, *shape), dtype=np.uint64), np.empty((2, *shape), dtype=np.uint64)
-    even[0], odd[0], even[1], odd[1] = counter  # both halves of a counter go through the same operations
-    multipliers = _MULTIPLIERS.reshape(2, *[1] * len(shape))
-    for keys in _round_keys(*key):
+    even[0], odd[0], even[1], odd[1] = counter
+    for multipliers, keys in zip(_multipliers(len(shape)), _round_keys(*key, len(shape)), strict=True):
         products = even * multipliers
-        even = (products >> _32)[::-1]
-        even ^= odd
-        even ^= keys.reshape(multipliers.shape)
-        odd = (products & _LOW)[::-1]
-    return np.stack((even[0], odd[0], even[1], odd[1]), axis=-1)
+        np.right_shift(products, _32, out=even)
+        even ^= odd[::-1]
+        even ^= keys
+        np.bitwise_and(products, _LOW, out=odd)
+    words = np.empty((*shape, 4), dtype=np.uint64)
+    words[..., 0], words[..., 1], words[..., 2], words[..., 3] = even[0], odd[0], even[1], odd[1]
+    return words
+
+
+@lru_cache(maxsize=8)
+def _multipliers(dimensions: int) -> list[np.ndarray]:
+    """Return the multipliers of the ten rounds, for the rows as they stand in each."""
+    orders = [_MULTIPLIERS.reshape(2, *[1] * dimensions), _MULTIPLIERS[::-1].reshape(2, *[1] * dimensions)]
+    return orders * (_ROUNDS // 2)
 
 
 @lru_cache(maxsize=4096)
-def _round_keys(k0: int, k1: int) -> np.ndarray:
-    """Return the keys of the ten rounds: [10, 2]."""
+def _round_keys(k0: int, k1: int, dimensions: int) -> list[np.ndarray]:
+    """Return the keys of the ten rounds, for the rows as they stand after each."""
     rounds = np.arange(_ROUNDS, dtype=np.uint64)[:, None]
-    return (np.array([k0, k1], dtype=np.uint64) + rounds * _WEYL) & _LOW
+    keys = (np.array([k0, k1], dtype=np.uint64) + rounds * _WEYL) & _LOW
+    keys[0::2] = keys[0::2, ::-1]
+    return list(keys.reshape(_ROUNDS, 2, *[1] * dimensions))
 
 
 def key_of(*names: int | str) -> Key:

@@ -1,0 +1,44 @@
+"""``compile = true``: the same numbers up to rounding, the time it takes, and a clear error without a compiler."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import fedstrata as fs
+from fedstrata.problems.graphs import compiler
+
+
+def test_without_a_compiler_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing() -> str:
+        raise RuntimeError("no g++ here")
+
+    monkeypatch.setattr("torch._inductor.cpp_builder.get_cpp_compiler", missing)
+    example = fs.quadratic(clients=3)
+    with pytest.raises(fs.InputError, match=r"needs a C\+\+ compiler.*Install one .*no g\+\+ here"):
+        fs.train(example.problem, example.data, fs.FedAvg(lr=0.1), rounds=1, compile=True)
+
+
+@pytest.mark.slow
+def test_a_compiled_run_has_the_same_numbers_and_says_how_long_it_compiled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
+    example = fs.quadratic(clients=3, samples=6)
+    settings = {"rounds": 3, "batch_size": 2, "seed": 1}
+    plain = fs.train(example.problem, example.data, fs.FedAvg(lr=0.1, steps=2), **settings)
+    compiled = fs.train(example.problem, example.data, fs.FedAvg(lr=0.1, steps=2), compile=True, **settings)
+    torch.testing.assert_close(compiled.x, plain.x, rtol=1e-10, atol=1e-12)
+    assert compiled.summary["compile_seconds"] > 0 and "compile_seconds" not in plain.summary
+    assert any((tmp_path / "cache").iterdir()), "compiled code is kept"
+    assert compiled.summary["bytes_up"] == plain.summary["bytes_up"]
+
+
+def test_the_cache_of_compiled_code_is_the_users_unless_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "")  # so that what the compiler sets is undone
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
+    monkeypatch.setattr(compiler, "check_compiler", lambda: None)
+    compiler.Compiler()
+    assert compiler.os.environ["TORCHINDUCTOR_CACHE_DIR"].endswith(".cache/fedstrata/compiled")
