@@ -214,10 +214,7 @@ class Client:
     def step_counts(self, steps: Steps) -> np.ndarray:
         """Return how many local steps each client takes: [C]."""
         if not isinstance(steps, Epochs):
-            number = self.steps_now(steps)
-            if not isinstance(number, Integral) or isinstance(number, bool) or number < 0:
-                raise invalid("number of local steps", number, "a whole number of at least 0, epochs or an interval")
-            return np.full(self._active, number, dtype=np.int64)
+            return np.full(self._active, self._equal(steps), dtype=np.int64)
         sizes = self._side.data.train.sizes[self.ids[: self._active]]
         exact = steps.epochs * steps_per_epoch(sizes, self._side.batch_size)
         return np.maximum(1, np.ceil(exact.round(9))).astype(np.int64)
@@ -246,15 +243,13 @@ class Client:
                 "A local loop cannot be inside another one, or follow one that was left early. Inside a loop, use a "
                 "plain Python loop, with a different stream for each of its draws."
             )
-        counts = self.step_counts(steps)
-        assert (np.diff(counts) <= 0).all(), "an engine orders the clients of a chunk by decreasing steps"
-        if not counts.any():
+        ends = self._ends(steps)
+        if not ends:
             return
         self.looping = True
-        start, width, self._last = self.clock, self._active, int(counts[0])
+        start, width, self._last = self.clock, self._active, ends[-1][0]
         removed: list[dict[str, Any]] = []
-        for last in np.unique(counts) if counts[-1] < counts[0] else counts[:1]:
-            active = int((counts >= last).sum())
+        for last, active in ends:
             if active < self._active:
                 removed.append(k._leave(active))
                 self._active = active
@@ -273,6 +268,21 @@ class Client:
         self._batches.end_loop()
         self._active = width
         self.looping = False
+
+    def _equal(self, steps: EqualSteps) -> int:
+        number = self.steps_now(steps)
+        if not isinstance(number, Integral) or isinstance(number, bool) or number < 0:
+            raise invalid("number of local steps", number, "a whole number of at least 0, epochs or an interval")
+        return int(number)
+
+    def _ends(self, steps: Steps) -> list[tuple[int, int]]:
+        """Return the numbers of steps at which clients leave a loop, increasing, and how many are in it until then."""
+        if not isinstance(steps, Epochs):
+            number = self._equal(steps)
+            return [(number, self._active)] if number else []
+        counts = self.step_counts(steps)
+        assert (np.diff(counts) <= 0).all(), "an engine orders the clients of a chunk by decreasing steps"
+        return [(last, int((counts >= last).sum())) for last in np.unique(counts).tolist()]
 
     def _tick(self) -> None:
         """End a local step: pass on its reports, advance the clock."""

@@ -38,18 +38,16 @@ class Exchange:
 
     def __iter__(self) -> Iterator[Answer]:
         """Yield the answers, attempt by attempt, until enough clients have answered."""
-        policy, places = self.engine.policy, self.request.places
-        message = nbytes(self.request.message)
-        attempt = 0
+        policy, request = self.engine.policy, self.request
+        message = nbytes(request.message)
         try:
-            while len(places):
-                self._usage.bytes_down += len(places) * message
-                again = replace(self.request, places=places, answered=self.answered, attempt=attempt)
-                yield from self._attempt(again if attempt else self.request)
+            while len(request.places):
+                self._usage.bytes_down += len(request.places) * message
+                yield from self._attempt(request)
                 if policy is None:
                     return
-                places = self._ask_again(attempt, policy)
-                attempt += 1
+                silent = self._ask_again(request.attempt, policy)
+                request = replace(request, places=silent, answered=self.answered, attempt=request.attempt + 1)
         finally:
             self._log += self.faults
 

@@ -76,7 +76,8 @@ def means_and_maxima(exchange: Exchange, weights: torch.Tensor, how: tuple[str, 
         if len(kinds) != len(leaves):
             wants = f"one word for each of the {len(leaves)} tensors that {exchange.request.label} returns"
             raise invalid("how of combine", how, wants)
-        w = weights[torch.from_numpy(answer.places)]
+        everyone = answer.places is exchange.request.places
+        w = weights if everyone else weights[torch.from_numpy(answer.places)]
         part = [
             _weighted_sum(leaf, w) if kind == "mean" else leaf.amax(0) for kind, leaf in zip(kinds, leaves, strict=True)
         ]
