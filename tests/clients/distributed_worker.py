@@ -229,7 +229,7 @@ _ORACLES: dict[int, Oracles] = {}
 @contextmanager
 def untraced() -> Iterator[None]:
     """Trace no graphs: for so few rounds that takes longer than it saves."""
-    kept, oracles.trace = oracles.trace, lambda *_: None
+    kept, oracles.trace = oracles.trace, lambda *_, **__: None
     try:
         yield
     finally:
