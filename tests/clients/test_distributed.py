@@ -577,7 +577,7 @@ def test_a_command_that_the_first_rank_refuses_ends_on_all(tmp_path: Path) -> No
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "mine").touch()
     code, _, err = ended(torchrun(tmp_path))
-    assert code != 0 and "Error: The run directory" in err
+    assert code != 0 and "Error: The directory" in err
     # The other rank says that another one stopped, unless torchrun ends it first.
     assert "RuntimeError" not in err
 
