@@ -465,3 +465,17 @@ def test_an_npz_file_with_a_single_number_is_refused(tmp_path) -> None:
     np.savez(tmp_path / "a.npz", inputs=np.float64(3), targets=np.zeros(2))
     with pytest.raises(fs.InputError, match=r"array 'inputs' is a single number, not one row per sample"):
         fs.FederatedData.from_folder(tmp_path)
+
+
+def test_clients_of_one_form_are_checked_together_and_a_wrong_one_is_still_named() -> None:
+    sites = [(torch.randn(3, 2), torch.tensor([0, 1, 1])) for _ in range(5)]
+    apart = fs.FederatedData.from_arrays([*sites[:4], list(sites[4])])  # a list is not looked at together with others
+    data = fs.FederatedData.from_arrays(sites)
+    for a, b in zip(data.train.arrays, apart.train.arrays, strict=True):
+        assert torch.equal(a, b) and a.dtype == b.dtype
+    assert torch.equal(data.train.rows, apart.train.rows) and data.classes == apart.classes == 2
+    sites[3][0][1, 1] = torch.nan
+    with pytest.raises(fs.InputError, match="The inputs of client 3 contain NaN or infinity"):
+        fs.FederatedData.from_arrays(sites)
+    with pytest.raises(fs.InputError, match="Client 2 has no data"):
+        fs.FederatedData.from_arrays([*sites[:2], (torch.zeros(0, 2), torch.zeros(0, dtype=torch.int64))])

@@ -254,6 +254,7 @@ def test_dropout_of_zero_is_allowed() -> None:
         (nn.Sequential(nn.Flatten(), nn.Linear(2, 2)), "dense"),
         (nn.Sequential(nn.Conv1d(1, 1, 2), nn.Linear(2, 2)), "convolutional"),
         (nn.Sequential(nn.Conv1d(1, 1, 2), nn.GRU(2, 2)), "recurrent"),
+        (nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0), "attention"),
     ],
 )
 def test_the_kind_of_layers(module: nn.Module, kind: str) -> None:

@@ -1,10 +1,11 @@
 """How many clients to compute together: the rule behind ``chunk="auto"``.
 
-Measured by ``bench/chunk.py`` on a CPU. Convolutions and recurrent layers are fastest one client at a time. Dense
-models gain from larger chunks, since a batched product is dispatched only once, until the working set of the chunk
-exceeds the processor's cache. So, on a CPU:
+Measured by ``bench/chunk.py`` on a CPU. Convolutions, recurrent layers and all but the smallest attention layers are
+fastest one client at a time. Dense models gain from larger chunks, since a batched product is dispatched only once,
+until the working set of the chunk exceeds the processor's cache. So, on a CPU:
 
     convolutional or recurrent layers:  C = 1 (always for recurrent layers, whose kernels cannot be batched)
+    attention, d > 65,536:              C = 1
     otherwise:                          C = budget / bytes a client touches in a step, between 1 and 4096
                                         bytes = element size * (4 d + batch * numbers per sample)
                                         budget = 16 MiB
@@ -26,6 +27,8 @@ from fedstrata.problems.problem import Problem
 CPU_BUDGET = 16 << 20
 ACCELERATOR_BUDGET = 1 << 30
 LARGEST = 4096
+SMALL_ATTENTION = 1 << 16
+"""The most weights of a model with attention for which larger chunks are faster on a CPU."""
 
 
 def choose_chunk(
@@ -35,7 +38,8 @@ def choose_chunk(
     layers = "dense" if problem.flat is None else problem.flat.layers()
     if isinstance(chunk, int):
         return 1 if layers == "recurrent" else chunk
-    if layers == "recurrent" or (layers == "convolutional" and device.type == "cpu"):
+    alone = layers == "convolutional" or (layers == "attention" and len(problem.x0) > SMALL_ATTENTION)
+    if layers == "recurrent" or (alone and device.type == "cpu"):
         return 1
     batch = batch_size if batch_size is not None else max(1, int(data.train.sizes.mean()))
     sample = sum(a[0].numel() for a in data.train.arrays)

@@ -195,13 +195,11 @@ class FederatedData:
             seen.add(client)
         titles = [f"client {k}" + (f" ({client_names[k]})" if client_names else "") for k in range(len(clients))]
         declared = intake.check_classes(classes, f"the data {name!r}")
-        pairs: list[intake.Pair] = []
-        for title, arrays in zip(titles, clients, strict=True):
-            pairs.append(intake.pair(arrays, title, pairs[0] if pairs else None, classes=declared))
-            if len(pairs[-1][0]) == 0:
-                raise InputError(f"{title.capitalize()} has no data. Every client needs at least one sample.")
-        train = Part.of(*intake.joined(pairs))
-        pooled = None if test is None else intake.pair(test, "the test set", pairs[0], classes=declared)
+        all_rows = intake.together(clients, declared)
+        if all_rows is None:
+            all_rows = intake.joined(_pairs(clients, titles, declared))
+        train, like = Part.of(*all_rows), all_rows[0]
+        pooled = None if test is None else intake.pair(test, "the test set", like, classes=declared)
         if pooled is not None and len(pooled[0]) == 0:
             raise InputError("The test set is empty. Leave it out if there is none.")
         tests = None
@@ -209,7 +207,7 @@ class FederatedData:
             if len(client_tests) != len(clients):
                 raise invalid("number of clients' test sets", len(client_tests), f"{len(clients)}, one per client")
             own = [
-                intake.pair(arrays, f"the test data of {title}", pairs[0], classes=declared)
+                intake.pair(arrays, f"the test data of {title}", like, classes=declared)
                 for title, arrays in zip(titles, client_tests, strict=True)
             ]
             if any(len(x) for x, _ in own):
@@ -261,3 +259,13 @@ class FederatedData:
 def client_name(names: Sequence[str], client: int) -> str:
     """Return what messages call a client: its name or, if ``names`` is empty, its number."""
     return names[client] if names else f"client {client}"
+
+
+def _pairs(clients: Sequence[Any], titles: Sequence[str], classes: int) -> list[intake.Pair]:
+    """Return the inputs and targets of each client, checked; errors name the client."""
+    pairs: list[intake.Pair] = []
+    for title, arrays in zip(titles, clients, strict=True):
+        pairs.append(intake.pair(arrays, title, pairs[0] if pairs else None, classes=classes))
+        if len(pairs[-1][0]) == 0:
+            raise InputError(f"{title.capitalize()} has no data. Every client needs at least one sample.")
+    return pairs

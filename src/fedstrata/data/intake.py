@@ -37,6 +37,26 @@ def pair(arrays: Any, what: str, like: Pair | None = None, whose: str = "client 
     return x, _class_numbers(y, classes, what)
 
 
+def together(clients: Sequence[Any], classes: int) -> tuple[Pair, list[np.ndarray]] | None:
+    """Return the samples of all clients, and the row numbers of each, if all are tensors of one form without a fault.
+
+    They are checked together, which takes a twentieth of the time; :func:`pair` names a client that is wrong.
+    """
+    forms = set()
+    for arrays in clients:
+        if type(arrays) is not tuple or len(arrays) != 2 or not all(type(a) is torch.Tensor for a in arrays):
+            return None
+        x, y = arrays
+        forms.add((x.dim() and y.dim() and len(x) == len(y) > 0, x.shape[1:], y.shape[1:], x.dtype, y.dtype))
+    if len(forms) != 1 or not forms.pop()[0]:
+        return None
+    every, owned = joined(clients)
+    try:
+        return pair(every, "the clients", classes=classes), owned
+    except InputError:
+        return None
+
+
 def two_arrays(arrays: Any, what: str) -> tuple[Any, Any]:
     """Return the inputs and targets in a pair, still unchecked."""
     if not isinstance(arrays, tuple | list) or len(arrays) != 2:

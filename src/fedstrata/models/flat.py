@@ -173,14 +173,14 @@ class Flat:
             end -= size
         raise InputError(f"The model {type(self.module).__name__} has no layer with a matrix.")
 
-    def layers(self) -> Literal["dense", "convolutional", "recurrent"]:
+    def layers(self) -> Literal["dense", "convolutional", "attention", "recurrent"]:
         """Return the type of the model's layers, which decides how many clients should advance together."""
         modules = list(self.module.modules())
         if any(isinstance(m, nn.RNNBase) for m in modules):
             return "recurrent"
         if any(isinstance(m, nn.modules.conv._ConvNd) for m in modules):
             return "convolutional"
-        return "dense"
+        return "attention" if any(isinstance(m, nn.MultiheadAttention) for m in modules) else "dense"
 
 
 def _without_state(module: nn.Module, batchnorm: BatchNormRule) -> nn.Module:
