@@ -50,9 +50,8 @@ def exponent(name: str, sizes: Sequence[int], cost: Callable[[int], Callable[[in
     slope = np.polyfit(np.log(sizes), np.log(times), 1)[0]
     last = np.log(times[-1] / times[-2]) / np.log(sizes[-1] / sizes[-2])
     shown = ", ".join(f"{size:,}: {1e3 * t / 2:.2f} ms" for size, t in zip(sizes, times, strict=True))
-    print(
-        f"cost in {name}: exponent {slope:.2f} over a factor of {sizes[-1] // sizes[0]}, {last:.2f} at the end ({shown})"
-    )
+    factor = sizes[-1] // sizes[0]
+    print(f"cost in {name}: exponent {slope:.2f} over a factor of {factor}, {last:.2f} at the end ({shown})")
 
 
 def of_clients(clients: int) -> Callable[[int], None]:
