@@ -79,11 +79,6 @@ class Evaluation(Options, owner="the evaluation"):
         "auto",
         "data to measure each client on; auto is the held-out parts if there are any, else the training data",
     )
-    sample: int = param(
-        1000,
-        "largest number of clients to measure; with more, that many are chosen at random, always the same",
-        least=1,
-    )
     adapt_steps: int | None = param(
         None,
         "gradient steps that adapt the model to each client for the personal measures; by default the problem's",
@@ -98,6 +93,11 @@ class Evaluation(Options, owner="the evaluation"):
         above=0,
     )
     attack_steps: int = param(10, "gradient steps to find the worst perturbation", least=0)
+    sample: int = param(
+        1000,
+        "largest number of clients to measure; with more, that many are chosen at random, always the same",
+        least=1,
+    )
 
     def __call__(self, problem: Problem, data: FederatedData, x: torch.Tensor, y: torch.Tensor | None) -> Measures:
         """Return the measures at ``x`` (and ``y``)."""
