@@ -36,7 +36,7 @@ from typing import NamedTuple
 import torch
 
 from fedstrata.algorithms.algorithm import ANY_LEVELS, Algorithm, param
-from fedstrata.algorithms.descent import RATES, descended
+from fedstrata.algorithms.descent import RATES, descended, own
 from fedstrata.clients import Client, Clients, remote
 from fedstrata.core.schedules import Rate, Steps
 
@@ -103,10 +103,10 @@ class ComFedL(Algorithm):
         counts = torch.from_numpy(client.step_counts(self.steps)).to(x).unsqueeze(1)
         tiny = torch.finfo(x.dtype).tiny
         k = client.variables(x=x, total=torch.zeros_like(weight), inverse=1 / weight.clamp(min=tiny))
-        for _ in client.loop(self.steps, k):
+        for step in client.loop(self.steps, k):
             chain = client.chain(k.x, client.draw_all())
             v = chain.outer_grads[0]
             scale = torch.minimum(k.inverse, most / v.clamp(min=tiny))
-            k.x = torch.addcmul(k.x, chain.gradient, scale, value=-client.rate(self.lr))
+            k.x = own(k.x, step).addcmul_(chain.gradient, scale, value=-client.rate(self.lr))
             k.total = k.total + v
         return k.x - x, k.total / counts - weight

@@ -36,6 +36,11 @@ def decayed(gradient: torch.Tensor, x: torch.Tensor, weight_decay: float) -> tor
     return gradient.add(x, alpha=weight_decay) if weight_decay else gradient
 
 
+def own(x: torch.Tensor, step: int) -> torch.Tensor:
+    """Return a variable of a loop to change in place: a copy in its first step, where it is still the server's."""
+    return x if step else x.clone(memory_format=torch.contiguous_format)
+
+
 def descended(x: torch.Tensor, gradient: torch.Tensor, rate: float, step: int) -> torch.Tensor:
     """Return ``x - rate * gradient``, in place after a loop's first step: from then on x belongs to the loop."""
     return x.sub_(gradient, alpha=rate) if step else x.sub(gradient, alpha=rate)
