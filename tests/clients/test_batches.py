@@ -58,7 +58,7 @@ def steps_of_calls(owner: type, method: str, argument: int, monkeypatch: pytest.
 
 
 def test_a_loop_is_gathered_at_once_and_a_single_draw_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    steps = steps_of_calls(Part, "gather_steps", 1, monkeypatch)
+    steps = steps_of_calls(Part, "samples", 0, monkeypatch)
     drawn("uniform", 6)
     assert steps == [6, 6, 1]
 

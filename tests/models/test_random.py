@@ -158,11 +158,11 @@ def test_two_gradients_on_one_batch_have_one_mask_and_steps_have_their_own() -> 
     problem = fs.erm(net, "squared")
     oracles = Oracles(problem)
     inputs, targets = torch.randn(2, 7, 6), torch.randn(2, 7, 1)
-    batch = Batch(((inputs, targets),)).randomised(np.array([[1, 2], [3, 4]]))
+    batch = Batch(((inputs, targets),)).randomised(torch.tensor([[1, 2], [3, 4]]))
     x = problem.x0.expand(2, -1)
     first, second = (oracles.outer_grads(x, None, batch)[0] for _ in range(2))
     assert torch.equal(first, second)
-    other = Batch(((inputs, targets),)).randomised(np.array([[1, 2], [3, 5]]))
+    other = Batch(((inputs, targets),)).randomised(torch.tensor([[1, 2], [3, 5]]))
     changed = oracles.outer_grads(x, None, other)[0]
     torch.testing.assert_close(changed[0], first[0])
     assert not torch.allclose(changed[1], first[1])

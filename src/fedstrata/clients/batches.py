@@ -41,28 +41,40 @@ class Batches:
         self.samples = 0
         self._side, self._ids = side, ids
         self._problem = side.oracles.problem
+        self._device = self._problem.x0.device
+        self._numbers = torch.from_numpy(ids).to(self._device)
         self._random = self._problem.flat is not None and self._problem.flat.random
         self._exchange = (side.seed, round, exchange)
         self._loops = 0
         self._draws: dict[tuple[int, int, int], Draws] = {}
         self._everything: dict[int, Batch] = {}
+        self._layers: dict[tuple[int, int], tuple[int, torch.Tensor]] = {}
 
     def draw(self, level: int, stream: int, size: int | None, now: Now) -> Batch:
         """Return ``size`` samples of each client for a level; None for all data."""
-        problem, ids = self._problem, self._ids[: now.active]
+        problem, numbers = self._problem, self._numbers[: now.active]
         if not problem.draws(level):
-            return problem.completed(level, NO_DATA, ids)
+            return problem.completed(level, NO_DATA, numbers)
         if size is None:
-            batch, samples = self._all_data(level, ids)
+            batch, samples = self._all_data(level, self._ids[: now.active])
         else:
             draws = self._draws.get((level, stream, size)) or self._new_draws(level, stream, size)
             batch, samples = draws.batch(now)
         self.samples += samples
-        batch = problem.completed(level, batch, ids)
-        if not self._random:
-            return batch
-        key = rng.key_of(*self._names("layers", level, stream))
-        return batch.randomised(rng.words(key, ids, np.full(len(ids), now.step), 2))
+        batch = problem.completed(level, batch, numbers)
+        return batch.randomised(self._words(level, stream, now)) if self._random else batch
+
+    def _words(self, level: int, stream: int, now: Now) -> torch.Tensor:
+        """Return this step's words for random layers, [active, 2]; those of the next steps are drawn with them."""
+        first, words = self._layers.get((level, stream), (now.step, None))
+        index = now.step - first
+        if words is None or not 0 <= index < len(words):
+            key = rng.key_of(*self._names("layers", level, stream))
+            steps = np.arange(now.step, now.step + max(1, min(now.left, POSITIONS_AHEAD // len(self._ids))))
+            drawn = rng.words(key, self._ids, steps[:, None], 2).astype(np.int64)
+            words, index = torch.from_numpy(drawn).to(self._device), 0
+            self._layers[level, stream] = now.step, words
+        return words[index, : now.active]
 
     def _new_draws(self, level: int, stream: int, size: int) -> Draws:
         if not isinstance(size, int) or size < 1:
@@ -84,7 +96,7 @@ class Batches:
     def end_loop(self) -> None:
         """Draw other batches from now on: those of the next loop, whose steps count from 0 again."""
         self._loops += 1
-        self._draws = {}
+        self._draws, self._layers = {}, {}
 
     def _names(self, purpose: str, level: int, stream: int) -> tuple[int | str, ...]:
         seed, round, exchange = self._exchange
@@ -96,8 +108,9 @@ class Draws:
     """The batches of ``size`` samples that C clients draw for one level, as a function of ``names``.
 
     The batches of the remaining steps of a loop are drawn and gathered together, as many as fit into ``AHEAD`` bytes:
-    a few large operations instead of many small ones. The samples of a single client, whose steps are long, are
-    gathered step by step, which needs no more memory than one batch. Neither changes which samples a batch holds.
+    a few large operations instead of many small ones, and nothing that a device would have to wait for in each step.
+    The samples of a single client, whose steps are long, are gathered step by step, which needs no more memory than one
+    batch. None of this changes which samples a batch holds.
     """
 
     def __init__(self, side: ClientSide, ids: np.ndarray, names: tuple[int | str, ...], level: int, size: int) -> None:
@@ -109,7 +122,7 @@ class Draws:
         self._weights = None if weights is None else torch.from_numpy(weights).to(x0)
         self._first = self._first_drawn = 0
         self._ready: list[Arrays] = []
-        self._drawn = np.empty((0, 0, size), dtype=np.int64)
+        self._rows = torch.empty(0, 0, size, dtype=torch.int64)
 
     def batch(self, now: Now) -> tuple[Batch, int]:
         """Return the batch, and how many samples it holds."""
@@ -130,17 +143,18 @@ class Draws:
         if not 0 <= index < len(self._ready) or len(self._ready[index][0]) < now.active:
             step_bytes = max(1, now.active * self._size * self._part.sample_bytes)
             steps = 1 if now.active == 1 else max(1, AHEAD // step_bytes)
-            positions = self._positions(sampler, now)[:steps]
-            self._ready = self._part.gather_steps(self._ids[: now.active], positions)
+            arrays = self._part.samples(self._drawn(sampler, now)[:steps])
+            self._ready = list(zip(*(a.unbind(0) for a in arrays), strict=True))
             self._first, index = now.step, 0
         arrays = self._ready[index]
         return arrays if len(arrays[0]) == now.active else tuple(a[: now.active] for a in arrays)
 
-    def _positions(self, sampler: Independent, now: Now) -> np.ndarray:
-        """Return the positions of this step and of those after it that have been drawn: [steps, active, B]."""
+    def _drawn(self, sampler: Independent, now: Now) -> torch.Tensor:
+        """Return the rows of this step, and of those after it that are drawn, on the device: [steps, active, B]."""
         index = now.step - self._first_drawn
-        if not 0 <= index < len(self._drawn) or self._drawn.shape[1] < now.active:
+        if not 0 <= index < len(self._rows) or self._rows.shape[1] < now.active:
             affordable = POSITIONS_AHEAD // (now.active * self._size)
             steps = np.arange(now.step, now.step + max(1, min(now.left, affordable)))
-            self._drawn, self._first_drawn, index = sampler.draw(steps, now.active), now.step, 0
-        return self._drawn[index:, : now.active]
+            self._rows = self._part.rows_at(self._ids[: now.active], sampler.draw(steps, now.active))
+            self._first_drawn, index = now.step, 0
+        return self._rows[index:, : now.active]

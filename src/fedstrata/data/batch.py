@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 
 Arrays = tuple[torch.Tensor, ...]
@@ -51,11 +50,10 @@ class Batch:
         parts = [(*part, n) for part, n in zip(self.parts, rows, strict=True)]
         return Batch(tuple(parts), self.where, self.traced)
 
-    def randomised(self, words: np.ndarray) -> Batch:
-        """Return the batch with two random words per client, [C, 2], for random layers to draw from."""
-        own = torch.from_numpy(words.astype(np.int64))
-        rows = [own] if self.where is None else [own[w] for w in self.where]
-        parts = [(*part, r.to(part[0].device)) for part, r in zip(self.parts, rows, strict=True)]
+    def randomised(self, words: torch.Tensor) -> Batch:
+        """Return the batch with two words of each client, [C, 2], for random layers to draw from."""
+        rows = [words] if self.where is None else [words[w] for w in self.where]
+        parts = [(*part, r) for part, r in zip(self.parts, rows, strict=True)]
         return Batch(tuple(parts), self.where, self.traced, random=True)
 
 

@@ -97,31 +97,30 @@ class Part:
 
     def gather(self, clients: np.ndarray, positions: np.ndarray, lengths: np.ndarray | None, traced: bool) -> Batch:
         """Return the samples at ``positions`` [C, B] of each client; with ``lengths`` [C], only that many of them."""
-        index = torch.from_numpy(self.offsets[clients][:, None] + positions)
         if lengths is None:
-            return Batch((self._take(index),), traced=traced)
+            return Batch((self.samples(self.rows_at(clients, positions)),), traced=traced)
         where = [np.flatnonzero(lengths == n) for n in np.unique(lengths)]
-        parts = [self._take(index[torch.from_numpy(w), : int(lengths[w[0]])]) for w in where]
+        parts = [self.samples(self.rows_at(clients[w], positions[w, : int(lengths[w[0]])])) for w in where]
         return Batch(tuple(parts), tuple(torch.from_numpy(w) for w in where), traced=False)
 
-    def gather_steps(self, clients: np.ndarray, positions: np.ndarray) -> list[Arrays]:
-        """Return the samples at ``positions`` [S, C, B] of each client: for each of S steps, arrays [C, B, ...]."""
-        arrays = self._take(torch.from_numpy(self.offsets[clients][:, None] + positions))
-        return list(zip(*(a.unbind(0) for a in arrays), strict=True))
+    def rows_at(self, clients: np.ndarray, positions: np.ndarray) -> torch.Tensor:
+        """Return the row numbers at ``positions`` [..., C, B] of each client, on the device of the arrays."""
+        rows = self.rows.take(torch.from_numpy(self.offsets[clients][:, None] + positions))
+        return rows.to(self.arrays[0].device)
+
+    def samples(self, rows: torch.Tensor) -> Arrays:
+        """Return the samples in these rows [...] of the arrays: [..., sample]."""
+        out = []
+        for array in self.arrays:
+            flat = array.index_select(0, rows.reshape(-1))
+            flat = flat if flat.is_floating_point() else flat.long()
+            out.append(flat.view(*rows.shape, *array.shape[1:]))
+        return tuple(out)
 
     @cached_property
     def sample_bytes(self) -> int:
         """The bytes of one sample in a batch."""
         return sum(a[0].numel() * (a.element_size() if a.is_floating_point() else 8) for a in self.arrays)
-
-    def _take(self, index: torch.Tensor) -> Arrays:
-        rows = self.rows.take(index.reshape(-1))
-        out = []
-        for array in self.arrays:
-            flat = array.index_select(0, rows if array.device == rows.device else rows.to(array.device))
-            flat = flat if flat.is_floating_point() else flat.long()
-            out.append(flat.view(*index.shape, *array.shape[1:]))
-        return tuple(out)
 
 
 def _stratified(labels: np.ndarray, share: float, keep: int) -> np.ndarray:

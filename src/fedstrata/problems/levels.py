@@ -15,7 +15,7 @@ from fedstrata.problems.problem import Outer, Problem
 def batch_of(problem: Problem, level: int, part: Part, clients: np.ndarray, positions: np.ndarray) -> Batch:
     """Return the batch of a level with the samples at ``positions`` [C, B] of each client; 0 is the outer function."""
     drawn = part.gather(clients, positions, None, False) if problem.draws(level) else Batch(((),), traced=False)
-    return problem.completed(level, drawn, clients)
+    return problem.completed(level, drawn, torch.from_numpy(clients).to(problem.x0.device))
 
 
 @torch.no_grad()

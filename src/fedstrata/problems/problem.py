@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-import numpy as np
 import torch
 
 from fedstrata.core.errors import InputError, invalid
@@ -137,11 +136,9 @@ class Problem:
         """Whether a level uses data; 0 is the outer function."""
         return level > 0 or self.outer_draws
 
-    def completed(self, level: int, batch: Batch, clients: np.ndarray) -> Batch:
+    def completed(self, level: int, batch: Batch, clients: torch.Tensor) -> Batch:
         """Return the batch of a level with the numbers of its clients, if the level takes them."""
-        if level > 0 or not self.numbered:
-            return batch
-        return batch.numbered(torch.from_numpy(clients).to(self.x0.device))
+        return batch.numbered(clients) if level == 0 and self.numbered else batch
 
     def projected(self, y: torch.Tensor) -> torch.Tensor:
         """Project the dual, [..., p], onto its set."""
