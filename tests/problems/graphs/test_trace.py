@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+
+import numpy as np
 import pytest
 import torch
 from torch.func import grad, vmap
@@ -74,6 +77,11 @@ SHAPED_BY_VALUES = {
     "list": lambda x, t: x.sum() * sum(t.reshape(-1).tolist()),
     "item": lambda x, t: x.sum() * t.sum().item(),
     "random": lambda x, t: (x * torch.rand(2)).sum(),
+    "copied": lambda x, t: (x * copy.deepcopy(t.detach()).mean(0)).sum(),
+    "format": lambda x, t: x.sum() * len(f"{t}"),
+    "numpy": lambda x, t: x.sum() * float(np.asarray(t.detach()).sum()),
+    "equal": lambda x, t: x.sum() if torch.equal(t, t + 0) else x.prod(),
+    "contains": lambda x, t: x.sum() if 1.0 in t else x.prod(),
 }
 
 
@@ -82,7 +90,7 @@ def test_values_never_end_up_in_a_graph(case):
     assert trace(lambda x, t: (grad(SHAPED_BY_VALUES[case])(x, t),), torch.ones(2), torch.ones(1, 2)) is None
 
 
-@pytest.mark.parametrize("case", [c for c in SHAPED_BY_VALUES if c != "random"])
+@pytest.mark.parametrize("case", [c for c in SHAPED_BY_VALUES if c not in ("random", "format")])
 @pytest.mark.parametrize("clients", [1, 3])
 @pytest.mark.filterwarnings("ignore:.* runs one client at a time")
 def test_functions_shaped_by_values_give_what_plain_autograd_gives(case, clients):
@@ -151,3 +159,19 @@ def test_the_number_of_threads_is_restored():
         assert torch.get_num_threads() == 1
     assert torch.get_num_threads() == before
     assert keep_memory() is None
+
+
+def test_constants_of_a_function_are_part_of_its_graph() -> None:
+    weights = torch.tensor([1.0, 2.0])
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return x * weights + torch.tensor([3.0, 4.0])
+
+    graph = trace(function, torch.ones(2))
+    assert graph is not None and torch.equal(graph(torch.tensor([5.0, 6.0])), torch.tensor([8.0, 16.0]))
+
+
+def test_arguments_that_a_function_changes_are_copies_while_it_is_recorded() -> None:
+    x = torch.ones(3)
+    assert trace(lambda x: x.mul_(2) + 1, x) is not None
+    assert torch.equal(x, torch.ones(3))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
+from types import NoneType
 from typing import Any
 
 import torch
@@ -32,8 +33,15 @@ _READS_VALUES = {
     torch.Tensor.data_ptr,
     torch.Tensor.untyped_storage,
     torch.Tensor.__reversed__,
+    torch.Tensor.__repr__,
+    torch.Tensor.__format__,
 }
 """Methods that read values without an operation that could be recorded."""
+
+
+_NUMBERS = (str, int, float, bool, complex, NoneType)
+_ARGUMENTS = (torch.Tensor, torch.dtype, torch.device, torch.memory_format, torch.layout, *_NUMBERS)
+"""What the operations of a graph may take."""
 
 
 class _Untraceable(RuntimeError):
@@ -65,12 +73,29 @@ def record(function: Callable[..., Any], *tensors: torch.Tensor) -> fx.GraphModu
 
     Raises an error if the function reads values or draws random numbers.
     """
+    graph = _recorded(function, tensors)
+    constants = list(graph.buffers())
+    if constants:
+        # A tensor that no operation made is a constant: it must not depend on the arguments.
+        others = list(_recorded(function, tuple(map(_changed, tensors))).buffers())
+        if len(others) != len(constants) or not all(map(torch.equal, constants, others)):
+            raise _Untraceable("a tensor depends on the arguments without an operation that could be recorded")
+    return graph
+
+
+def _recorded(function: Callable[..., Any], tensors: tuple[torch.Tensor, ...]) -> fx.GraphModule:
     recorder = _Recorder()
-    own = [recorder.argument(t.detach()) for t in tensors]
+    own = [recorder.argument(t.clone()) for t in tensors]  # the function may change its arguments
     with _NoValues(), recorder:
         out = function(*own)
     recorder.graph.output(tree_map(recorder.node_of, out))
     return fx.GraphModule(recorder.root, recorder.graph)
+
+
+def _changed(tensor: torch.Tensor) -> torch.Tensor:
+    """Return other numbers of the same kind: floats are shifted too, whole numbers stay valid labels."""
+    rolled = tensor.reshape(-1).roll(1).view(tensor.shape)
+    return 1.5 * rolled + 0.1 if tensor.is_floating_point() else rolled
 
 
 class _NoValues(TorchFunctionMode):
@@ -114,6 +139,8 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs = kwargs or {}
         if _UNTRACEABLE & set(func.tags):
             raise _Untraceable(f"{func} depends on values")
+        if not all(isinstance(leaf, _ARGUMENTS) for leaf in tree_leaves((args, kwargs))):
+            raise _Untraceable(f"{func} takes what a graph cannot hold, such as a storage")
         node = self.graph.call_function(func, tree_map(self.node_of, args), tree_map(self.node_of, kwargs))
         out = func(*args, **kwargs)
         if isinstance(out, torch.Tensor):
