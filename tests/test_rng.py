@@ -196,3 +196,5 @@ def test_every_member_of_a_large_population_is_chosen_equally_often() -> None:
         for seed in range(50)
     )
     assert abs(chi_square(counts, counts.sum() / bins)) < 5
+    ends = np.concatenate([rng.choose(rng.key_of(seed, "ends"), rng.MANY + 1, rng.MANY // 5) for seed in range(60)])
+    assert ends.min() == 0 and ends.max() == rng.MANY

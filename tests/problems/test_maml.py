@@ -202,3 +202,18 @@ def test_models_of_many_convolutions_take_forward_mode(name: str, forward: bool)
     net = fs.models.model(name, (3, 32, 32), 2, **({"width": 8} if forward else {}))
     (level,) = fs.maml(net).levels
     assert isinstance(level, GradientStep) and level.forward == forward
+
+
+@pytest.mark.parametrize("layer", ["layer", "instance", "batch"])
+def test_second_derivatives_of_normalised_models_do_not_depend_on_the_chunk(layer: str) -> None:
+    norms = {
+        "layer": nn.LayerNorm(8),
+        "instance": nn.Sequential(nn.Unflatten(1, (2, 4)), nn.InstanceNorm1d(2, affine=True), nn.Flatten()),
+        "batch": nn.BatchNorm1d(8, track_running_stats=False),
+    }
+    net = nn.Sequential(nn.Linear(6, 8), norms[layer], nn.Tanh(), nn.Linear(8, 2)).double()
+    sites = [(torch.randn(10, 6, dtype=torch.float64), torch.randint(0, 2, (10,))) for _ in range(3)]
+    data = fs.FederatedData.from_arrays(sites, classes=2)
+    settings = {"rounds": 2, "batch_size": 5, "seed": 0}
+    runs = [fs.train(fs.maml(net, inner_lr=0.5), data, fs.ComFedL(lr=0.3), chunk=c, **settings) for c in (1, 3)]
+    torch.testing.assert_close(runs[0].x, runs[1].x, rtol=1e-9, atol=1e-11)

@@ -18,13 +18,14 @@ import torch
 from fedstrata.core.errors import FedstrataError
 from fedstrata.data.batch import Batch
 from fedstrata.problems.graphs.compiler import Compiler
-from fedstrata.problems.graphs.trace import trace
+from fedstrata.problems.graphs.trace import close, trace
 from fedstrata.problems.problem import Arrays, Problem
 from fedstrata.problems.randomness import Randomised, with_random_layers
 
 Tensors = tuple[torch.Tensor, ...]
 Function = Callable[..., torch.Tensor]
 Form = Callable[..., Tensors]
+Linearised = Callable[..., tuple[torch.Tensor, Function]]
 Name = tuple[str, tuple[bool, ...]]
 """A function, and which of its batches have words for random layers."""
 
@@ -56,28 +57,34 @@ def _gradient(fn: Function, derivatives: int) -> Form:
     return run
 
 
-def _pullback(fn: Function, own: Function | None) -> Form:
+def _gradient_inside(fn: Function, derivatives: int) -> Form:
+    """Return the same in a form that vmap can map over clients."""
+    gradient: Form = torch.func.grad(fn, argnums=tuple(range(derivatives)))
+    return gradient
+
+
+def _pullback(fn: Function, own: Function | None, linearised: Linearised) -> Form:
     """Return J^T cotangent; a level may compute it itself, by its ``own`` function."""
 
     def run(u: torch.Tensor, cotangent: torch.Tensor, batch: Arrays) -> Tensors:
-        _, pull = _linearised(fn, u, batch)
+        _, pull = linearised(fn, u, batch)
         return (pull(cotangent),)
 
     return run if own is None else _value(own)
 
 
-def _jacobian(fn: Function) -> Form:
+def _jacobian(fn: Function, linearised: Linearised) -> Form:
     def run(u: torch.Tensor, batch: Arrays) -> Tensors:
-        value, pull = _linearised(fn, u, batch)
+        value, pull = linearised(fn, u, batch)
         rows = torch.eye(value.shape[-1], dtype=value.dtype, device=value.device)
         return value, torch.stack([pull(row.expand_as(value)) for row in rows], dim=-2)
 
     return run
 
 
-def _chain(levels: Sequence[Function], outer: Function, duals: int, carried: bool) -> Form:
+def _chain(levels: Sequence[Function], outer_grads: Form, duals: int, carried: bool, linearised: Linearised) -> Form:
     """Return the pass through all levels; with ``carried``, level k returns ``offset_k + weight * g_k``."""
-    count, outer_grads = len(levels), _gradient(outer, 1 + duals)
+    count = len(levels)
 
     def run(x: torch.Tensor, *rest: Any) -> Tensors:
         y, rest = rest[:duals], rest[duals:]
@@ -85,7 +92,7 @@ def _chain(levels: Sequence[Function], outer: Function, duals: int, carried: boo
         batches = batches if carried else rest
         u, values, pulls = x, [], []
         for k, level in enumerate(levels):
-            value, pull = _linearised(level, u, batches[k])
+            value, pull = linearised(level, u, batches[k])
             u = offsets[k] + weight.unsqueeze(-1) * value if carried else value
             values.append(value)
             pulls.append(pull)
@@ -104,6 +111,12 @@ def _linearised(fn: Function, u: torch.Tensor, batch: Arrays) -> tuple[torch.Ten
     with torch.enable_grad():
         value = fn(leaf, batch)
     return value.detach(), lambda v: _backward(value, [leaf], v, retain_graph=True)[0]
+
+
+def _linearised_inside(fn: Function, u: torch.Tensor, batch: Arrays) -> tuple[torch.Tensor, Function]:
+    """Return the same in a form that vmap can map over clients."""
+    value, pull = torch.func.vjp(lambda z: fn(z, batch), u)[:2]
+    return value, lambda v: pull(v)[0]
 
 
 def _backward(
@@ -136,6 +149,7 @@ class Oracles:
         self._graphs: dict[tuple[object, ...], Form | None] = {}
         self._flattened: dict[tuple[object, ...], Form] = {}
         self._alone: set[Name] = set()
+        self._checked: set[Name] = set()
         # Neither tracing nor vmap supports the kernels of recurrent layers.
         self._recurrent = problem.flat is not None and problem.flat.layers() == "recurrent"
         # Identical levels share one traced graph.
@@ -143,27 +157,41 @@ class Oracles:
 
     @cached_property
     def _functions(self) -> dict[bool, dict[str, Form]]:
-        """The functions of a single client (True), and of several (False): one client's functions, mapped over them.
+        """The functions of a single client (True), and of several (False).
 
-        Clients do not depend on each other, so the gradient of the sum of their values holds the gradient of each.
+        Clients do not depend on each other, so the gradient of the sum of their values holds the gradient of each. But
+        PyTorch's derivatives of a gradient that was taken inside vmap are wrong for some layers (layer_norm), so levels
+        that contain one (:class:`GradientStep`) are differentiated inside vmap too.
         """
-        return {single: self._derived(_itself if single else torch.func.vmap) for single in (True, False)}
+        alone = self._derived(_itself, _gradient, _linearised)
+        if not self._nested:
+            return {True: alone, False: self._derived(torch.func.vmap, _gradient, _linearised)}
+        return {True: alone, False: self._derived(_itself, _gradient_inside, _linearised_inside)}
 
-    def _derived(self, lifted: Callable[[Function], Function]) -> dict[str, Form]:
+    @cached_property
+    def _nested(self) -> bool:
+        return any(hasattr(level, "pullback") for level in self.problem.levels)
+
+    def _derived(
+        self,
+        lifted: Callable[[Function], Function],
+        gradient: Callable[[Function, int], Form],
+        linearised: Linearised,
+    ) -> dict[str, Form]:
         problem = with_random_layers(self.problem)
         outer, duals = lifted(problem.outer), 1 if problem.dual else 0
-        levels = [lifted(level) for level in problem.levels]
+        levels, outer_grads = [lifted(level) for level in problem.levels], gradient(outer, 1 + duals)
         functions = {
             "outer": _value(outer),
-            "outer_grads": _gradient(outer, 1 + duals),
-            "chain": _chain(levels, outer, duals, False),
-            "chain_from": _chain(levels, outer, duals, True),
+            "outer_grads": outer_grads,
+            "chain": _chain(levels, outer_grads, duals, False, linearised),
+            "chain_from": _chain(levels, outer_grads, duals, True, linearised),
         }
         for k, (level, one) in enumerate(zip(levels, problem.levels, strict=True), start=1):
             own = getattr(one, "pullback", None)
             functions[f"level_{k}"] = _value(level)
-            functions[f"level_vjp_{k}"] = _pullback(level, None if own is None else lifted(own))
-            functions[f"level_jacobian_{k}"] = _jacobian(level)
+            functions[f"level_vjp_{k}"] = _pullback(level, None if own is None else lifted(own), linearised)
+            functions[f"level_jacobian_{k}"] = _jacobian(level, linearised)
         if problem.best_y is not None:
             functions["best_y"] = _value(lifted(problem.best_y))
         return functions
@@ -260,24 +288,42 @@ class Oracles:
         except RuntimeError as error:
             if single or isinstance(error, torch.OutOfMemoryError):
                 raise
-            return self._without_vmap(name, vectors, batches, traced, error)
-        return tuple(o.unsqueeze(0) for o in out) if single else tuple(out)
+            return self._without_vmap(name, vectors, batches, traced, str(error).split("\n")[0])
+        if single:
+            return tuple(o.unsqueeze(0) for o in out)
+        if name not in self._checked:
+            self._checked.add(name)
+            if not self._agrees_with_one(name, len(vectors), lengths, tensors, out):
+                reason = "PyTorch's vmap gives other numbers for several clients than for one"
+                return self._without_vmap(name, vectors, batches, traced, reason)
+        return tuple(out)
+
+    def _agrees_with_one(
+        self, name: Name, vectors: int, lengths: tuple[int, ...], tensors: Tensors, out: Tensors
+    ) -> bool:
+        """Whether the results of a few clients are what plain autograd gives for each of them alone."""
+        clients = len(tensors[0])
+        for client in {0, clients // 2, clients - 1}:
+            alone = self._form(name, True, vectors, lengths)(*(t[client] for t in tensors))
+            if not all(close(o[client], a) for o, a in zip(out, alone, strict=True)):
+                return False
+        return True
 
     def _form(self, name: Name, single: bool, vectors: int, lengths: tuple[int, ...]) -> Form:
         """Return a function of one client or of several, with the arrays of its batches as separate arguments."""
         key = (name, single, lengths)
         if key not in self._flattened:
             function, random = name
-            self._flattened[key] = _flat(self._functions[single][function], vectors, lengths, random)
+            form = _flat(self._functions[single][function], vectors, lengths, random)
+            self._flattened[key] = torch.func.vmap(form) if self._nested and not single else form
         return self._flattened[key]
 
     def _without_vmap(
-        self, name: Name, vectors: Tensors, batches: tuple[Arrays, ...], traced: bool, error: RuntimeError
+        self, name: Name, vectors: Tensors, batches: tuple[Arrays, ...], traced: bool, reason: str
     ) -> Tensors:
         """Run one client at a time from now on; an error in the function itself is raised again."""
         out = self._one_by_one(name, vectors, batches, traced)
         self._alone.add(name)
-        reason = str(error).split("\n")[0]
         warnings.warn(
             f"The problem {self.problem.name} runs one client at a time, so use chunk=1: {reason}", stacklevel=2
         )

@@ -64,3 +64,25 @@ def test_small_tensors_and_graphs_that_mutate_are_left_alone() -> None:
     x = torch.randn(LARGE, LARGE)
     graph, written = reusing(lambda x: (x @ x).add_(1).relu() * 2, x)
     assert written == 1 and torch.equal(graph(x), (x @ x + 1).relu() * 2)
+
+
+def test_memory_that_was_reused_is_not_reused_while_its_new_content_is_needed() -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        c = (x @ x + 1) * 2
+        e = c.tanh()
+        return e * e.exp() * c
+
+    x = torch.randn(LARGE, LARGE)
+    graph, _ = reusing(function, x)
+    assert torch.equal(graph(x), function(x))
+
+
+def test_views_that_are_not_declared_as_views_keep_their_memory() -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        product = x @ x
+        a, b = torch.unsafe_chunk(product, 2, 0)
+        return torch.cat([a.exp(), b.tanh()]) + product**2
+
+    x = torch.randn(LARGE, LARGE)
+    graph, _ = reusing(function, x)
+    assert torch.equal(graph(x), function(x))

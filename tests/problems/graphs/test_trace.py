@@ -175,3 +175,51 @@ def test_arguments_that_a_function_changes_are_copies_while_it_is_recorded() -> 
     x = torch.ones(3)
     assert trace(lambda x: x.mul_(2) + 1, x) is not None
     assert torch.equal(x, torch.ones(3))
+
+
+def swallowing(x: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+    try:
+        scale = float(t.sum())
+    except RuntimeError:
+        scale = 7.0
+    return x.sum() * scale
+
+
+HIDDEN = {
+    "a tensor in a list": lambda x, t: (x / torch.tensor([t.std(), 1.0])[0]).sum(),
+    "a refusal is caught": swallowing,
+    "dlpack": lambda x, t: (x * torch.from_dlpack(torch.utils.dlpack.to_dlpack(t.detach())).mean(0)).sum(),
+    "storage": lambda x, t: x.sum() * t.detach().clone().untyped_storage().nbytes() * float(t.sum()),
+}
+
+
+@pytest.mark.parametrize("case", HIDDEN)
+def test_a_value_that_recording_does_not_notice_is_noticed_when_the_graph_is_checked(case: str) -> None:
+    function = HIDDEN[case]
+    t = torch.tensor([[1.0, 2.0], [4.0, 3.0]])
+    assert trace(lambda x, t: (grad(function)(x, t),), torch.ones(2), t) is None
+
+
+def test_a_constant_that_is_changed_in_place_does_not_accumulate() -> None:
+    def loss(x: torch.Tensor, batch: tuple) -> torch.Tensor:
+        scale = torch.tensor([1.0, 2.0, 3.0])
+        scale /= scale.sum()
+        scale -= 0.1
+        return ((batch[0] * scale) @ x).pow(2).mean()
+
+    oracles = Oracles(fs.Problem(loss, torch.zeros(3), name="scaled"))
+    for clients in (1, 3):
+        x, inputs = torch.ones(clients, 3), torch.randn(clients, 4, 3)
+        first = oracles.outer_grads(x, None, Batch(((inputs,),)))[0].clone()
+        for _ in range(3):
+            torch.testing.assert_close(oracles.outer_grads(x, None, Batch(((inputs,),)))[0], first)
+
+
+@pytest.mark.filterwarnings("ignore:.* runs one client at a time")
+def test_a_padding_row_is_not_trained_by_several_clients() -> None:
+    net = torch.nn.Sequential(torch.nn.Embedding(7, 4, padding_idx=0), torch.nn.Flatten(), torch.nn.Linear(20, 2))
+    sites = [(torch.randint(0, 3, (12, 5)), torch.randint(0, 2, (12,))) for _ in range(4)]
+    data = fs.FederatedData.from_arrays(sites, classes=2)
+    runs = [fs.train(fs.erm(net), data, fs.FedAvg(lr=0.5, steps=2), rounds=2, batch_size=6, chunk=c) for c in (1, 4)]
+    torch.testing.assert_close(runs[0].x, runs[1].x)
+    assert not (runs[1].model()[0].weight[0] - net[0].weight[0]).any()

@@ -16,7 +16,10 @@ _SMALLEST = 1 << 15
 
 
 def pool_by_maxima(graph: fx.GraphModule) -> None:
-    """Replace the max pooling of a recorded graph where windows are 2 by 2 and disjoint; the bits are the same."""
+    """Replace the max pooling of a recorded graph where windows are 2 by 2 and disjoint; the bits are the same.
+
+    Only the position of a NaN may differ.
+    """
     for node in list(graph.graph.nodes):
         if node.target is _POOL and _is_two_by_two(node):
             used = {user.args[1] for user in node.users if user.target is operator.getitem}

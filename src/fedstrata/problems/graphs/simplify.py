@@ -210,7 +210,7 @@ def may_alias(node: fx.Node) -> bool:
     """Whether the result of a node may share memory with its arguments."""
     schema = getattr(node.target, "_schema", None)
     declared = schema is None or any(r.alias_info is not None for r in schema.returns)
-    return declared or node.target is _ATEN._unsafe_view.default  # which is a view, and does not say so
+    return declared or node.meta.get("views", False)
 
 
 # --- gradients straight into the flat vector --------------------------------------------------------------------------

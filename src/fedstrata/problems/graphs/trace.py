@@ -54,7 +54,8 @@ def trace(
     """Return the function as a graph for tensors of these shapes, or None if it cannot be traced.
 
     A function cannot be traced if it branches on values, creates tensors whose shape depends on values, or draws random
-    numbers. With a ``compiler``, the graph is compiled.
+    numbers. With a ``compiler``, the graph is compiled. A graph is used only if it gives what the function gives on
+    other numbers: a value may have ended up in it in a way that recording does not notice.
     """
     try:
         graph = record(function, *tensors)
@@ -65,7 +66,28 @@ def trace(
             call_directly(graph, tensors)
     except (RuntimeError, NotImplementedError, TypeError, ValueError):
         return None
-    return graph.forward if compiler is None else compiler(graph, tensors)
+    run = graph.forward if compiler is None else compiler(graph, tensors)
+    return run if _agree(run, function, tensors) else None
+
+
+def _agree(run: Callable[..., Any], function: Callable[..., Any], tensors: tuple[torch.Tensor, ...]) -> bool:
+    """Whether a graph gives what the function gives on other numbers, also when it runs again."""
+    others = [_changed(t) for t in tensors]
+    run(*(t.clone() for t in tensors))
+    ours, theirs = (f(*(t.clone() for t in others)) for f in (run, function))
+    return all(map(close, tree_leaves(ours), tree_leaves(theirs)))
+
+
+def close(ours: torch.Tensor, theirs: torch.Tensor) -> bool:
+    """Whether two tensors agree up to rounding, as vectors; NaN agrees with NaN."""
+    if ours.shape != theirs.shape or ours.dtype != theirs.dtype:
+        return False
+    strange = ~torch.isfinite(theirs)
+    if not torch.equal(strange, ~torch.isfinite(ours)):
+        return False
+    tolerance = 1e-3 if theirs.dtype == torch.float32 else 1e-8
+    ours, theirs = (torch.where(strange, 0, t).double() for t in (ours, theirs))
+    return bool((ours - theirs).norm() <= tolerance * theirs.norm() + torch.finfo(torch.float32).tiny)
 
 
 def record(function: Callable[..., Any], *tensors: torch.Tensor) -> fx.GraphModule:
@@ -84,10 +106,12 @@ def record(function: Callable[..., Any], *tensors: torch.Tensor) -> fx.GraphModu
 
 
 def _recorded(function: Callable[..., Any], tensors: tuple[torch.Tensor, ...]) -> fx.GraphModule:
-    recorder = _Recorder()
+    recorder, no_values = _Recorder(), _NoValues()
     own = [recorder.argument(t.clone()) for t in tensors]  # the function may change its arguments
-    with _NoValues(), recorder:
+    with no_values, recorder:
         out = function(*own)
+    if recorder.refused or no_values.refused:
+        raise _Untraceable("the function has caught the error of a refusal")
     recorder.graph.output(tree_map(recorder.node_of, out))
     return fx.GraphModule(recorder.root, recorder.graph)
 
@@ -101,8 +125,11 @@ def _changed(tensor: torch.Tensor) -> torch.Tensor:
 class _NoValues(TorchFunctionMode):
     """Refuses methods that read values."""
 
+    refused = False
+
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in _READS_VALUES:
+            self.refused = True
             raise _Untraceable(f"{func.__name__} reads values")
         return func(*args, **(kwargs or {}))
 
@@ -114,6 +141,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.root, self.graph = torch.nn.Module(), fx.Graph()
         self._nodes = WeakTensorKeyDictionary()
+        self.refused = False
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -137,12 +165,13 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if _UNTRACEABLE & set(func.tags):
-            raise _Untraceable(f"{func} depends on values")
-        if not all(isinstance(leaf, _ARGUMENTS) for leaf in tree_leaves((args, kwargs))):
-            raise _Untraceable(f"{func} takes what a graph cannot hold, such as a storage")
+        leaves = tree_leaves((args, kwargs))
+        if _UNTRACEABLE & set(func.tags) or not all(isinstance(leaf, _ARGUMENTS) for leaf in leaves):
+            self.refused = True
+            raise _Untraceable(f"{func} depends on values, or takes what a graph cannot hold, such as a storage")
         node = self.graph.call_function(func, tree_map(self.node_of, args), tree_map(self.node_of, kwargs))
         out = func(*args, **kwargs)
+        node.meta["views"] = _share_memory(tree_leaves(out), leaves)
         if isinstance(out, torch.Tensor):
             self._remember(out, node)
         elif isinstance(out, tuple | list):
@@ -156,3 +185,9 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _remember(self, tensor: torch.Tensor, node: fx.Node) -> None:
         node.meta["layout"] = Layout.of(tensor)
         self._nodes[tensor] = node
+
+
+def _share_memory(results: list[Any], arguments: list[Any]) -> bool:
+    """Whether a result of an operation is a view of one of its arguments; not every operation declares it."""
+    owners = {a.untyped_storage()._cdata for a in arguments if isinstance(a, torch.Tensor)}
+    return any(r.untyped_storage()._cdata in owners for r in results if isinstance(r, torch.Tensor))
