@@ -123,7 +123,7 @@ def missing_in(name: str) -> Iterator[str]:
     if not any(is_remote(getattr(kind, method)) for method in dir(kind) if callable(getattr(kind, method))):
         yield f"{where}: @remote on the methods that run on clients"
     if not re.search(rf"^\|.*`{name}`", (ROOT / "README.md").read_text(), re.M):
-        yield f"README.md: `{name}` in the rows of algorithms of the table under 'What is in it'"
+        yield f"README.md: `{name}` in the rows of algorithms of the table under 'What it includes'"
     if name not in references():
         like = f"with the arguments of tests/reference/{example}.py"
         yield f"tests/reference/{name}.py: a NumPy version of the paper's lines, a function {name}(x, ...) {like}"

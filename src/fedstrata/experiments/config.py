@@ -198,12 +198,13 @@ def import_file(path: Path) -> None:
     sys.modules[spec.name] = module
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         del sys.modules[spec.name]
         raise InputError(f"{path}: {_line(error, path)}{type(error).__name__}: {error}") from error
 
 
-def _line(error: Exception, path: Path) -> str:
+def _line(error: BaseException, path: Path) -> str:
     """Return which line of the file raised an error, for a message; empty if none did."""
-    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename) == path]
+    frames, file = traceback.extract_tb(error.__traceback__), path.resolve()
+    lines = [frame.lineno for frame in frames if Path(frame.filename).resolve() == file]
     return f"line {lines[-1]}, " if lines else ""

@@ -44,8 +44,8 @@ class Settings(Options, owner="the run"):
     device: str = param("cpu", "torch device")
     compile: bool = param(
         False,
-        "compile the local steps' graphs to machine code: small models run faster, after up to a minute of compiling "
-        "per graph, or seconds if the code is cached; needs a C++ compiler",
+        "compile the local steps' graphs to machine code, which may be faster for long runs of small models; takes up "
+        "to a minute per graph the first time, and seconds once the code is cached; needs a C++ compiler",
     )
     eval_every: int | None = param(
         None,

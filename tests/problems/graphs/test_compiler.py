@@ -36,7 +36,16 @@ def test_a_compiled_run_has_the_same_numbers_and_says_how_long_it_compiled(
     assert compiled.summary["bytes_up"] == plain.summary["bytes_up"]
 
 
-def test_the_cache_of_compiled_code_is_the_users_unless_set(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cache_that_cannot_be_used_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "file" / "cache"))
+    monkeypatch.setattr(compiler, "check_compiler", lambda: None)
+    with pytest.raises(fs.InputError, match=r"file/cache for compiled code \(TORCHINDUCTOR_CACHE_DIR\) cannot be used"):
+        compiler.Compiler()
+
+
+def test_the_cache_of_compiled_code_is_the_users_unless_set(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "")  # so that what the compiler sets is undone
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
     monkeypatch.setattr(compiler, "check_compiler", lambda: None)

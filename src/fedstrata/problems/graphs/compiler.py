@@ -28,7 +28,11 @@ class Compiler:
 
     def __init__(self) -> None:
         check_compiler()
-        os.environ.setdefault(_CACHE, str(Path("~/.cache/fedstrata/compiled").expanduser()))
+        folder = os.environ.setdefault(_CACHE, str(Path("~/.cache/fedstrata/compiled").expanduser()))
+        try:
+            Path(folder).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InputError(f"The folder {folder} for compiled code ({_CACHE}) cannot be used: {error}.") from None
         self.graphs = 0
         self.seconds = 0.0
 
