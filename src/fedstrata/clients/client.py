@@ -19,7 +19,8 @@ from fedstrata.core.errors import FedstrataError, invalid, listed
 from fedstrata.core.schedules import Epochs, EqualSteps, Rate, Steps, rate_at, steps_at
 from fedstrata.data.batch import Batch
 from fedstrata.data.sampling import steps_per_epoch
-from fedstrata.problems.oracles import Chain, Tensors
+from fedstrata.problems.derivatives import Tensors
+from fedstrata.problems.oracles import Chain
 from fedstrata.problems.problem import Problem
 
 

@@ -17,15 +17,25 @@ import torch
 
 from fedstrata.core.errors import FedstrataError
 from fedstrata.data.batch import Batch
+from fedstrata.problems.derivatives import (
+    Form,
+    Function,
+    Linearised,
+    Tensors,
+    chain_of,
+    gradient_inside,
+    gradient_of,
+    jacobian_of,
+    linearise,
+    linearise_inside,
+    pullback_of,
+    value_of,
+)
 from fedstrata.problems.graphs.compiler import Compiler
 from fedstrata.problems.graphs.trace import close, trace
 from fedstrata.problems.problem import Arrays, Problem
 from fedstrata.problems.randomness import Randomised, with_random_layers
 
-Tensors = tuple[torch.Tensor, ...]
-Function = Callable[..., torch.Tensor]
-Form = Callable[..., Tensors]
-Linearised = Callable[..., tuple[torch.Tensor, Function]]
 Name = tuple[str, tuple[bool, ...]]
 """A function, and which of its batches have words for random layers."""
 
@@ -41,90 +51,6 @@ class Chain(NamedTuple):
     gradient: torch.Tensor
     values: Tensors
     outer_grads: Tensors
-
-
-def _value(fn: Function) -> Form:
-    return lambda *args: (fn(*args),)
-
-
-def _gradient(fn: Function, derivatives: int) -> Form:
-    def run(*args: Any) -> Tensors:
-        leaves = [a.detach().requires_grad_() for a in args[:derivatives]]
-        with torch.enable_grad():
-            total = fn(*leaves, *args[derivatives:]).sum()
-        return _backward(total, leaves)
-
-    return run
-
-
-def _gradient_inside(fn: Function, derivatives: int) -> Form:
-    """Return the same in a form that vmap can map over clients."""
-    gradient: Form = torch.func.grad(fn, argnums=tuple(range(derivatives)))
-    return gradient
-
-
-def _pullback(fn: Function, own: Function | None, linearised: Linearised) -> Form:
-    """Return J^T cotangent; a level may compute it itself, by its ``own`` function."""
-
-    def run(u: torch.Tensor, cotangent: torch.Tensor, batch: Arrays) -> Tensors:
-        _, pull = linearised(fn, u, batch)
-        return (pull(cotangent),)
-
-    return run if own is None else _value(own)
-
-
-def _jacobian(fn: Function, linearised: Linearised) -> Form:
-    def run(u: torch.Tensor, batch: Arrays) -> Tensors:
-        value, pull = linearised(fn, u, batch)
-        rows = torch.eye(value.shape[-1], dtype=value.dtype, device=value.device)
-        return value, torch.stack([pull(row.expand_as(value)) for row in rows], dim=-2)
-
-    return run
-
-
-def _chain(levels: Sequence[Function], outer_grads: Form, duals: int, carried: bool, linearised: Linearised) -> Form:
-    """Return the pass through all levels; with ``carried``, level k returns ``offset_k + weight * g_k``."""
-    count = len(levels)
-
-    def run(x: torch.Tensor, *rest: Any) -> Tensors:
-        y, rest = rest[:duals], rest[duals:]
-        offsets, weight, batches = rest[:count], rest[count], rest[count + 1 :]
-        batches = batches if carried else rest
-        u, values, pulls = x, [], []
-        for k, level in enumerate(levels):
-            value, pull = linearised(level, u, batches[k])
-            u = offsets[k] + weight.unsqueeze(-1) * value if carried else value
-            values.append(value)
-            pulls.append(pull)
-        grads = outer_grads(u, *y, batches[-1])
-        gradient = grads[0]
-        for pull in reversed(pulls):
-            gradient = pull(gradient)
-        return (gradient, *values, *grads)
-
-    return run
-
-
-def _linearised(fn: Function, u: torch.Tensor, batch: Arrays) -> tuple[torch.Tensor, Function]:
-    """Return g(u) and its pullback."""
-    leaf = u.detach().requires_grad_()
-    with torch.enable_grad():
-        value = fn(leaf, batch)
-    return value.detach(), lambda v: _backward(value, [leaf], v, retain_graph=True)[0]
-
-
-def _linearised_inside(fn: Function, u: torch.Tensor, batch: Arrays) -> tuple[torch.Tensor, Function]:
-    """Return the same in a form that vmap can map over clients."""
-    value, pull = torch.func.vjp(lambda z: fn(z, batch), u)[:2]
-    return value, lambda v: pull(v)[0]
-
-
-def _backward(
-    value: torch.Tensor, leaves: list[torch.Tensor], cotangent: torch.Tensor | None = None, retain_graph: bool = False
-) -> Tensors:
-    if not value.requires_grad:
-        return tuple(torch.zeros_like(leaf) for leaf in leaves)
-    return torch.autograd.grad(value, leaves, cotangent, retain_graph=retain_graph, materialize_grads=True)
 
 
 def _flat(function: Form, vectors: int, lengths: tuple[int, ...], random: tuple[bool, ...]) -> Form:
@@ -159,14 +85,13 @@ class Oracles:
     def _functions(self) -> dict[bool, dict[str, Form]]:
         """The functions of a single client (True), and of several (False).
 
-        Clients do not depend on each other, so the gradient of the sum of their values holds the gradient of each. But
         PyTorch's derivatives of a gradient that was taken inside vmap are wrong for some layers (layer_norm), so levels
         that contain one (:class:`GradientStep`) are differentiated inside vmap too.
         """
-        alone = self._derived(_itself, _gradient, _linearised)
+        alone = self._derived(_itself, gradient_of, linearise)
         if not self._nested:
-            return {True: alone, False: self._derived(torch.func.vmap, _gradient, _linearised)}
-        return {True: alone, False: self._derived(_itself, _gradient_inside, _linearised_inside)}
+            return {True: alone, False: self._derived(torch.func.vmap, gradient_of, linearise)}
+        return {True: alone, False: self._derived(_itself, gradient_inside, linearise_inside)}
 
     @cached_property
     def _nested(self) -> bool:
@@ -182,18 +107,18 @@ class Oracles:
         outer, duals = lifted(problem.outer), 1 if problem.dual else 0
         levels, outer_grads = [lifted(level) for level in problem.levels], gradient(outer, 1 + duals)
         functions = {
-            "outer": _value(outer),
+            "outer": value_of(outer),
             "outer_grads": outer_grads,
-            "chain": _chain(levels, outer_grads, duals, False, linearised),
-            "chain_from": _chain(levels, outer_grads, duals, True, linearised),
+            "chain": chain_of(levels, outer_grads, duals, False, linearised),
+            "chain_from": chain_of(levels, outer_grads, duals, True, linearised),
         }
         for k, (level, one) in enumerate(zip(levels, problem.levels, strict=True), start=1):
             own = getattr(one, "pullback", None)
-            functions[f"level_{k}"] = _value(level)
-            functions[f"level_vjp_{k}"] = _pullback(level, None if own is None else lifted(own), linearised)
-            functions[f"level_jacobian_{k}"] = _jacobian(level, linearised)
+            functions[f"level_{k}"] = value_of(level)
+            functions[f"level_vjp_{k}"] = pullback_of(level, None if own is None else lifted(own), linearised)
+            functions[f"level_jacobian_{k}"] = jacobian_of(level, linearised)
         if problem.best_y is not None:
-            functions["best_y"] = _value(lifted(problem.best_y))
+            functions["best_y"] = value_of(lifted(problem.best_y))
         return functions
 
     def outer(self, u: torch.Tensor, y: torch.Tensor | None, batch: Batch) -> torch.Tensor:
