@@ -26,9 +26,10 @@ def value_of(fn: Function) -> Form:
 
 
 def gradient_of(fn: Function, derivatives: int) -> Form:
-    """Return the gradients in the first ``derivatives`` arguments: of several clients, those of the sum of their values.
+    """Return the gradients in the first ``derivatives`` arguments.
 
-    Clients do not depend on each other, so it holds the gradient of each.
+    With several clients it is that of the sum of their values, which holds the gradient of each: clients do not depend
+    on each other.
     """
 
     def run(*args: Any) -> Tensors:
