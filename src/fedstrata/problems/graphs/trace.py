@@ -189,5 +189,6 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 def _share_memory(results: list[Any], arguments: list[Any]) -> bool:
     """Whether a result of an operation is a view of one of its arguments; not every operation declares it."""
-    owners = {a.untyped_storage()._cdata for a in arguments if isinstance(a, torch.Tensor)}
-    return any(r.untyped_storage()._cdata in owners for r in results if isinstance(r, torch.Tensor))
+    with torch._C.DisableTorchFunction():  # the function that is recorded must not do this, but the recorder may
+        owners = {a.untyped_storage()._cdata for a in arguments if isinstance(a, torch.Tensor)}
+        return any(r.untyped_storage()._cdata in owners for r in results if isinstance(r, torch.Tensor))
