@@ -56,7 +56,7 @@ def _multipliers(dimensions: int) -> list[np.ndarray]:
     return orders * (_ROUNDS // 2)
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=64)  # a key is used within one round; keeping more of them slows down large allocations
 def _round_keys(k0: int, k1: int, dimensions: int) -> list[np.ndarray]:
     """Return the keys of the ten rounds, for the rows as they stand after each."""
     rounds = np.arange(_ROUNDS, dtype=np.uint64)[:, None]
