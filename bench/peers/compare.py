@@ -4,8 +4,9 @@
     .venv/bin/python bench/peers/compare.py [--jobs logreg lenet5] [--peers bare fedstrata] [--repeats 5] [--markdown]
 
 Every peer is a process with one thread. First each one proves on a small version of the job that it computes what the
-bare loop does; then all take turns, with ``bare`` in every turn. A number of the table is the median over turns of the
-peer's time divided by the bare loop's in the same turn. Progress, with the range of each ratio, goes to stderr.
+bare loop does; then all take turns, each right after a turn of the bare loop. A number of the table is the median over
+turns of the peer's time divided by that of the bare loop just before. Progress goes to stderr, with the range of each
+ratio and the ratio of the shortest times.
 """
 
 from __future__ import annotations
@@ -47,6 +48,10 @@ KEEP_MEMORY = {"MALLOC_TRIM_THRESHOLD_": str(1 << 30), "MALLOC_MMAP_THRESHOLD_":
 """What a run of fedstrata asks of the C library; here all peers get it, so that it favours none."""
 
 QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0", "PYTHONWARNINGS": "ignore"}
+
+
+Turns = list[tuple[float, float]]
+"""Processor time per round in each turn: of a peer, and of the bare loop just before."""
 
 
 class Unavailable(Exception):
@@ -121,65 +126,68 @@ def check(peer: str, job: Job, expected: np.ndarray) -> None:
         raise Unavailable(f"wrong result: off by {relative:.1e} of the update")
 
 
-def compare(job: Job, peers: list[str], arguments: argparse.Namespace) -> dict[str, list[float] | str]:
-    """Return the times per round of each peer in all turns, or why there are none."""
+def compare(job: Job, peers: list[str], arguments: argparse.Namespace) -> dict[str, Turns]:
+    """Return the times of each peer that can run the job."""
     write(job)
     write(job.small())
-    print(f"{job.name}", file=sys.stderr)
+    print(job.name, file=sys.stderr)
     expected = result("bare", job.small())
     running: dict[str, Process] = {}
-    times: dict[str, list[float] | str] = {}
     rounds: dict[str, int] = {}
-    for peer in peers:
+    results: dict[str, Turns] = {}
+    for peer in ("bare", *peers):
         try:
             if peer != "bare" and not arguments.no_check:
                 check(peer, job.small(), expected)
-            running[peer] = Process(peer, job)
-            arguments.versions.update(running[peer].versions)
-            rounds[peer] = math.ceil(arguments.seconds * LONGER.get(peer, 1.0) / running[peer].seconds(1))
-            times[peer] = []
+            process = Process(peer, job)
+            rounds[peer] = math.ceil(arguments.seconds * LONGER.get(peer, 1.0) / process.seconds(1))
         except Unavailable as reason:
-            times[peer] = str(reason)
-            running.pop(peer, None)
             print(f"  {peer}: {reason}", file=sys.stderr)
-    for turn in range(arguments.repeats):
-        order = list(running)
-        order = order[turn % len(order) :] + order[: turn % len(order)]
-        for peer in order:
-            times[peer].append(running[peer].seconds(rounds[peer]))
-    for process in running.values():
+            continue
+        running[peer], results[peer] = process, []
+        arguments.versions.update(process.versions)
+    bare = running.pop("bare")
+    del results["bare"]
+    for _ in range(arguments.repeats):
+        for peer, process in list(running.items()):
+            before = bare.seconds(rounds["bare"])
+            try:
+                results[peer].append((process.seconds(rounds[peer]), before))
+            except Unavailable as reason:
+                print(f"  {peer}: {reason}", file=sys.stderr)
+                del running[peer], results[peer]
+    for process in (bare, *running.values()):
         process.end()
-    for peer in running:
-        ratios = ratios_of(times, peer)
-        spread = f"{min(ratios):.3g} to {max(ratios):.3g}"
-        best = min(times[peer]) / min(times["bare"])
-        milli = 1e3 * statistics.median(times[peer])
-        text = f"{milli:.3g} ms per round, {statistics.median(ratios):.3g} ({spread}), of the shortest times {best:.3g}"
-        print(f"  {peer}: {text}; {rounds[peer]} rounds a turn", file=sys.stderr)
-    return times
+    for peer, turns in results.items():
+        print(report(peer, turns), file=sys.stderr)
+    return results
 
 
-def ratios_of(times: dict[str, list[float] | str], peer: str) -> list[float]:
-    """Return a peer's time relative to the bare loop's, in every turn."""
-    return [mine / bare for mine, bare in zip(times[peer], times["bare"], strict=True)]
+def report(peer: str, turns: Turns) -> str:
+    """Return a line about a peer: its time, the median and the range of the ratios, the ratio of the shortest times."""
+    ratios = [mine / bare for mine, bare in turns]
+    mine, bare = zip(*turns, strict=True)
+    spread = f"{middle(turns):.3g} ({min(ratios):.3g} to {max(ratios):.3g})"
+    best = min(mine) / min(bare)
+    return f"  {peer}: {1e3 * statistics.median(mine):.3g} ms per round, {spread}, of the shortest {best:.3g}"
 
 
-def table(results: dict[str, dict[str, list[float] | str]], peers: list[str], markdown: bool) -> str:
+def table(results: dict[str, dict[str, Turns]], peers: list[str], markdown: bool) -> str:
     """Return the table of ratios: a row for each job, a column for each peer."""
-    rows = [["job", "bare, ms", *(peer for peer in peers if peer != "bare")]]
-    for job, times in results.items():
-        milli = 1e3 * statistics.median(times["bare"])
-        cells = [
-            "-" if isinstance(times[peer], str) else shown(statistics.median(ratios_of(times, peer)))
-            for peer in peers
-            if peer != "bare"
-        ]
-        rows.append([job, shown(milli), *cells])
+    rows = [["job", "bare, ms", *peers]]
+    for job, found in results.items():
+        milli = 1e3 * statistics.median(bare for turns in found.values() for _, bare in turns)
+        rows.append([job, shown(milli), *(shown(middle(found[peer])) if peer in found else "-" for peer in peers)])
     if markdown:
         rows.insert(1, ["---"] * len(rows[0]))
         return "\n".join(f"| {' | '.join(row)} |" for row in rows)
-    widths = [max(len(row[k]) for row in rows) for k in range(len(rows[0]))]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join("  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
+
+
+def middle(turns: Turns) -> float:
+    """Return the median over turns of a peer's time relative to the bare loop's."""
+    return statistics.median(mine / bare for mine, bare in turns)
 
 
 def shown(value: float) -> str:
@@ -187,22 +195,28 @@ def shown(value: float) -> str:
     return f"{value:.0f}" if value >= 10 else f"{value:.2g}"
 
 
+def commit() -> str:
+    """Return the commit of this checkout."""
+    command = ["git", "-C", str(HERE), "describe", "--always", "--dirty"]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+
+
 def main() -> None:
     """Run the comparison and print its table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--jobs", nargs="+", choices=JOBS, default=list(JOBS))
-    parser.add_argument("--peers", nargs="+", choices=PEERS, default=list(PEERS))
+    parser.add_argument("--peers", nargs="+", choices=PEERS, default=list(PEERS), help="bare always takes part")
     parser.add_argument("--repeats", type=int, default=5, help="turns of every peer")
     parser.add_argument("--seconds", type=float, default=1.0, help="how long a peer's turn is, at least one round")
     parser.add_argument("--no-check", action="store_true", help="do not compare the peers' results first")
     parser.add_argument("--markdown", action="store_true")
     arguments = parser.parse_args()
     arguments.versions = {}
-    peers = ["bare", *(peer for peer in arguments.peers if peer != "bare")]
+    peers = [peer for peer in arguments.peers if peer != "bare"]
     results = {name: compare(JOBS[name], peers, arguments) for name in arguments.jobs}
     versions = ", ".join(f"{name} {number}" for name, number in arguments.versions.items())
-    print(f"{datetime.date.today()}, Python {platform.python_version()}, {versions}")
-    print(f"processor time per round relative to bare, one thread, median of {arguments.repeats} turns")
+    print(f"{datetime.date.today()}, fedstrata {commit()}, Python {platform.python_version()}, {versions}")
+    print(f"Processor time per round relative to bare, one thread, median of {arguments.repeats} turns\n")
     print(table(results, peers, arguments.markdown))
 
 
