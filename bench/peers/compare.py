@@ -42,6 +42,8 @@ ONE_THREAD = {
     "MKL_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
     "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1",
+    "NPROC": "1",  # the threads of JAX's CPU client
+    "JAX_CPU_ENABLE_ASYNC_DISPATCH": "0",
     "JAX_PLATFORMS": "cpu",
 }
 KEEP_MEMORY = {"MALLOC_TRIM_THRESHOLD_": str(1 << 30), "MALLOC_MMAP_THRESHOLD_": str(32 << 20)}

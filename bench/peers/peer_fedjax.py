@@ -1,7 +1,6 @@
 """FedJAX: ``fed_avg.federated_averaging`` with its default (``jax.jit``) backend.
 
-FedJAX shuffles a client's rows instead of drawing them, and computes the norm of every client's update. JAX computes
-in the thread that asks (no asynchronous dispatch), which takes less processor time.
+FedJAX shuffles a client's rows instead of drawing them, and computes the norm of every client's update.
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ class FedJax:
     """Rounds of FedJAX's FedAvg."""
 
     def __init__(self, work: Work) -> None:
-        jax.config.update("jax_cpu_enable_async_dispatch", False)
         job = work.job
         inputs = np.moveaxis(work.inputs, 2, -1).copy() if len(job.shape) == 3 else work.inputs
         targets = work.targets.astype(np.int32)
