@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import fx
 
+from fedstrata.problems.graphs.nodes import mutates
 from fedstrata.problems.graphs.reuse import reuse_memory
-from fedstrata.problems.graphs.simplify import mutates, simplify
+from fedstrata.problems.graphs.simplify import simplify
 from fedstrata.problems.graphs.trace import record
 
 LARGE = 200

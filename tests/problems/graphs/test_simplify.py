@@ -170,3 +170,16 @@ def test_an_expansion_stays_where_it_decides_the_dtype() -> None:
 
     tensors = (torch.tensor(2.0, dtype=torch.float64), torch.ones(3))
     assert simplified(function, *tensors)(*tensors).dtype is torch.float64
+
+
+def test_numbers_become_tensors_with_the_same_results() -> None:
+    x, whole = torch.randn(3, 4), torch.arange(4)
+
+    def function(x: torch.Tensor, whole: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return (x - 2.3) / 0.1 * 3, x.add(0.1, alpha=7), whole + 2, whole * 0.5, x[0, 0] + 0.1, x.double() + 0.1
+
+    graph = simplified(function, x, whole)
+    call_directly(graph, (x, whole))
+    for ours, theirs in zip(graph(x, whole), function(x, whole), strict=True):
+        assert ours.dtype == theirs.dtype and torch.equal(ours, theirs)
+    assert sum("_number" in str(n.target) for n in graph.graph.nodes if n.op == "get_attr") >= 4

@@ -10,7 +10,7 @@ import torch
 from torch import fx
 from torch.utils._pytree import tree_leaves
 
-from fedstrata.problems.graphs.simplify import mutates
+from fedstrata.problems.graphs.nodes import mutates
 
 
 def call_directly(graph: fx.GraphModule, tensors: tuple[torch.Tensor, ...]) -> None:
@@ -20,6 +20,9 @@ def call_directly(graph: fx.GraphModule, tensors: tuple[torch.Tensor, ...]) -> N
     """
     _Direct(graph).run(*(t.clone() for t in tensors))
     graph.recompile()
+    for name, constant in list(graph.named_buffers()):
+        delattr(graph, name)
+        object.__setattr__(graph, name, constant)  # a plain attribute is found much faster than a buffer
 
 
 class _Direct(fx.Interpreter):

@@ -8,7 +8,7 @@ from functools import lru_cache
 import torch
 from torch import fx
 
-from fedstrata.problems.graphs.simplify import Layout
+from fedstrata.problems.graphs.nodes import Layout
 
 _POOL = torch.ops.aten.max_pool2d_with_indices.default
 _SMALLEST = 1 << 15

@@ -7,7 +7,7 @@ import operator
 import torch
 from torch import fx
 
-from fedstrata.problems.graphs.simplify import Layout, may_alias, mutates
+from fedstrata.problems.graphs.nodes import Layout, may_alias, mutates
 
 _ATEN = torch.ops.aten
 _IN_PLACE = {

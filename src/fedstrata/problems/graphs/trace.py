@@ -20,9 +20,10 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from fedstrata.problems.graphs.compiler import Compiler
 from fedstrata.problems.graphs.direct import call_directly
+from fedstrata.problems.graphs.nodes import Layout
 from fedstrata.problems.graphs.pooling import pool_by_maxima
 from fedstrata.problems.graphs.reuse import reuse_memory
-from fedstrata.problems.graphs.simplify import Layout, simplify
+from fedstrata.problems.graphs.simplify import simplify
 
 _UNTRACEABLE = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape, torch.Tag.nondeterministic_seeded}
 _READS_VALUES = {
