@@ -23,6 +23,7 @@ def chi_square(counts: np.ndarray, expected: np.ndarray | float) -> float:
     return (statistic - degrees) / (2 * degrees) ** 0.5
 
 
+@pytest.mark.parametrize("count", [1, rng.FEW, rng.FEW + 1])
 @pytest.mark.parametrize(
     ("counter", "key", "expected"),
     [
@@ -35,14 +36,17 @@ def chi_square(counts: np.ndarray, expected: np.ndarray | float) -> float:
         ),
     ],
 )
-def test_philox_gives_the_published_words(counter: list[int], key: rng.Key, expected: str) -> None:
-    (out,) = rng.philox(tuple(np.array([c]) for c in counter), key)
-    assert " ".join(f"{int(word):08x}" for word in out) == expected
+def test_philox_gives_the_published_words(counter: list[int], key: rng.Key, expected: str, count: int) -> None:
+    for out in rng.philox(tuple(np.full(count, c) for c in counter), key):
+        assert " ".join(f"{int(word):08x}" for word in out) == expected
 
 
 def test_philox_is_the_same_for_one_counter_and_for_many() -> None:
-    blocks = np.arange(5)
-    many = rng.philox((blocks, np.full(5, 7), np.full(5, 2**32 - 1), np.zeros(5)), KEY)
+    blocks = np.arange(rng.FEW + 1)
+    many = rng.philox((blocks, np.array([7]), np.array([2**32 - 1]), np.zeros(1)), KEY)
+    assert np.array_equal(
+        many[:100], rng.philox((blocks[:100], np.array([7]), np.array([2**32 - 1]), np.zeros(1)), KEY)
+    )
     for block in blocks:
         one = rng.philox((np.array([block]), np.array([7]), np.array([2**32 - 1]), np.zeros(1)), KEY)
         assert np.array_equal(many[block], one[0])

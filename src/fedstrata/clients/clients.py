@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils._pytree import tree_map
 
 from fedstrata.clients import reduce
 from fedstrata.clients.cohort import Weighting, check_weighting, cohort_size
@@ -25,6 +24,7 @@ from fedstrata.core import rng
 from fedstrata.core.clock import Clock, Progress
 from fedstrata.core.errors import invalid
 from fedstrata.core.schedules import EqualSteps, Rate, rate_at, steps_at
+from fedstrata.core.trees import tree_map
 from fedstrata.problems.levels import level_sizes
 from fedstrata.problems.problem import Problem
 

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from fedstrata.clients.channel import PLAIN, Channel
 from fedstrata.clients.client_side import ClientSide
@@ -21,6 +20,7 @@ from fedstrata.clients.engine import Reduced, Request, Usage
 from fedstrata.clients.faults import Fault, Faults
 from fedstrata.clients.ranks import Ranks, empty, form_of
 from fedstrata.clients.simulated import Simulated
+from fedstrata.core.trees import TreeSpec, tree_flatten, tree_unflatten
 
 EXACT_BITS, COUNT_BITS = 24, 64
 """Whole numbers below 2^24 are exact in any floating-point buffer; a count is below 2^64."""

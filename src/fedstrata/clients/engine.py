@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils._pytree import TreeSpec, tree_leaves, tree_map, tree_unflatten
 
 from fedstrata.clients.channel import PLAIN, Channel
 from fedstrata.clients.client_side import ClientSide
@@ -19,6 +18,7 @@ from fedstrata.clients.privacy import Ledger
 from fedstrata.clients.queries import QUERIES
 from fedstrata.core.clock import Clock
 from fedstrata.core.errors import FedstrataError, invalid
+from fedstrata.core.trees import TreeSpec, tree_leaves, tree_map, tree_unflatten
 from fedstrata.problems.oracles import Oracles
 from fedstrata.problems.problem import Problem
 

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import numpy as np
 import torch
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
 
 from fedstrata.clients.engine import Answer, Engine, Request, Usage, nbytes
 from fedstrata.clients.faults import UNUSABLE, Fault, Faults, QuorumError, in_words
 from fedstrata.core.errors import FedstrataError, listed
+from fedstrata.core.trees import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
 
 Rejoin = Callable[[np.ndarray], None]
 """Makes clients, given by number, keep again what they have lost."""

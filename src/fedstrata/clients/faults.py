@@ -13,11 +13,11 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
-from torch.utils._pytree import tree_leaves, tree_map
 
 from fedstrata.core import rng
 from fedstrata.core.errors import FedstrataError, invalid, listed
 from fedstrata.core.options import Options, param
+from fedstrata.core.trees import tree_leaves, tree_map
 from fedstrata.data.federated import client_name
 
 FaultKind = Literal["silent", "error", "nan", "shape", "type", "size", "stale", "forged", "lost"]

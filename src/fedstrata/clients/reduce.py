@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import numpy as np
 import torch
-from torch.utils._pytree import TreeSpec, tree_flatten
 
 from fedstrata.clients.channel import Channel
 from fedstrata.clients.engine import Reduced, Request
@@ -15,6 +14,7 @@ from fedstrata.clients.exchange import Exchange
 from fedstrata.clients.faults import QuorumError
 from fedstrata.core import rng
 from fedstrata.core.errors import InputError, invalid
+from fedstrata.core.trees import TreeSpec, tree_flatten
 
 
 def check_rows(channel: Channel, request: Request) -> None:

@@ -8,7 +8,6 @@ from dataclasses import replace
 
 import numpy as np
 import torch
-from torch.utils._pytree import tree_map
 
 from fedstrata.clients.channel import PLAIN, Channel
 from fedstrata.clients.chunk import choose_chunk
@@ -19,6 +18,7 @@ from fedstrata.clients.faults import SILENT, Fault, Faults, Inject
 from fedstrata.clients.state import ClientState, LostState
 from fedstrata.clients.work import answer_of
 from fedstrata.core.errors import InputError
+from fedstrata.core.trees import tree_map
 
 
 class Simulated(Engine):

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils._pytree import tree_map
 
 from fedstrata.core.errors import FedstrataError, invalid
+from fedstrata.core.trees import tree_map
 
 
 class Variables:

@@ -6,12 +6,12 @@ from collections.abc import Callable
 from typing import Any, TypeVar, overload
 
 import torch
-from torch.utils._pytree import tree_leaves
 
 from fedstrata.clients.channel.channel import Channel, Packed
 from fedstrata.clients.client import Client
 from fedstrata.clients.engine import Request, for_each
 from fedstrata.core.errors import FedstrataError, with_context
+from fedstrata.core.trees import tree_leaves
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 

@@ -10,6 +10,7 @@ vectorised over NumPy arrays and tested against the published known-answer vecto
 
 from __future__ import annotations
 
+import math
 from functools import lru_cache
 from hashlib import blake2b
 from numbers import Integral
@@ -27,6 +28,9 @@ _ROUNDS = 10
 
 Key = tuple[int, int]
 
+FEW = 128
+"""The largest number of counters that are computed as lanes of Python integers."""
+
 MANY = 1 << 16
 """The largest population of which every member gets a random number when some are chosen."""
 
@@ -34,6 +38,8 @@ MANY = 1 << 16
 def philox(counter: tuple[np.ndarray, ...], key: Key) -> np.ndarray:
     """Return four 32-bit words (as uint64, stacked on the last axis) for each 128-bit counter."""
     shape = np.broadcast(*counter).shape
+    if math.prod(shape) <= FEW:
+        return _philox_of_few(counter, key, shape)
     # Both halves of a counter go through the same operations. A round exchanges them; here their rows stay where they
     # are, and after every other round each stands in the place of the other.
     even, odd = np.empty((2, *shape), dtype=np.uint64), np.empty((2, *shape), dtype=np.uint64)
@@ -47,6 +53,31 @@ def philox(counter: tuple[np.ndarray, ...], key: Key) -> np.ndarray:
     words = np.empty((*shape, 4), dtype=np.uint64)
     words[..., 0], words[..., 1], words[..., 2], words[..., 3] = even[0], odd[0], even[1], odd[1]
     return words
+
+
+def _philox_of_few(counter: tuple[np.ndarray, ...], key: Key, shape: tuple[int, ...]) -> np.ndarray:
+    """Return the same words. One integer holds all counters, 64 bits each: few calls, each on all of them."""
+    m0, m1 = _MULTIPLIERS.tolist()
+    w0, w1 = _WEYL.tolist()
+    words = np.empty((4, *shape), dtype="<u8")
+    words[0], words[1], words[2], words[3] = counter
+    size = words.nbytes // 4
+    ones = _ones(size)
+    low, (k0, k1) = ones * 0xFFFFFFFF, key
+    c0, c1, c2, c3 = (int.from_bytes(part, "little") for part in words)
+    for _ in range(_ROUNDS):
+        p0, p1 = c0 * m0, c2 * m1  # a product of 32-bit numbers stays within its 64 bits
+        c0, c2 = ((p1 >> 32) & low) ^ c1 ^ (ones * k0), ((p0 >> 32) & low) ^ c3 ^ (ones * k1)
+        c1, c3 = p1 & low, p0 & low
+        k0, k1 = (k0 + w0) & 0xFFFFFFFF, (k1 + w1) & 0xFFFFFFFF
+    out = b"".join(c.to_bytes(size, "little") for c in (c0, c1, c2, c3))
+    return np.moveaxis(np.frombuffer(out, dtype="<u8").reshape(4, *shape), 0, -1)
+
+
+@lru_cache(maxsize=FEW)
+def _ones(size: int) -> int:
+    """Return an integer of ``size`` bytes, with a 1 in every 64 bits."""
+    return int.from_bytes((1).to_bytes(8, "little") * (size // 8), "little")
 
 
 @lru_cache(maxsize=8)

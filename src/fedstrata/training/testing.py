@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_leaves
 
 from fedstrata.algorithms.algorithm import Algorithm
 from fedstrata.algorithms.sent import sent, sent_by
@@ -27,6 +26,7 @@ from fedstrata.clients.work import is_remote
 from fedstrata.core.errors import FedstrataError, InputError
 from fedstrata.core.options import options_of
 from fedstrata.core.schedules import Epochs
+from fedstrata.core.trees import tree_leaves
 from fedstrata.data.federated import FederatedData
 from fedstrata.problems.problem import Problem
 from fedstrata.training.equations import NumpyClient, built, check_equations

@@ -19,11 +19,11 @@ import math
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 import torch
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from fedstrata.clients.channel.parcels import PARCELS, Parcel
 from fedstrata.core.errors import FedstrataError, InputError, invalid, within
 from fedstrata.core.options import Options, options_of, param
+from fedstrata.core.trees import tree_flatten, tree_leaves, tree_unflatten
 
 if TYPE_CHECKING:
     from fedstrata.clients.client import Client

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils._pytree import tree_map
 
 from fedstrata.clients.channel.parcels import Parcel
 from fedstrata.clients.faults import Inject
+from fedstrata.core.trees import tree_map
 from fedstrata.federation.wire import Call
 
 

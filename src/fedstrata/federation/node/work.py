@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils._pytree import tree_map
 
 from fedstrata.algorithms import Algorithm
 from fedstrata.clients.client import Client
@@ -19,6 +18,7 @@ from fedstrata.clients.work import answer_of, check_pool, is_pooled, is_remote
 from fedstrata.core.clock import Clock
 from fedstrata.core.errors import InputError, unknown
 from fedstrata.core.machine import prepared
+from fedstrata.core.trees import tree_map
 from fedstrata.data.federated import FederatedData
 from fedstrata.data.sampling import SAMPLINGS
 from fedstrata.experiments.build import Experiment

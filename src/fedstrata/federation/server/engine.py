@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils._pytree import tree_leaves, tree_map
 
 from fedstrata.clients.channel import Channel
 from fedstrata.clients.client_side import ClientSide
 from fedstrata.clients.engine import Answer, Engine, Request
 from fedstrata.clients.faults import Fault, Faults
+from fedstrata.core.trees import tree_leaves, tree_map
 from fedstrata.federation import wire
 from fedstrata.federation.server.inbox import CheckedAnswer, Layout, read_answer, usual_layout
 from fedstrata.federation.server.nodes import Nodes

@@ -10,13 +10,13 @@ from typing import Any, TypeGuard
 
 import numpy as np
 import torch
-from torch.utils._pytree import tree_flatten, tree_leaves
 
 from fedstrata.clients.channel import Channel
 from fedstrata.clients.channel.channel import FlatAnswer
 from fedstrata.clients.channel.parcels import PARCELS
 from fedstrata.clients.faults import FaultKind
 from fedstrata.core.errors import InputError, is_number
+from fedstrata.core.trees import tree_flatten, tree_leaves
 from fedstrata.federation import keys, wire
 from fedstrata.federation.wire import Refused, Reply
 from fedstrata.training.metrics.catalogue import POOLED
