@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -42,7 +43,6 @@ class Batches:
         self._side, self._ids = side, ids
         self._problem = side.oracles.problem
         self._device = self._problem.x0.device
-        self._numbers = torch.from_numpy(ids).to(self._device)
         self._random = self._problem.flat is not None and self._problem.flat.random
         self._exchange = (side.seed, round, exchange)
         self._loops = 0
@@ -52,17 +52,25 @@ class Batches:
 
     def draw(self, level: int, stream: int, size: int | None, now: Now) -> Batch:
         """Return ``size`` samples of each client for a level; None for all data."""
-        problem, numbers = self._problem, self._numbers[: now.active]
-        if not problem.draws(level):
-            return problem.completed(level, NO_DATA, numbers)
+        if not self._problem.draws(level):
+            return self._completed(level, NO_DATA, now)
         if size is None:
             batch, samples = self._all_data(level, self._ids[: now.active])
         else:
             draws = self._draws.get((level, stream, size)) or self._new_draws(level, stream, size)
             batch, samples = draws.batch(now)
         self.samples += samples
-        batch = problem.completed(level, batch, numbers)
+        batch = self._completed(level, batch, now)
         return batch.randomised(self._words(level, stream, now)) if self._random else batch
+
+    @cached_property
+    def _numbers(self) -> torch.Tensor:
+        return torch.from_numpy(self._ids).to(self._device)
+
+    def _completed(self, level: int, batch: Batch, now: Now) -> Batch:
+        """Return the batch with the numbers of the clients, if the level takes them."""
+        problem = self._problem
+        return problem.completed(level, batch, self._numbers[: now.active]) if problem.numbered else batch
 
     def _words(self, level: int, stream: int, now: Now) -> torch.Tensor:
         """Return this step's words for random layers, [active, 2]; those of the next steps are drawn with them."""

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from fedstrata.clients import reduce
-from fedstrata.clients.cohort import Weighting, check_weighting, cohort_size
+from fedstrata.clients.cohort import Weighting, check_weighting, cohort_size, uniform_weights
 from fedstrata.clients.engine import Engine, Reduced, Request, Usage, Work, label_of
 from fedstrata.clients.exchange import Exchange, Rejoin
 from fedstrata.clients.faults import Fault
@@ -56,7 +56,7 @@ class Clients:
         self.weighting = check_weighting(weighting)
         self.unmarked: set[str] | None = None
         self._rejoin: Rejoin | None = None
-        self._join(np.arange(self.total))
+        self._join(self._everyone)
 
     # --- who takes part -----------------------------------------------------------------------------------------
 
@@ -64,6 +64,10 @@ class Clients:
     def total(self) -> int:
         """N, the number of all clients, in the cohort or not."""
         return self.engine.side.data.clients
+
+    @cached_property
+    def _everyone(self) -> np.ndarray:
+        return np.arange(self.total)
 
     def __len__(self) -> int:
         return len(self.cohort)
@@ -95,10 +99,9 @@ class Clients:
         """
         self.progress.begin(round)
         self._rejoin = rejoin
-        cohort = np.arange(self.total)
-        if self.sampled < self.total and round >= 0:
-            cohort = rng.choose(rng.key_of(self.engine.side.seed, "cohort", round), self.total, self.sampled)
-        self._join(cohort)
+        if self.sampled == self.total or round < 0:
+            return self._join(self._everyone)
+        self._join(rng.choose(rng.key_of(self.engine.side.seed, "cohort", round), self.total, self.sampled))
 
     def choose(self, number: int | None = None, probabilities: np.ndarray | torch.Tensor | None = None) -> Clients:
         """Return these clients with another cohort for this round.
@@ -244,7 +247,7 @@ class Clients:
 
     def _weights(self, weighting: Weighting) -> torch.Tensor:
         if weighting == "uniform":
-            return torch.full((len(self.cohort),), 1.0 / len(self.cohort), dtype=torch.float64)
+            return uniform_weights(len(self.cohort))
         sizes = torch.from_numpy(self.engine.side.data.sizes[self.cohort]).double()
         return sizes / sizes.sum()
 

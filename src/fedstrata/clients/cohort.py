@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Literal, get_args
+
+import torch
 
 from fedstrata.core.errors import invalid
 
@@ -23,3 +26,9 @@ def check_weighting(weighting: Weighting) -> Weighting:
     if weighting not in get_args(Weighting):
         raise invalid("weighting", weighting, "'uniform' or 'samples'")
     return weighting
+
+
+@lru_cache(maxsize=8)
+def uniform_weights(clients: int) -> torch.Tensor:
+    """Return the same weight for each of so many clients: [clients]. Shared: not to be changed in place."""
+    return torch.full((clients,), 1.0 / clients, dtype=torch.float64)

@@ -71,7 +71,7 @@ def _philox_of_few(counter: tuple[np.ndarray, ...], key: Key, shape: tuple[int, 
         c1, c3 = p1 & low, p0 & low
         k0, k1 = (k0 + w0) & 0xFFFFFFFF, (k1 + w1) & 0xFFFFFFFF
     out = b"".join(c.to_bytes(size, "little") for c in (c0, c1, c2, c3))
-    return np.moveaxis(np.frombuffer(out, dtype="<u8").reshape(4, *shape), 0, -1)
+    return np.frombuffer(out, dtype="<u8").reshape(4, *shape).transpose(*range(1, len(shape) + 1), 0)
 
 
 @lru_cache(maxsize=FEW)
