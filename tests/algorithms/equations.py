@@ -258,7 +258,7 @@ def run_library(method: Method, world: World, case: Case) -> Ours:
             ours.cohorts.append(clients.cohort.tolist())
             state = algorithm.round(state, clients)
     ours.vectors = {key: value.numpy() for key, value in tensors_of(algorithm, state).items() if value.numel()}
-    kept = setting.state.take_changes()
+    kept = next(setting.state.take_changes(), {})
     for key in [key for key in kept if "." not in key and kept[key].is_floating_point()]:  # stamps are whole numbers
         ours.vectors[f"{key}_k"] = np.zeros((N, *kept[key].shape[1:]))
         ours.vectors[f"{key}_k"][kept[f"{key}.clients"].numpy()] = kept[key].numpy()

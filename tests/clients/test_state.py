@@ -100,22 +100,25 @@ def test_a_client_named_twice_has_one_row_and_keeps_the_last_value() -> None:
 def test_changes_rebuild_the_state(limit: int, tmp_path: Path) -> None:
     state, copy = ClientState(9, limit, tmp_path), ClientState(9, 1 << 30)
     state.keep(ids(3, 1), {"c": rows(3, 1), "d": rows(30, 10, width=2)})
-    first = state.take_changes()
+    (first,) = state.take_changes()
     assert first["c.clients"].tolist() == [1, 3]
     assert torch.equal(first["c"], rows(1, 3))
-    assert state.take_changes() == {}
+    assert list(state.take_changes()) == []
     state.keep(ids(8, 1), {"c": rows(8, 11)})
-    second = state.take_changes()
+    (second,) = state.take_changes()
     assert set(second) == {"c", "c.clients"}
     assert second["c.clients"].tolist() == [1, 8]
     for changes in (first, second):
         copy.load(changes)
-    assert copy.take_changes() == {}
+    assert list(copy.take_changes()) == []
     for name, width in (("c", 3), ("d", 2)):
         default = rows(*[-1.0] * 9, width=width)
         assert torch.equal(copy.recall(np.arange(9), name, default), state.recall(np.arange(9), name, default))
     pieces = list(state.take_all(piece_bytes=1))
     assert [p["c.clients"].tolist() for p in pieces if "c.clients" in p] == [[1], [3], [8]]
+    size = sum(len(values) * rows(0, width=width).nbytes for values, width in (((1, 3, 8), 3), ((1, 3), 2)))
+    assert [set(p) for p in state.take_all(piece_bytes=size)] == [{"c", "c.clients", "d", "d.clients"}]
+    assert [sorted(p) for p in state.take_all(piece_bytes=size - 1)] == [["c", "c.clients"], ["d", "d.clients"]]
     fresh = ClientState(9, 1 << 30)
     for piece in pieces:
         fresh.load(piece)

@@ -52,7 +52,7 @@ def local_sgd(client: Client, x: torch.Tensor, steps: Steps, lr: Rate, weight_de
     for step in client.loop(steps, k):
         rate = client.rate(lr)
         client.report(rate=partial(torch.full_like, k.x, rate))
-        k.x = descended(k.x, decayed(client.grads(k.x, client.draw()), k.x, weight_decay), rate, step)
+        k.x = client.descend(k.x, client.draw(), rate, weight_decay, step)
     return k.x - x
 
 

@@ -25,7 +25,7 @@ from typing import NamedTuple
 import torch
 
 from fedstrata.algorithms.algorithm import Algorithm, param
-from fedstrata.algorithms.descent import LOCAL_LR, LOCAL_STEPS, WEIGHT_DECAY, decayed, descended
+from fedstrata.algorithms.descent import LOCAL_LR, LOCAL_STEPS, WEIGHT_DECAY, decayed
 from fedstrata.clients import Client, Clients, remote
 from fedstrata.core.schedules import Rate, Steps
 
@@ -65,8 +65,7 @@ class Scaffold(Algorithm):
             new = decayed(client.grads(x, client.draw(stream=1)), x, self.weight_decay)
         k = client.variables(x=x, drift=c - c_k)
         for step in client.loop(self.steps, k):
-            g = decayed(client.grads(k.x, client.draw()), k.x, self.weight_decay)
-            k.x = descended(k.x, g + k.drift, lr, step)  # line 10
+            k.x = client.descend(k.x, client.draw(), lr, self.weight_decay, step).sub_(k.drift, alpha=lr)  # line 10
         if self.option == "II":
             counts = torch.from_numpy(client.step_counts(self.steps)).to(x).unsqueeze(1)
             new = c_k - c + (x - k.x) / (counts * lr)

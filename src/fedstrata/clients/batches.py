@@ -151,6 +151,7 @@ class Draws:
         if not 0 <= index < len(self._ready) or len(self._ready[index][0]) < now.active:
             step_bytes = max(1, now.active * self._size * self._part.sample_bytes)
             steps = 1 if now.active == 1 else max(1, AHEAD // step_bytes)
+            self._ready = []
             arrays = self._part.samples(self._drawn(sampler, now)[:steps])
             self._ready = list(zip(*(a.unbind(0) for a in arrays), strict=True))
             self._first, index = now.step, 0

@@ -22,6 +22,14 @@ class LostState(FedstrataError):
         self.clients = clients
 
 
+PIECE_BYTES = 16 << 20
+"""How many bytes of rows are copied at a time to be saved."""
+
+
+AT_ONCE = 1 << 30
+"""Tables of at most so many bytes have room for all clients from the start: what is not used takes no memory yet."""
+
+
 @dataclass
 class _Table:
     """The rows of one name: ``slot[client]`` is the client's row, -1 if it has none."""
@@ -91,22 +99,33 @@ class ClientState:
         table = self._tables.get(name)
         return clients if table is None else clients[table.slot[clients] < 0]
 
-    def take_changes(self) -> dict[str, torch.Tensor]:
-        """Return the rows written since the last call, as ``name`` and ``name.clients`` tensors."""
-        out: dict[str, torch.Tensor] = {}
-        for name, table in self._tables.items():
-            out |= _rows_of(name, table, np.array(sorted(table.changed), dtype=np.int64))
-            table.changed.clear()
-        return out
+    def take_changes(self, piece_bytes: int = PIECE_BYTES) -> Iterator[dict[str, torch.Tensor]]:
+        """Yield the rows written since the last call, as ``name`` and ``name.clients`` tensors, in pieces."""
+        changed = {name: np.array(sorted(t.changed), dtype=np.int64) for name, t in self._tables.items()}
+        return self._pieces(changed, piece_bytes)
 
-    def take_all(self, piece_bytes: int = 64 << 20) -> Iterator[dict[str, torch.Tensor]]:
-        """Yield all rows in pieces of at most ``piece_bytes``, so that state larger than memory can be saved."""
-        for name, table in self._tables.items():
+    def take_all(self, piece_bytes: int = PIECE_BYTES) -> Iterator[dict[str, torch.Tensor]]:
+        """Yield all rows in the same form. State larger than memory can be saved piece by piece."""
+        return self._pieces({name: np.flatnonzero(t.slot >= 0) for name, t in self._tables.items()}, piece_bytes)
+
+    def _pieces(self, clients: dict[str, np.ndarray], piece_bytes: int) -> Iterator[dict[str, torch.Tensor]]:
+        """Yield the rows of these clients; names that fit into a piece together share it."""
+        piece: dict[str, torch.Tensor] = {}
+        room = piece_bytes
+        for name, numbers in clients.items():
+            table = self._tables[name]
             table.changed.clear()
-            clients = np.flatnonzero(table.slot >= 0)
-            per_piece = max(1, piece_bytes // max(1, table.rows[:1].nbytes))
-            for start in range(0, len(clients), per_piece):
-                yield _rows_of(name, table, clients[start : start + per_piece])
+            row_bytes = max(1, table.rows[:1].nbytes)
+            while len(numbers):
+                if piece and (name in piece or room < row_bytes * len(numbers)):
+                    yield piece
+                    piece, room = {}, piece_bytes
+                some, numbers = np.split(numbers, [max(1, room // row_bytes)])
+                rows = table.rows[torch.from_numpy(table.slot[some])]
+                piece |= {name: rows, f"{name}.clients": torch.from_numpy(some)}
+                room -= row_bytes * len(some)
+        if piece:
+            yield piece
 
     def load(self, rows: dict[str, torch.Tensor], mine: np.ndarray | None = None) -> None:
         """Store rows that :meth:`take_changes` returned; if a mask ``mine`` is given, only those of its clients."""
@@ -127,9 +146,12 @@ class ClientState:
         capacity = len(table.rows)
         if needed <= capacity:
             return
-        capacity = min(max(needed, 2 * capacity), self.clients)
         row = table.rows.shape[1:]
-        bytes_needed = capacity * row.numel() * table.rows.element_size()
+        row_bytes = row.numel() * table.rows.element_size()
+        capacity = min(max(needed, 2 * capacity), self.clients)
+        if self.clients * row_bytes <= min(AT_ONCE, self.memory_limit) and table.rows.device.type == "cpu":
+            capacity = self.clients
+        bytes_needed = capacity * row_bytes
         if bytes_needed <= self.memory_limit:
             rows = table.rows.new_empty(capacity, *row)
             rows[: table.used] = table.rows[: table.used]
@@ -146,10 +168,3 @@ class ClientState:
             return torch.from_file(path, shared=True, size=int(np.prod(shape)), dtype=dtype).view(shape)
         finally:
             Path(path).unlink()
-
-
-def _rows_of(name: str, table: _Table, clients: np.ndarray) -> dict[str, torch.Tensor]:
-    if len(clients) == 0:
-        return {}
-    rows = table.rows[torch.from_numpy(table.slot[clients])]
-    return {name: rows, f"{name}.clients": torch.from_numpy(clients)}

@@ -32,6 +32,7 @@ from fedstrata.problems.derivatives import (
     value_of,
 )
 from fedstrata.problems.graphs.compiler import Compiler
+from fedstrata.problems.graphs.descent import Step, trace_descent
 from fedstrata.problems.graphs.trace import close, trace
 from fedstrata.problems.problem import Arrays, Problem
 from fedstrata.problems.randomness import Randomised, with_random_layers
@@ -72,7 +73,7 @@ class Oracles:
 
     def __init__(self, problem: Problem, compiler: Compiler | None = None) -> None:
         self.problem, self.compiler = problem, compiler
-        self._graphs: dict[tuple[object, ...], Form | None] = {}
+        self._graphs: dict[tuple[object, ...], Callable[..., Any] | None] = {}
         self._flattened: dict[tuple[object, ...], Form] = {}
         self._alone: set[Name] = set()
         self._checked: set[Name] = set()
@@ -128,6 +129,32 @@ class Oracles:
     def outer_grads(self, u: torch.Tensor, y: torch.Tensor | None, batch: Batch) -> Tensors:
         """Return the gradient of f in u, and in y if there is a dual, for each client."""
         return self._run("outer_grads", (u, *self._dual(y)), [batch])
+
+    def descend(self, x: torch.Tensor, batch: Batch, rate: float, keep: float = 1.0) -> torch.Tensor:
+        """Move x in place to ``keep * x - rate * gradient``, for a problem without levels or dual; return x."""
+        tensors = (x, *batch.parts[0])
+        tensors = tuple(t[0] for t in tensors) if len(x) == 1 else tensors
+        step = self._step(x, batch, tensors)
+        if step is not None:
+            step(rate, keep, *tensors)
+            return x
+        (gradient,) = self.outer_grads(x, None, batch)
+        return (x if keep == 1 else x.mul_(keep)).sub_(gradient, alpha=rate)
+
+    def _step(self, x: torch.Tensor, batch: Batch, tensors: Tensors) -> Step | None:
+        """Return the traced step for tensors of this form; None if it must be taken in another way."""
+        name = ("outer_grads", (batch.random,))
+        usual = batch.traced and batch.where is None and x.is_contiguous()
+        if not usual or self._recurrent or self.problem.dual or name in self._alone:
+            return None
+        form = ("step", name, len(x), *((t.shape, t.dtype, t.device) for t in tensors))
+        if form not in self._graphs:
+            if len(x) > 1 and name not in self._checked:
+                self._on(name, (x,), (batch.parts[0],), traced=False)
+            run = self._form(name, len(x) == 1, 1, (len(batch.parts[0]),))
+            usable = name not in self._alone
+            self._graphs[form] = trace_descent(run, *tensors, compiler=self.compiler) if usable else None
+        return self._graphs[form]
 
     def best_y(self, x: torch.Tensor, batch: Batch) -> torch.Tensor:
         """Return the dual that maximises f at x for each client: [C, p]."""

@@ -121,7 +121,7 @@ class Journal:
         mine = engine.side.state
         total = sum(self.ranks.all(mine.count()))
         complete = self.ranks.from_first(self.directory and self.directory.checkpoints.wants_all(total))
-        rows = self.ranks.collected(mine.take_all() if complete else [mine.take_changes()])
+        rows = self.ranks.collected(mine.take_all() if complete else mine.take_changes())
         if self.directory is None:
             for _ in rows:  # all ranks must iterate to the end
                 pass

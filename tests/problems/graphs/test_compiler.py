@@ -9,6 +9,8 @@ import torch
 
 import fedstrata as fs
 from fedstrata.problems.graphs import compiler
+from fedstrata.problems.graphs.products import unfold_small_products
+from fedstrata.problems.graphs.trace import record
 
 
 def test_without_a_compiler_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -51,3 +53,18 @@ def test_the_cache_of_compiled_code_is_the_users_unless_set(monkeypatch: pytest.
     monkeypatch.setattr(compiler, "check_compiler", lambda: None)
     compiler.Compiler()
     assert compiler.os.environ["TORCHINDUCTOR_CACHE_DIR"].endswith(".cache/fedstrata/compiled")
+
+
+@pytest.mark.parametrize(("rows", "terms", "columns"), [(10, 784, 3), (3, 70, 40), (30, 5, 40)])
+def test_small_products_are_unfolded_with_the_same_numbers(rows: int, terms: int, columns: int) -> None:
+    a, b = torch.randn(2, rows, terms).double(), torch.randn(2, terms, columns).double()
+    graph = record(torch.bmm, a, b)
+    unfold_small_products(graph)
+    assert not any(node.target is torch.ops.aten.bmm.default for node in graph.graph.nodes)
+    torch.testing.assert_close(graph(a, b), torch.bmm(a, b))
+
+
+def test_large_products_stay_calls() -> None:
+    graph = record(torch.bmm, torch.randn(2, 64, 64), torch.randn(2, 64, 64))
+    unfold_small_products(graph)
+    assert any(node.target is torch.ops.aten.bmm.default for node in graph.graph.nodes)

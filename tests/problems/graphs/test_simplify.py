@@ -14,6 +14,7 @@ import fedstrata as fs
 from fedstrata.problems.graphs.direct import call_directly
 from fedstrata.problems.graphs.simplify import simplify
 from fedstrata.problems.graphs.trace import record
+from fedstrata.problems.graphs.writes import write_gradients_in_place
 
 Function = Callable[..., Any]
 
@@ -21,6 +22,7 @@ Function = Callable[..., Any]
 def simplified(function: Function, *tensors: torch.Tensor) -> fx.GraphModule:
     graph = record(function, *tensors)
     simplify(graph)
+    write_gradients_in_place(graph)
     return graph
 
 

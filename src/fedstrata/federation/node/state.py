@@ -62,7 +62,7 @@ class StateFolder:
 
     def save(self, version: Version, state: ClientState) -> bool:
         """Write a version of the state if it has changed since it was loaded; return whether it was written."""
-        if not state.take_changes():
+        if not list(state.take_changes()):
             return False
         if not self.path.exists():
             self.path.mkdir(parents=True, mode=0o700)

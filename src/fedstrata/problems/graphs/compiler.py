@@ -13,6 +13,7 @@ import torch
 from torch import fx
 
 from fedstrata.core.errors import InputError
+from fedstrata.problems.graphs.products import unfold_small_products
 
 _CACHE = "TORCHINDUCTOR_CACHE_DIR"
 """The environment variable of PyTorch that says where compiled code is kept."""
@@ -41,6 +42,7 @@ class Compiler:
         from torch import _inductor
 
         begun = time.perf_counter()
+        unfold_small_products(graph)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about PyTorch's own code
             compiled: Callable[..., Any] = _inductor.compile(graph, list(tensors))

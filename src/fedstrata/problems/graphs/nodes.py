@@ -26,6 +26,16 @@ class Layout(NamedTuple):
         """The bytes of its numbers."""
         return self.shape.numel() * self.dtype.itemsize
 
+    @property
+    def contiguous(self) -> bool:
+        """Whether its numbers are in order and without gaps."""
+        step = 1
+        for size, stride in zip(reversed(self.shape), reversed(self.stride), strict=True):
+            if size != 1 and stride != step:
+                return False
+            step *= size
+        return True
+
     def empty(self) -> torch.Tensor:
         """Return a tensor of this layout, with any values."""
         return torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device=self.device)
@@ -47,3 +57,16 @@ def may_alias(node: fx.Node) -> bool:
     schema = getattr(node.target, "_schema", None)
     declared = schema is None or any(r.alias_info is not None for r in schema.returns)
     return declared or node.meta.get("views", False)
+
+
+def returned_with_ancestors(graph: fx.Graph) -> set[fx.Node]:
+    """Return the nodes that are returned, and those that they may be views of."""
+    reached: set[fx.Node] = set()
+    waiting = list(graph.output_node().all_input_nodes)
+    while waiting:
+        node = waiting.pop()
+        if node not in reached:
+            reached.add(node)
+            if node.op == "call_function" and may_alias(node):
+                waiting.extend(node.all_input_nodes)
+    return reached

@@ -1,7 +1,7 @@
 """Simplify a traced graph: fewer, larger operations that give the same numbers.
 
 vmap and grad leave behind views that change nothing, constants that are computed in every step, a loss value that the
-gradient does not need, and one copy of all gradients into the flat vector. The passes below remove them.
+gradient does not need. The passes below remove them.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ import numpy as np
 import torch
 from torch import fx
 
-from fedstrata.problems.graphs.nodes import Layout, layout_of, may_alias, mutates
-from fedstrata.problems.graphs.writes import write_gradients_in_place
+from fedstrata.problems.graphs.nodes import Layout, layout_of, mutates, returned_with_ancestors
 
 _ATEN = torch.ops.aten
 _SAME_IF_SAME_SHAPE = {
@@ -59,14 +58,13 @@ def simplify(graph: fx.GraphModule) -> None:
     graph.graph.eliminate_dead_code()
     if pure:
         _keep_numbers_as_tensors(graph)
-        write_gradients_in_place(graph.graph)
     graph.graph.lint()
     graph.recompile()
 
 
 def _drop_what_changes_nothing(graph: fx.Graph, pure: bool) -> None:
     """Remove views to the same shape, transposes that cancel, factors of one, and expansions before broadcasting."""
-    returned = _returned_with_ancestors(graph)
+    returned = returned_with_ancestors(graph)
     for node in list(graph.nodes):
         if node.op != "call_function" or not node.args or not isinstance(node.args[0], fx.Node):
             continue
@@ -96,19 +94,20 @@ def _broadcasts(user: fx.Node, node: fx.Node, before: Layout) -> bool:
 
 
 def _transpose_factors(graph: fx.Graph) -> None:
-    """Replace a contiguous copy of (A B)^T by B^T A^T, which is contiguous without a copy."""
+    """Replace (A B)^T, if it is or becomes contiguous, by B^T A^T: no copy, and much faster if A B is one column."""
     for node in list(graph.nodes):
         product = node.args[0] if node.target in _INVOLUTIONS else None
         if not isinstance(product, fx.Node) or product.target not in _PRODUCTS or list(product.users) != [node]:
             continue
-        if node.args[1:] not in ((), (1, 2)) or not all(map(_makes_contiguous, node.users)):
+        is_contiguous = node.meta["layout"].contiguous
+        if node.args[1:] not in ((), (1, 2)) or not (is_contiguous or all(map(_makes_contiguous, node.users))):
             continue
         with graph.inserting_before(node):
             factors = [_transposed(graph, node, factor) for factor in reversed(product.args)]
             swapped = graph.create_node("call_function", product.target, tuple(factors))
-        for copy in list(node.users):
-            swapped.meta["layout"] = copy.meta["layout"]
-            copy.replace_all_uses_with(swapped)
+        for replaced in [node] if is_contiguous else list(node.users):
+            swapped.meta["layout"] = replaced.meta["layout"]
+            replaced.replace_all_uses_with(swapped)
     graph.eliminate_dead_code()
 
 
@@ -135,7 +134,7 @@ def _fold_constants(graph: fx.GraphModule) -> None:
         if node.op == "call_function" and _is_constant(node, constants) and layout_of(node) is not None:
             arguments, options = _real_arguments(node, constants)
             constants[node] = node.target(*arguments, **options)
-    for node in _returned_with_ancestors(graph.graph):
+    for node in returned_with_ancestors(graph.graph):
         constants.pop(node, None)  # the caller may change what it receives in place
     for number, (node, value) in enumerate(constants.items()):
         if value.untyped_storage().nbytes() > _LARGEST_CONSTANT or all(user in constants for user in node.users):
@@ -186,16 +185,3 @@ def _real_arguments(node: fx.Node, constants: dict[fx.Node, torch.Tensor]) -> tu
         return layout.empty()
 
     return fx.node.map_arg((node.args, node.kwargs), real)
-
-
-def _returned_with_ancestors(graph: fx.Graph) -> set[fx.Node]:
-    """Return the nodes that are returned, and those that they may be views of."""
-    reached: set[fx.Node] = set()
-    waiting = list(graph.output_node().all_input_nodes)
-    while waiting:
-        node = waiting.pop()
-        if node not in reached:
-            reached.add(node)
-            if node.op == "call_function" and may_alias(node):
-                waiting.extend(node.all_input_nodes)
-    return reached

@@ -24,6 +24,7 @@ from fedstrata.problems.graphs.nodes import Layout
 from fedstrata.problems.graphs.pooling import pool_by_maxima
 from fedstrata.problems.graphs.reuse import reuse_memory
 from fedstrata.problems.graphs.simplify import simplify
+from fedstrata.problems.graphs.writes import write_gradients_in_place
 
 _UNTRACEABLE = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape, torch.Tag.nondeterministic_seeded}
 _READS_VALUES = {
@@ -45,6 +46,10 @@ _ARGUMENTS = (torch.Tensor, torch.dtype, torch.device, torch.memory_format, torc
 """What the operations of a graph may take."""
 
 
+REFUSALS = (RuntimeError, NotImplementedError, TypeError, ValueError)
+"""Errors of tracing a function that cannot be traced."""
+
+
 class _Untraceable(RuntimeError):
     """The function reads values, or draws random numbers."""
 
@@ -61,19 +66,25 @@ def trace(
     try:
         graph = record(function, *tensors)
         simplify(graph)
+        write_gradients_in_place(graph)
         if compiler is None:
-            reuse_memory(graph)
-            pool_by_maxima(graph)
-            call_directly(graph, tensors)
-    except (RuntimeError, NotImplementedError, TypeError, ValueError):
+            speed_up(graph, tensors)
+    except REFUSALS:
         return None
     run = graph.forward if compiler is None else compiler(graph, tensors)
     return run if _agree(run, function, tensors) else None
 
 
+def speed_up(graph: fx.GraphModule, tensors: tuple[torch.Tensor, ...]) -> None:
+    """Make a graph faster that is not compiled."""
+    reuse_memory(graph)
+    pool_by_maxima(graph)
+    call_directly(graph, tensors)
+
+
 def _agree(run: Callable[..., Any], function: Callable[..., Any], tensors: tuple[torch.Tensor, ...]) -> bool:
     """Whether a graph gives what the function gives on other numbers, also when it runs again."""
-    others = [_changed(t) for t in tensors]
+    others = [changed(t) for t in tensors]
     run(*(t.clone() for t in tensors))
     ours, theirs = (f(*(t.clone() for t in others)) for f in (run, function))
     return all(map(close, tree_leaves(ours), tree_leaves(theirs)))
@@ -100,7 +111,7 @@ def record(function: Callable[..., Any], *tensors: torch.Tensor) -> fx.GraphModu
     constants = list(graph.buffers())
     if constants:
         # A tensor that no operation made is a constant: it must not depend on the arguments.
-        others = list(_recorded(function, tuple(map(_changed, tensors))).buffers())
+        others = list(_recorded(function, tuple(map(changed, tensors))).buffers())
         if len(others) != len(constants) or not all(map(torch.equal, constants, others)):
             raise _Untraceable("a tensor depends on the arguments without an operation that could be recorded")
     return graph
@@ -117,7 +128,7 @@ def _recorded(function: Callable[..., Any], tensors: tuple[torch.Tensor, ...]) -
     return fx.GraphModule(recorder.root, recorder.graph)
 
 
-def _changed(tensor: torch.Tensor) -> torch.Tensor:
+def changed(tensor: torch.Tensor) -> torch.Tensor:
     """Return other numbers of the same kind: floats are shifted too, whole numbers stay valid labels."""
     rolled = tensor.reshape(-1).roll(1).view(tensor.shape)
     return 1.5 * rolled + 0.1 if tensor.is_floating_point() else rolled

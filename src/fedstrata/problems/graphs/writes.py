@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from itertools import groupby
 from typing import Any, NamedTuple
 
 import torch
 from torch import fx
 
-from fedstrata.problems.graphs.nodes import Layout, layout_of
+from fedstrata.problems.graphs.nodes import Layout, layout_of, mutates
 
 _ATEN = torch.ops.aten
 _SMALLEST = 1 << 18
@@ -18,7 +18,7 @@ _SMALLEST = 1 << 18
 _WRITERS: dict[Any, Callable[..., torch.Tensor]] = {_ATEN.mm.default: torch.mm}
 
 
-class _Piece(NamedTuple):
+class Piece(NamedTuple):
     """One of the tensors that are concatenated into a vector, with its position in the vector."""
 
     node: fx.Node
@@ -27,40 +27,49 @@ class _Piece(NamedTuple):
     product: fx.Node | None
 
 
-def write_gradients_in_place(graph: fx.Graph) -> None:
+def write_gradients_in_place(module: fx.GraphModule) -> None:
     """Let the large matrix products of one client write straight into the vector that they would be copied into."""
+    graph = module.graph
+    if any(map(mutates, graph.nodes)):
+        return
     for node in list(graph.nodes):
         value = layout_of(node)
         if node.target is _ATEN.cat.default and value is not None and len(value.shape) == 1:
-            pieces = _pieces(node)
+            pieces = pieces_of(node, _WRITERS, _SMALLEST)
             if any(piece.product for piece in pieces):
                 _write_pieces(graph, node, value, pieces)
+    graph.lint()
+    module.recompile()
 
 
-def _pieces(cat: fx.Node) -> list[_Piece]:
-    """Return the pieces of a concatenation; an empty list if the shape of any is unknown."""
-    pieces: list[_Piece] = []
+def pieces_of(cat: fx.Node, products: Container[Any], smallest: int = 0) -> list[Piece]:
+    """Return the pieces of a concatenation along the last axis; an empty list if the shape of any is unknown.
+
+    products: the operators that count as products, of at least ``smallest`` bytes.
+    """
+    pieces: list[Piece] = []
     start = 0
     for node in cat.args[0]:  # type: ignore[union-attr]
         value = layout_of(node)
         if value is None or not isinstance(node, fx.Node):
             return []
-        pieces.append(_Piece(node, start, value.shape[0], _product(node, cat)))
-        start += value.shape[0]
+        product = _product(node, cat, products)
+        large = product is not None and product.meta["layout"].nbytes >= smallest
+        pieces.append(Piece(node, start, value.shape[-1], product if large else None))
+        start += value.shape[-1]
     return pieces
 
 
-def _product(piece: fx.Node, cat: fx.Node) -> fx.Node | None:
-    """Return the matrix product that a piece is a view of, if it is large and nothing else uses it."""
+def _product(piece: fx.Node, cat: fx.Node, products: Container[Any]) -> fx.Node | None:
+    """Return the matrix product that a piece is a view of, if nothing else uses it."""
     user, node = cat, piece
     while node.target in (_ATEN.view.default, _ATEN._unsafe_view.default) and list(node.users) == [user]:
         user, node = node, node.args[0]  # type: ignore[assignment]
-    value = layout_of(node)
-    alone = node.target in _WRITERS and list(node.users) == [user]
-    return node if alone and value is not None and value.nbytes >= _SMALLEST else None
+    alone = node.target in products and list(node.users) == [user]
+    return node if alone and layout_of(node) is not None else None
 
 
-def _write_pieces(graph: fx.Graph, cat: fx.Node, whole: Layout, pieces: list[_Piece]) -> None:
+def _write_pieces(graph: fx.Graph, cat: fx.Node, whole: Layout, pieces: list[Piece]) -> None:
     """Replace a concatenation: its products write into an empty vector, the other pieces are copied there."""
     products = [piece.product for piece in pieces if piece.product is not None]
     with graph.inserting_before(next(node for node in graph.nodes if node in products)):
@@ -78,7 +87,7 @@ def _write_pieces(graph: fx.Graph, cat: fx.Node, whole: Layout, pieces: list[_Pi
         _erase_unused(graph, piece)
 
 
-def _write_product(graph: fx.Graph, out: fx.Node, piece: _Piece) -> None:
+def _write_product(graph: fx.Graph, out: fx.Node, piece: Piece) -> None:
     product, value = piece.product, layout_of(piece.product)
     assert product is not None and value is not None
     with graph.inserting_before(product):
@@ -87,7 +96,7 @@ def _write_product(graph: fx.Graph, out: fx.Node, piece: _Piece) -> None:
         graph.call_function(_WRITERS[product.target], product.args, {"out": matrix})
 
 
-def _copy(graph: fx.Graph, cat: fx.Node, out: fx.Node, run: list[_Piece]) -> None:
+def _copy(graph: fx.Graph, cat: fx.Node, out: fx.Node, run: list[Piece]) -> None:
     size = sum(piece.size for piece in run)
     if size:
         with graph.inserting_before(cat):
@@ -95,7 +104,7 @@ def _copy(graph: fx.Graph, cat: fx.Node, out: fx.Node, run: list[_Piece]) -> Non
             graph.call_function(torch.cat, ([piece.node for piece in run],), {"out": part})
 
 
-def _erase_unused(graph: fx.Graph, piece: _Piece) -> None:
+def _erase_unused(graph: fx.Graph, piece: Piece) -> None:
     """Erase a product that is now written elsewhere, and its views."""
     node = piece.node
     while piece.product is not None:

@@ -1,0 +1,107 @@
+"""A step in place gives what the gradient says, and is refused where it could give something else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import fedstrata as fs
+from fedstrata.data.batch import Batch
+from fedstrata.problems.graphs.descent import trace_descent
+from fedstrata.problems.oracles import Oracles
+
+RATE, KEEP = 0.3, 0.9
+
+
+class Tied(nn.Module):
+    """A model that uses the same weights in two layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 6)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.layer(torch.tanh(self.layer(inputs)))
+
+
+MODELS: dict[str, Callable[[], tuple[nn.Module, tuple[int, ...]]]] = {
+    "logreg": lambda: (nn.Linear(6, 3), (6,)),
+    "one output": lambda: (nn.Sequential(nn.Linear(6, 4), nn.Tanh(), nn.Linear(4, 1), nn.Linear(1, 3)), (6,)),
+    "mlp": lambda: (nn.Sequential(nn.Linear(6, 30), nn.Tanh(), nn.Linear(30, 3, bias=False)), (6,)),
+    "tied": lambda: (Tied(), (6,)),
+    "convolutional": lambda: (nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Flatten(), nn.Linear(72, 3)), (1, 8, 8)),
+    "normalised": lambda: (nn.Sequential(nn.Linear(6, 8), nn.LayerNorm(8), nn.GELU(), nn.Linear(8, 3)), (6,)),
+}
+
+
+@pytest.mark.parametrize("clients", [1, 3])
+@pytest.mark.parametrize("name", MODELS)
+def test_a_step_is_that_of_the_gradient(name: str, clients: int) -> None:
+    torch.manual_seed(0)
+    model, shape = MODELS[name]()
+    problem = fs.erm(model.double())
+    oracles = Oracles(problem)
+    x = problem.x0 + 0.1 * torch.randn(clients, len(problem.x0), dtype=torch.float64)
+    inputs, targets = torch.randn(clients, 5, *shape, dtype=torch.float64), torch.randint(0, 3, (clients, 5))
+    batch = Batch(((inputs, targets),), traced=True)
+    with torch.no_grad():
+        expected = KEEP * x - RATE * oracles.outer_grads(x, None, Batch(batch.parts, traced=False))[0]
+        for _ in range(2):
+            moved = x.clone()
+            assert oracles.descend(moved, batch, RATE, KEEP) is moved
+            torch.testing.assert_close(moved, expected, rtol=1e-12, atol=1e-12)
+    assert any(step for form, step in oracles._graphs.items() if form[0] == "step")
+
+
+def squares(x: torch.Tensor, a: torch.Tensor) -> tuple[torch.Tensor]:
+    """The gradient of |x|^2 / 2: x itself."""
+    return (x,)
+
+
+def pieces_of_x(x: torch.Tensor, a: torch.Tensor) -> tuple[torch.Tensor]:
+    """A gradient whose parts are other parts of x."""
+    return (torch.cat([x[2:], x[:2]]),)
+
+
+def product_with_x(x: torch.Tensor, a: torch.Tensor) -> tuple[torch.Tensor]:
+    """A gradient whose first part is a product with the second part of x."""
+    return (torch.cat([(a @ x[4:].view(2, 2)).view(-1), x[:4] * 2]),)
+
+
+def in_place(x: torch.Tensor, a: torch.Tensor) -> tuple[torch.Tensor]:
+    """A function that changes a tensor."""
+    return (torch.zeros_like(x).add_(a.sum()),)
+
+
+def branches(x: torch.Tensor, a: torch.Tensor) -> tuple[torch.Tensor]:
+    """A function that depends on a value."""
+    return (x * 2 if a.sum() > 0 else x * 3,)
+
+
+@pytest.mark.parametrize("gradient", [squares, product_with_x, in_place, branches])
+def test_a_step_that_could_be_wrong_is_refused(gradient: Callable[..., Any]) -> None:
+    assert trace_descent(gradient, torch.arange(8.0), torch.ones(2, 2)) is None
+
+
+def test_parts_that_are_copies_of_x_are_taken_as_they_were() -> None:
+    x, a = torch.arange(8.0), torch.ones(2, 2)
+    step = trace_descent(pieces_of_x, x, a)
+    assert step is not None
+    expected = KEEP * x - RATE * pieces_of_x(x, a)[0]
+    step(RATE, KEEP, x, a)
+    torch.testing.assert_close(x, expected)
+
+
+def test_several_groups_of_clients_take_the_step_of_the_gradient() -> None:
+    problem = fs.erm(nn.Linear(4, 2))
+    oracles = Oracles(problem)
+    parts = tuple((torch.randn(1, n, 4), torch.randint(0, 2, (1, n))) for n in (3, 5))
+    batch = Batch(parts, (torch.tensor([1]), torch.tensor([0])), traced=False)
+    x = torch.randn(2, len(problem.x0))
+    with torch.no_grad():
+        expected = x - RATE * oracles.outer_grads(x, None, batch)[0]
+        torch.testing.assert_close(oracles.descend(x.clone(), batch, RATE), expected)
