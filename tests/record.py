@@ -462,6 +462,6 @@ def write_record(*labels: str) -> None:
 
 
 if __name__ == "__main__":
-    oracles.trace = lambda *_, **__: None  # the tests compute without graphs too
+    oracles.Oracles.tracing = False  # the tests compute without graphs too
     torch.set_num_threads(1)
     write_record(*sys.argv[1:])

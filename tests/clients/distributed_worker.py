@@ -229,11 +229,11 @@ _ORACLES: dict[int, Oracles] = {}
 @contextmanager
 def untraced() -> Iterator[None]:
     """Trace no graphs: for so few rounds that takes longer than it saves."""
-    kept, oracles.trace = oracles.trace, lambda *_, **__: None
+    oracles.Oracles.tracing = False
     try:
         yield
     finally:
-        oracles.trace = kept
+        oracles.Oracles.tracing = True
 
 
 def clients_of(

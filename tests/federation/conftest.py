@@ -17,7 +17,7 @@ from fedstrata.problems import oracles
 @pytest.fixture(autouse=True)
 def plain(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fedstrata.training.plots, "plot", lambda *_, **__: None)
-    monkeypatch.setattr(oracles, "trace", lambda *_, **__: None)
+    monkeypatch.setattr(oracles.Oracles, "tracing", False)
     monkeypatch.setattr(os, "fsync", lambda _: None)
     monkeypatch.setattr(nodes, "POLL", 0.01)
 

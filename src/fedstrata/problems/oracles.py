@@ -71,6 +71,9 @@ def _flat(function: Form, vectors: int, lengths: tuple[int, ...], random: tuple[
 class Oracles:
     """Values and derivatives of one problem, vectorised over a leading client axis; compiled if there is a compiler."""
 
+    tracing = True
+    """Whether functions are traced: tests of many short runs save the time."""
+
     def __init__(self, problem: Problem, compiler: Compiler | None = None) -> None:
         self.problem, self.compiler = problem, compiler
         self._graphs: dict[tuple[object, ...], Callable[..., Any] | None] = {}
@@ -144,7 +147,7 @@ class Oracles:
     def _step(self, x: torch.Tensor, batch: Batch, tensors: Tensors) -> Step | None:
         """Return the traced step for tensors of this form; None if it must be taken in another way."""
         name = ("outer_grads", (batch.random,))
-        usual = batch.traced and batch.where is None and x.is_contiguous()
+        usual = batch.traced and self.tracing and batch.where is None and x.is_contiguous()
         if not usual or self._recurrent or self.problem.dual or name in self._alone:
             return None
         form = ("step", name, len(x), *((t.shape, t.dtype, t.device) for t in tensors))
@@ -221,7 +224,7 @@ class Oracles:
                     f"An oracle takes vectors and batches with one row for each client. Got {len(vectors[0])} and "
                     f"{len(arrays[0])}."
                 )
-        traced = traced and not self._recurrent
+        traced = traced and self.tracing and not self._recurrent
         if not single and (self._recurrent or name in self._alone):
             return self._one_by_one(name, vectors, batches, traced)
         lengths = tuple(map(len, batches))
