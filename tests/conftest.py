@@ -9,7 +9,7 @@ import torch
 
 from cases import short_run
 from fedstrata.cli.app import invoke
-from fedstrata.problems import oracles
+from fedstrata.problems.runner import Runner
 
 torch.set_num_threads(1)
 
@@ -92,7 +92,7 @@ def _seeded() -> None:
 def _short_runs(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     marked = request.node.get_closest_marker("untraced") is not None
     if (request.path.stem in UNTRACED or marked) and request.node.get_closest_marker("traced") is None:
-        monkeypatch.setattr(oracles.Oracles, "tracing", False)
+        monkeypatch.setattr(Runner, "tracing", False)
 
 
 @pytest.fixture

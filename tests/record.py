@@ -34,7 +34,7 @@ import fedstrata as fs
 from fedstrata.algorithms import ALGORITHMS
 from fedstrata.experiments.config import read
 from fedstrata.experiments.runs import run_config
-from fedstrata.problems import oracles
+from fedstrata.problems.runner import Runner
 from support import example_for, sized_data, smooth_example
 
 ROOT = Path(__file__).parents[1]
@@ -462,6 +462,6 @@ def write_record(*labels: str) -> None:
 
 
 if __name__ == "__main__":
-    oracles.Oracles.tracing = False  # the tests compute without graphs too
+    Runner.tracing = False  # the tests compute without graphs too
     torch.set_num_threads(1)
     write_record(*sys.argv[1:])

@@ -251,7 +251,7 @@ class Points(fs.Callback):
 
 def test_a_row_is_measured_at_the_rate_of_the_round_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Four rounds, the rate a tenth from the third on, and a hundredth in the last."""
-    monkeypatch.setattr("fedstrata.problems.oracles.Oracles.tracing", False)
+    monkeypatch.setattr("fedstrata.problems.runner.Runner.tracing", False)
     data, points = sites((6, 6, 6), 1), Points()
     problem = fs.maml(tiny(), fs.StepDecay(2.0), inner_mean="global")
     algorithm = fs.LocalSMCGDAM(gamma_x=1.0, steps=2)
@@ -269,7 +269,7 @@ def test_a_row_is_measured_at_the_rate_of_the_round_before_it(monkeypatch: pytes
 
 
 def test_personal_measures_follow_the_schedule_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedstrata.problems.oracles.Oracles.tracing", False)
+    monkeypatch.setattr("fedstrata.problems.runner.Runner.tracing", False)
     data = sites((6, 6), 1)
     problem = fs.maml(tiny(), fs.StepDecay(1.0, at=(1,)))
     run = fs.train(problem, data, fs.ComFedL(lr=0.1, steps=1), rounds=2, eval_every=1)

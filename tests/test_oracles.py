@@ -136,7 +136,7 @@ def test_a_graph_is_used_again_with_new_numbers() -> None:
         u, y = random(3, R2), random(3, P)
         for ours, theirs in zip(oracles.outer_grads(u, y, batch), oracles.outer_grads(u, y, plain), strict=True):
             torch.testing.assert_close(ours, theirs, atol=1e-13, rtol=0)
-    assert len(oracles._graphs) == 1
+    assert len(oracles._runner.graphs) == 1
 
 
 @pytest.mark.parametrize("clients", [1, 3])
@@ -298,7 +298,7 @@ def test_one_graph_for_every_weight_and_offset() -> None:
     oracles = Oracles(layered(1, False))
     for weight in (1.0, 0.25, 0.0):
         assert_chain(oracles.problem, [even(3, 4), even(3, 5)], 3, weight, oracles)
-    assert len(oracles._graphs) == 1
+    assert len(oracles._runner.graphs) == 1
 
 
 def test_a_layer_that_branches_on_values_runs_one_client_at_a_time() -> None:

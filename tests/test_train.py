@@ -43,8 +43,10 @@ def _draw_nothing(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatc
 
 @pytest.fixture(scope="module")
 def straight() -> fs.Run:
-    """Six rounds without a stop."""
-    return train(6)
+    """Six rounds without a stop, and without graphs, like the other tests of this file."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("fedstrata.problems.runner.Runner.tracing", False)
+        return train(6)
 
 
 def assert_same(run: fs.Run, expected: fs.Run) -> None:

@@ -26,7 +26,6 @@ from fedstrata.algorithms.sent import sent
 from fedstrata.clients import Client
 from fedstrata.clients.work import is_remote
 from fedstrata.core.options import options_of
-from fedstrata.problems import oracles
 from support import example_for, play, shared_oracles
 
 ROOT = Path(__file__).parents[2]
@@ -163,11 +162,11 @@ CHUNKS = [(name, kind, traced) for traced in (False, True) for name in CLASSES f
 @table("name, kind, traced", CHUNKS, key=lambda name, kind, _: [name, kind], name=lambda *row: row)
 def test_chunks_of_any_size_agree(name: str, kind: str, traced: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if not traced:
-        monkeypatch.setattr(oracles.Oracles, "tracing", False)
+        monkeypatch.setattr("fedstrata.problems.runner.Runner.tracing", False)
     dtype, sampling = KINDS[kind]
     problem, data = example(name, dtype)
     fs.testing.check_chunks(quick(kind_of(name)), problem, data, sampling)
-    shared_oracles(problem)._graphs.clear()  # those of functions that were not traced are not graphs
+    shared_oracles(problem)._runner.graphs.clear()  # those of functions that were not traced are not graphs
 
 
 @pytest.mark.untraced

@@ -39,8 +39,8 @@ from fedstrata.core.clock import Clock
 from fedstrata.core.schedules import CubeRoot, Epochs, Interval, RoundDecay
 from fedstrata.experiments.config import read
 from fedstrata.experiments.runs import run_config
-from fedstrata.problems import oracles
 from fedstrata.problems.oracles import Oracles
+from fedstrata.problems.runner import Runner
 from fedstrata.training.states import tensors_of
 from saddle_worlds import SADDLES
 from support import example_for, make_setting, mixture_of, sized_data, smooth_example, started
@@ -229,11 +229,11 @@ _ORACLES: dict[int, Oracles] = {}
 @contextmanager
 def untraced() -> Iterator[None]:
     """Trace no graphs: for so few rounds that takes longer than it saves."""
-    oracles.Oracles.tracing = False
+    Runner.tracing = False
     try:
         yield
     finally:
-        oracles.Oracles.tracing = True
+        Runner.tracing = True
 
 
 def clients_of(

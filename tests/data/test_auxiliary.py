@@ -236,7 +236,7 @@ def test_a_run_from_a_file_uses_it_and_runs_again(
     fedstrata: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("fedstrata.training.plots.plot", lambda *_, **__: None)
-    monkeypatch.setattr("fedstrata.problems.oracles.Oracles.tracing", False)
+    monkeypatch.setattr("fedstrata.problems.runner.Runner.tracing", False)
     path = tmp_path / "experiment.toml"
     path.write_text(
         "[data]\nclients = 3\nsubset = 200\nauxiliary = 4\n[model]\nname = 'logreg'\n"

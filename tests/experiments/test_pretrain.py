@@ -197,7 +197,7 @@ def straight(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("straight") / "run"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("fedstrata.training.plots.plot", lambda *_, **__: None)
-        patch.setattr("fedstrata.problems.oracles.Oracles.tracing", False)  # as in the tests of this file
+        patch.setattr("fedstrata.problems.runner.Runner.tracing", False)  # as in the tests of this file
         run_config(config_of(BASE, PRETRAIN), folder, False, [])
     return folder
 

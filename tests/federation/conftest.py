@@ -11,13 +11,13 @@ import pytest
 import fedstrata.training.plots
 from federation.stand_in import DIGITS, Site, Tables, made, site
 from fedstrata.federation.server import nodes
-from fedstrata.problems import oracles
+from fedstrata.problems.runner import Runner
 
 
 @pytest.fixture(autouse=True)
 def plain(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fedstrata.training.plots, "plot", lambda *_, **__: None)
-    monkeypatch.setattr(oracles.Oracles, "tracing", False)
+    monkeypatch.setattr(Runner, "tracing", False)
     monkeypatch.setattr(os, "fsync", lambda _: None)
     monkeypatch.setattr(nodes, "POLL", 0.01)
 

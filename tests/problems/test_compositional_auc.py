@@ -51,7 +51,7 @@ def _neither_trace_nor_plot(request: pytest.FixtureRequest, monkeypatch: pytest.
     """Both take longer than these runs; one test covers traced graphs."""
     monkeypatch.setattr("fedstrata.training.plots.plot", lambda *_, **__: None)
     if "along_the_gradient[False]" not in request.node.name:
-        monkeypatch.setattr("fedstrata.problems.oracles.Oracles.tracing", False)
+        monkeypatch.setattr("fedstrata.problems.runner.Runner.tracing", False)
 
 
 # --- by hand ---------------------------------------------------------------------------------------------------------

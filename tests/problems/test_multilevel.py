@@ -320,7 +320,7 @@ def test_an_estimate_of_the_deviation_may_be_below_zero(power: int, v: float) ->
 
 @pytest.mark.slow
 def test_a_run_with_estimates_below_zero_stays_finite(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedstrata.problems.oracles.Oracles.tracing", False)
+    monkeypatch.setattr("fedstrata.problems.runner.Runner.tracing", False)
     problem, seen = fs.risk_averse(network(), weight=2.0, smoothing=1e-3), []
 
     class Watch(fs.Callback):

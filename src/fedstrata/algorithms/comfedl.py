@@ -36,8 +36,8 @@ from typing import NamedTuple
 import torch
 
 from fedstrata.algorithms.algorithm import ANY_LEVELS, Algorithm, param
-from fedstrata.algorithms.descent import RATES, descended, own
-from fedstrata.clients import Client, Clients, Variables, remote
+from fedstrata.algorithms.descent import RATES
+from fedstrata.clients import Client, Clients, remote
 from fedstrata.core.schedules import Rate, Steps
 
 TINY_WEIGHT = 1e-30
@@ -87,7 +87,7 @@ class ComFedL(Algorithm):
         """Take local steps (lines 6 to 17)."""
         k = client.variables(x=x)
         for step in client.loop(self.steps, k):
-            k.x = descended(k.x, client.chain(k.x, client.draw_all()).gradient, client.rate(self.lr), step)
+            k.x, _ = client.descend_chain(k.x, client.draw_all(), client.rate(self.lr), step=step)
         return k.x - x
 
     @remote
@@ -101,16 +101,15 @@ class ComFedL(Algorithm):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Take steps with weights divided by ``weight``, capped at ``most``; also return the mean weight's update."""
         counts = torch.from_numpy(client.step_counts(self.steps)).to(x).unsqueeze(1)
-        inverse = 1 / weight.clamp(min=torch.finfo(x.dtype).tiny)
-        k = client.variables(x=x, total=torch.zeros_like(weight), inverse=inverse)
+        tiny = torch.finfo(x.dtype).tiny
+        k = client.variables(x=x, total=torch.zeros_like(weight), inverse=1 / weight.clamp(min=tiny))
         for step in client.loop(self.steps, k):
-            self.normalised_step(client, k, most, step)
+            k.x, v = client.descend_chain(
+                k.x,
+                client.draw_all(),
+                client.rate(self.lr),
+                lambda v: torch.minimum(k.inverse, most / v.clamp(min=tiny)),
+                step,
+            )
+            k.total = k.total + v
         return k.x - x, k.total / counts - weight
-
-    def normalised_step(self, client: Client, k: Variables, most: int, step: int) -> None:
-        """Take one of these steps."""
-        chain = client.chain(k.x, client.draw_all())
-        v = chain.outer_grads[0]
-        scale = torch.minimum(k.inverse, most / v.clamp(min=torch.finfo(v.dtype).tiny))
-        k.x = own(k.x, step).addcmul_(chain.gradient, scale, value=-client.rate(self.lr))
-        k.total = k.total + v

@@ -41,11 +41,6 @@ def own(x: torch.Tensor, step: int) -> torch.Tensor:
     return x if step else x.clone(memory_format=torch.contiguous_format)
 
 
-def descended(x: torch.Tensor, gradient: torch.Tensor, rate: float, step: int) -> torch.Tensor:
-    """Return ``x - rate * gradient``, in place after a loop's first step: from then on x belongs to the loop."""
-    return x.sub_(gradient, alpha=rate) if step else x.sub(gradient, alpha=rate)
-
-
 def local_sgd(client: Client, x: torch.Tensor, steps: Steps, lr: Rate, weight_decay: float) -> torch.Tensor:
     """Take steps x_k <- x_k - lr * (grad f(x_k; batch) + weight_decay * x_k) from ``x``; return the update x_k - x."""
     k = client.variables(x=x)

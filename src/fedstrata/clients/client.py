@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 from numbers import Integral
 from typing import Any
@@ -13,18 +13,16 @@ import torch
 from fedstrata.clients.batches import Batches, Now
 from fedstrata.clients.client_side import ClientSide
 from fedstrata.clients.memory import Memory
+from fedstrata.clients.oracle_calls import OracleCalls
 from fedstrata.clients.variables import Variables
 from fedstrata.core.clock import Clock
 from fedstrata.core.errors import FedstrataError, invalid, listed
 from fedstrata.core.schedules import Epochs, EqualSteps, Rate, Steps, rate_at, steps_at
 from fedstrata.data.batch import Batch
 from fedstrata.data.sampling import steps_per_epoch
-from fedstrata.problems.derivatives import Tensors
-from fedstrata.problems.oracles import Chain
-from fedstrata.problems.problem import Problem
 
 
-class Client:
+class Client(OracleCalls):
     """C clients that advance together: every vector is [C, d], row c belongs to ``ids[c]``.
 
     An algorithm's ``@remote`` methods get one of these; they need not know how many clients it stands for.
@@ -56,11 +54,6 @@ class Client:
         shown = [self._side.data.name_of(c).removeprefix("client ") for c in self.ids[: self._active].tolist()]
         return f"client{'s' if len(shown) > 1 else ''} {listed(shown)}"
 
-    @property
-    def problem(self) -> Problem:
-        """The problem to solve."""
-        return self._side.oracles.problem
-
     # --- data ---------------------------------------------------------------------------------------------------
 
     def draw(self, level: int = 0, stream: int = 0, batch_size: int | None = None) -> Batch:
@@ -77,6 +70,15 @@ class Client:
     def all_data(self, level: int = 0) -> Batch:
         """Return all of each client's data for level ``level`` as one batch."""
         return self._batches.draw(level, 0, None, self._now)
+
+    def draw_all(self, stream: int = 0, batch_size: int | None = None) -> list[Batch]:
+        """Draw a batch for each level and, last, one for the outer function: what :meth:`chain` takes."""
+        levels = [*range(1, len(self.problem.levels) + 1), 0]
+        return [self.draw(k, stream, batch_size) for k in levels]
+
+    def worth(self, batches: int) -> int | None:
+        """Return the number of samples in ``batches`` batches, to draw them as one; None if a batch is all the data."""
+        return None if self._side.batch_size is None else batches * self._side.batch_size
 
     @property
     def samples(self) -> int:
@@ -98,79 +100,6 @@ class Client:
         data = self._side.data
         counts = torch.from_numpy(data.train.class_counts[self.ids[: self._active]]).to(self.problem.x0)
         return torch.nn.functional.pad(counts, (0, data.classes - counts.shape[1]))
-
-    # --- oracles ------------------------------------------------------------------------------------------------
-
-    def loss(self, x: torch.Tensor, batch: Batch, y: torch.Tensor | None = None) -> torch.Tensor:
-        """Return the outer function for each client, [C]: the loss itself if there are no levels."""
-        return self._side.oracles.outer(x, y, batch)
-
-    def grads(self, x: torch.Tensor, batch: Batch) -> torch.Tensor:
-        """Return the gradient of the loss, [C, d], of a problem without levels or dual."""
-        return self._side.oracles.outer_grads(x, None, batch)[0]
-
-    def descend(
-        self, x: torch.Tensor, batch: Batch, rate: float, weight_decay: float = 0.0, step: int = 1
-    ) -> torch.Tensor:
-        """Return ``x - rate * (grads(x, batch) + weight_decay * x)``, faster than by ``grads``.
-
-        Changes x in place, except in the first ``step`` (0) of a loop, where x still belongs to the server.
-        """
-        x = x if step else x.clone(memory_format=torch.contiguous_format)
-        return self._side.oracles.descend(x, batch, rate, 1 - rate * weight_decay)
-
-    def f_grads(self, u: torch.Tensor, batch: Batch, y: torch.Tensor | None = None) -> Tensors:
-        """Return the gradients of the outer function in u and, if y is passed, in y.
-
-        Without a dual, y and its gradient have length 0.
-        """
-        grads = self._side.oracles.outer_grads(u, y, batch)
-        return grads if y is None or self.problem.dual else (*grads, y)
-
-    def best_y(self, x: torch.Tensor, batch: Batch) -> torch.Tensor:
-        """Return the dual that maximises the outer function at x, before projection, [C, p], if it is known."""
-        return self._side.oracles.best_y(x, batch)
-
-    def g(self, k: int, u: torch.Tensor, batch: Batch) -> torch.Tensor:
-        """Return the value of level k (from 1) at u, [C, r]."""
-        return self._side.oracles.level(k, u, batch)
-
-    def g_vjp(self, k: int, u: torch.Tensor, cotangent: torch.Tensor, batch: Batch) -> torch.Tensor:
-        """Return the transposed Jacobian of level k (from 1) at u times ``cotangent``, [C, d]."""
-        return self._side.oracles.level_vjp(k, u, cotangent, batch)
-
-    def g_jacobian(self, k: int, u: torch.Tensor, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the value of level k (from 1) at u, [C, r], and its Jacobian, [C, r, d]."""
-        return self._side.oracles.level_jacobian(k, u, batch)
-
-    def chain(
-        self,
-        x: torch.Tensor,
-        batches: Sequence[Batch],
-        y: torch.Tensor | None = None,
-        offsets: Sequence[torch.Tensor] | None = None,
-        weight: float = 1.0,
-    ) -> Chain:
-        """Evaluate all layers in one pass, u_k = offset_k + weight * g_k(u_{k-1}) and then f, and differentiate.
-
-        ``batches`` has one batch for each level and, last, one for the outer function. Returns the gradient
-        J_1^T ... J_K^T grad f (the J without the weight), the levels' values g_k, and the gradients of f.
-        """
-        chain = self._side.oracles.chain(x, y, batches, offsets, weight)
-        return chain if y is None or self.problem.dual else chain._replace(outer_grads=(*chain.outer_grads, y))
-
-    def draw_all(self, stream: int = 0, batch_size: int | None = None) -> list[Batch]:
-        """Draw a batch for each level and, last, one for the outer function: what :meth:`chain` takes."""
-        levels = [*range(1, len(self.problem.levels) + 1), 0]
-        return [self.draw(k, stream, batch_size) for k in levels]
-
-    def worth(self, batches: int) -> int | None:
-        """Return the number of samples in ``batches`` batches, to draw them as one; None if a batch is all the data."""
-        return None if self._side.batch_size is None else batches * self._side.batch_size
-
-    def project_y(self, y: torch.Tensor) -> torch.Tensor:
-        """Return the dual projected onto its set."""
-        return self.problem.projected(y)
 
     # --- time and memory ----------------------------------------------------------------------------------------
 

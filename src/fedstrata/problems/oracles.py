@@ -1,44 +1,21 @@
-"""Oracles: values and derivatives of a problem for C clients at once, on tensors [C, .].
-
-Several clients run as ``torch.func.vmap`` of one client's function. For shapes that recur, the function is traced once
-into a graph of tensor operations, which removes most of the dispatch cost of vmap and grad. Otherwise a single client
-runs as plain autograd. A function that vmap cannot handle (it branches on values, or uses a recurrent kernel) runs one
-client at a time. All forms give the same numbers.
-"""
+"""Oracles: values and derivatives of a problem for C clients at once, on tensors [C, .]."""
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Iterator, Sequence
-from functools import cached_property
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 
 from fedstrata.core.errors import FedstrataError
 from fedstrata.data.batch import Batch
-from fedstrata.problems.derivatives import (
-    Form,
-    Function,
-    Linearised,
-    Tensors,
-    chain_of,
-    gradient_inside,
-    gradient_of,
-    jacobian_of,
-    linearise,
-    linearise_inside,
-    pullback_of,
-    value_of,
-)
+from fedstrata.problems.derivatives import Tensors
 from fedstrata.problems.graphs.compiler import Compiler
-from fedstrata.problems.graphs.descent import Step, trace_descent
-from fedstrata.problems.graphs.trace import close, trace
-from fedstrata.problems.problem import Arrays, Problem
-from fedstrata.problems.randomness import Randomised, with_random_layers
+from fedstrata.problems.problem import Problem
+from fedstrata.problems.runner import Runner
 
-Name = tuple[str, tuple[bool, ...]]
-"""A function, and which of its batches have words for random layers."""
+Factor = Callable[[torch.Tensor], torch.Tensor]
+"""Returns a factor of each client's step, [C, 1], from the gradient of f, [C, r]."""
 
 
 class Chain(NamedTuple):
@@ -54,126 +31,68 @@ class Chain(NamedTuple):
     outer_grads: Tensors
 
 
-def _flat(function: Form, vectors: int, lengths: tuple[int, ...], random: tuple[bool, ...]) -> Form:
-    """Return the function with the arrays of its batches as separate arguments, as tracing needs them."""
-
-    def flat(*args: Any) -> Tensors:
-        batches, start = [], vectors
-        for length, has_words in zip(lengths, random, strict=True):
-            arrays = args[start : start + length]
-            batches.append(Randomised.of(arrays) if has_words else arrays)
-            start += length
-        return function(*args[:vectors], *batches)
-
-    return flat
-
-
 class Oracles:
     """Values and derivatives of one problem, vectorised over a leading client axis; compiled if there is a compiler."""
 
-    tracing = True
-    """Whether functions are traced: tests of many short runs save the time."""
-
     def __init__(self, problem: Problem, compiler: Compiler | None = None) -> None:
         self.problem, self.compiler = problem, compiler
-        self._graphs: dict[tuple[object, ...], Callable[..., Any] | None] = {}
-        self._flattened: dict[tuple[object, ...], Form] = {}
-        self._alone: set[Name] = set()
-        self._checked: set[Name] = set()
-        # Neither tracing nor vmap supports the kernels of recurrent layers.
-        self._recurrent = problem.flat is not None and problem.flat.layers() == "recurrent"
+        self._runner = Runner(problem, compiler)
         # Identical levels share one traced graph.
         self._first = [problem.levels.index(level) + 1 for level in problem.levels]
 
-    @cached_property
-    def _functions(self) -> dict[bool, dict[str, Form]]:
-        """The functions of a single client (True), and of several (False).
-
-        PyTorch's derivatives of a gradient that was taken inside vmap are wrong for some layers (layer_norm), so levels
-        that contain one (:class:`GradientStep`) are differentiated inside vmap too.
-        """
-        alone = self._derived(_itself, gradient_of, linearise)
-        if not self._nested:
-            return {True: alone, False: self._derived(torch.func.vmap, gradient_of, linearise)}
-        return {True: alone, False: self._derived(_itself, gradient_inside, linearise_inside)}
-
-    @cached_property
-    def _nested(self) -> bool:
-        return any(hasattr(level, "pullback") for level in self.problem.levels)
-
-    def _derived(
-        self,
-        lifted: Callable[[Function], Function],
-        gradient: Callable[[Function, int], Form],
-        linearised: Linearised,
-    ) -> dict[str, Form]:
-        problem = with_random_layers(self.problem)
-        outer, duals = lifted(problem.outer), 1 if problem.dual else 0
-        levels, outer_grads = [lifted(level) for level in problem.levels], gradient(outer, 1 + duals)
-        functions = {
-            "outer": value_of(outer),
-            "outer_grads": outer_grads,
-            "chain": chain_of(levels, outer_grads, duals, False, linearised),
-            "chain_from": chain_of(levels, outer_grads, duals, True, linearised),
-        }
-        for k, (level, one) in enumerate(zip(levels, problem.levels, strict=True), start=1):
-            own = getattr(one, "pullback", None)
-            functions[f"level_{k}"] = value_of(level)
-            functions[f"level_vjp_{k}"] = pullback_of(level, None if own is None else lifted(own), linearised)
-            functions[f"level_jacobian_{k}"] = jacobian_of(level, linearised)
-        if problem.best_y is not None:
-            functions["best_y"] = value_of(lifted(problem.best_y))
-        return functions
-
     def outer(self, u: torch.Tensor, y: torch.Tensor | None, batch: Batch) -> torch.Tensor:
         """Return f for each client: [C]."""
-        return self._run("outer", (u, *self._dual(y)), [batch])[0]
+        return self._runner.run("outer", (u, *self._dual(y)), [batch])[0]
 
     def outer_grads(self, u: torch.Tensor, y: torch.Tensor | None, batch: Batch) -> Tensors:
         """Return the gradient of f in u, and in y if there is a dual, for each client."""
-        return self._run("outer_grads", (u, *self._dual(y)), [batch])
+        return self._runner.run("outer_grads", (u, *self._dual(y)), [batch])
 
     def descend(self, x: torch.Tensor, batch: Batch, rate: float, keep: float = 1.0) -> torch.Tensor:
         """Move x in place to ``keep * x - rate * gradient``, for a problem without levels or dual; return x."""
-        tensors = (x, *batch.parts[0])
-        tensors = tuple(t[0] for t in tensors) if len(x) == 1 else tensors
-        step = self._step(x, batch, tensors)
-        if step is not None:
-            step(rate, keep, *tensors)
-            return x
-        (gradient,) = self.outer_grads(x, None, batch)
-        return (x if keep == 1 else x.mul_(keep)).sub_(gradient, alpha=rate)
+        if self._runner.descend("outer_grads", x, [batch], rate, keep) is None:
+            (gradient,) = self.outer_grads(x, None, batch)
+            (x if keep == 1 else x.mul_(keep)).sub_(gradient, alpha=rate)
+        return x
 
-    def _step(self, x: torch.Tensor, batch: Batch, tensors: Tensors) -> Step | None:
-        """Return the traced step for tensors of this form; None if it must be taken in another way."""
-        name = ("outer_grads", (batch.random,))
-        usual = batch.traced and self.tracing and batch.where is None and x.is_contiguous()
-        if not usual or self._recurrent or self.problem.dual or name in self._alone:
-            return None
-        form = ("step", name, len(x), *((t.shape, t.dtype, t.device) for t in tensors))
-        if form not in self._graphs:
-            if len(x) > 1 and name not in self._checked:
-                self._on(name, (x,), (batch.parts[0],), traced=False)
-            run = self._form(name, len(x) == 1, 1, (len(batch.parts[0]),))
-            usable = name not in self._alone
-            self._graphs[form] = trace_descent(run, *tensors, compiler=self.compiler) if usable else None
-        return self._graphs[form]
+    def descend_chain(
+        self,
+        x: torch.Tensor,
+        batches: Sequence[Batch],
+        rate: float,
+        scale: Factor | None,
+    ) -> torch.Tensor:
+        """Move x in place along the gradient through all levels; return the gradient of f, [C, r].
+
+        scale: returns a factor of each client's step, [C, 1], from the gradient of f.
+        """
+        by_last = None if scale is None else lambda *results: scale(results[-1])
+        results = self._runner.descend("chain", x, batches, rate, 1.0, by_last)
+        if results is not None:
+            return results[-1]
+        chain = self.chain(x, None, batches)
+        outer = chain.outer_grads[0]
+        if scale is None:
+            x.sub_(chain.gradient, alpha=rate)
+        else:
+            x.addcmul_(chain.gradient, scale(outer), value=-rate)
+        return outer
 
     def best_y(self, x: torch.Tensor, batch: Batch) -> torch.Tensor:
         """Return the dual that maximises f at x for each client: [C, p]."""
-        return self._run("best_y", (x,), [batch])[0]
+        return self._runner.run("best_y", (x,), [batch])[0]
 
     def level(self, k: int, u: torch.Tensor, batch: Batch) -> torch.Tensor:
         """Return g^(k)(u) for each client."""
-        return self._run(f"level_{self._first[k - 1]}", (u,), [batch])[0]
+        return self._runner.run(f"level_{self._first[k - 1]}", (u,), [batch])[0]
 
     def level_vjp(self, k: int, u: torch.Tensor, cotangent: torch.Tensor, batch: Batch) -> torch.Tensor:
         """Return J^T cotangent for each client, J the Jacobian of g^(k) at u."""
-        return self._run(f"level_vjp_{self._first[k - 1]}", (u, cotangent), [batch])[0]
+        return self._runner.run(f"level_vjp_{self._first[k - 1]}", (u, cotangent), [batch])[0]
 
     def level_jacobian(self, k: int, u: torch.Tensor, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
         """Return g^(k)(u), [C, r], and its Jacobian, [C, r, d]."""
-        value, jacobian = self._run(f"level_jacobian_{self._first[k - 1]}", (u,), [batch])
+        value, jacobian = self._runner.run(f"level_jacobian_{self._first[k - 1]}", (u,), [batch])
         return value, jacobian
 
     def chain(
@@ -194,7 +113,7 @@ class Oracles:
         vectors = (x, *self._dual(y))
         if offsets is not None:
             vectors = (*vectors, *offsets, x.new_full((len(x),), weight))
-        out = self._run("chain" if offsets is None else "chain_from", vectors, batches)
+        out = self._runner.run("chain" if offsets is None else "chain_from", vectors, batches)
         return Chain(out[0], out[1 : 1 + count], out[1 + count :])
 
     def _dual(self, y: torch.Tensor | None) -> Tensors:
@@ -202,118 +121,3 @@ class Oracles:
             has = "has a dual: pass y" if self.problem.dual else "has no dual: pass no y, or one of length 0"
             raise FedstrataError(f"The problem {self.problem.name!r} {has}.")
         return (y,) if self.problem.dual and y is not None else ()
-
-    def _run(self, function: str, vectors: Tensors, batches: Sequence[Batch]) -> Tensors:
-        name = (function, tuple(b.random for b in batches))
-        if all(b.where is None for b in batches):
-            return self._on(name, vectors, tuple(b.parts[0] for b in batches), all(b.traced for b in batches))
-        out: list[torch.Tensor] = []
-        for where, arrays in _groups(batches, len(vectors[0])):
-            part = self._on(name, tuple(v[where] for v in vectors), arrays, False)
-            if not out:
-                out = [p.new_empty(len(vectors[0]), *p.shape[1:]) for p in part]
-            for whole, p in zip(out, part, strict=True):
-                whole[where] = p
-        return tuple(out)
-
-    def _on(self, name: Name, vectors: Tensors, batches: tuple[Arrays, ...], traced: bool) -> Tensors:
-        single = len(vectors[0]) == 1
-        for arrays in batches:
-            if arrays and len(arrays[0]) != len(vectors[0]):
-                raise FedstrataError(
-                    f"An oracle takes vectors and batches with one row for each client. Got {len(vectors[0])} and "
-                    f"{len(arrays[0])}."
-                )
-        traced = traced and self.tracing and not self._recurrent
-        if not single and (self._recurrent or name in self._alone):
-            return self._one_by_one(name, vectors, batches, traced)
-        lengths = tuple(map(len, batches))
-        tensors = (*vectors, *(a for arrays in batches for a in arrays))
-        if single:
-            tensors = tuple(t[0] for t in tensors)
-        run = self._form(name, single, len(vectors), lengths)
-        if traced:
-            tensors = tuple(t.contiguous() for t in tensors)
-            shape = (name, single, lengths, *((t.shape, t.dtype, t.device) for t in tensors))
-            if shape not in self._graphs:
-                self._graphs[shape] = trace(run, *tensors, compiler=self.compiler)
-            run = self._graphs[shape] or run
-        try:
-            out = run(*tensors)
-        except RuntimeError as error:
-            if single or isinstance(error, torch.OutOfMemoryError):
-                raise
-            return self._without_vmap(name, vectors, batches, traced, str(error).split("\n")[0])
-        if single:
-            return tuple(o.unsqueeze(0) for o in out)
-        if name not in self._checked:
-            self._checked.add(name)
-            if not self._agrees_with_one(name, len(vectors), lengths, tensors, out):
-                reason = "PyTorch's vmap gives other numbers for several clients than for one"
-                return self._without_vmap(name, vectors, batches, traced, reason)
-        return tuple(out)
-
-    def _agrees_with_one(
-        self, name: Name, vectors: int, lengths: tuple[int, ...], tensors: Tensors, out: Tensors
-    ) -> bool:
-        """Whether the results of a few clients are what plain autograd gives for each of them alone."""
-        clients = len(tensors[0])
-        for client in {0, clients // 2, clients - 1}:
-            alone = self._form(name, True, vectors, lengths)(*(t[client] for t in tensors))
-            if not all(close(o[client], a) for o, a in zip(out, alone, strict=True)):
-                return False
-        return True
-
-    def _form(self, name: Name, single: bool, vectors: int, lengths: tuple[int, ...]) -> Form:
-        """Return a function of one client or of several, with the arrays of its batches as separate arguments."""
-        key = (name, single, lengths)
-        if key not in self._flattened:
-            function, random = name
-            form = _flat(self._functions[single][function], vectors, lengths, random)
-            self._flattened[key] = torch.func.vmap(form) if self._nested and not single else form
-        return self._flattened[key]
-
-    def _without_vmap(
-        self, name: Name, vectors: Tensors, batches: tuple[Arrays, ...], traced: bool, reason: str
-    ) -> Tensors:
-        """Run one client at a time from now on; an error in the function itself is raised again."""
-        out = self._one_by_one(name, vectors, batches, traced)
-        self._alone.add(name)
-        warnings.warn(
-            f"The problem {self.problem.name} runs one client at a time, so use chunk=1: {reason}", stacklevel=2
-        )
-        return out
-
-    def _one_by_one(self, name: Name, vectors: Tensors, batches: tuple[Arrays, ...], traced: bool) -> Tensors:
-        rows = [slice(c, c + 1) for c in range(len(vectors[0]))]
-        parts = [
-            self._on(
-                name, tuple(v[r] for v in vectors), tuple(tuple(a[r] for a in arrays) for arrays in batches), traced
-            )
-            for r in rows
-        ]
-        return tuple(torch.cat(column) for column in zip(*parts, strict=True))
-
-
-def _itself(function: Function) -> Function:
-    return function
-
-
-def _groups(batches: Sequence[Batch], clients: int) -> Iterator[tuple[torch.Tensor, tuple[Arrays, ...]]]:
-    """Yield each group of clients that share a part in every batch, with the group's rows of each batch."""
-    part = torch.zeros(len(batches), clients, dtype=torch.long)
-    row = torch.arange(clients).repeat(len(batches), 1)
-    for b, batch in enumerate(batches):
-        for i, where in enumerate(batch.where or ()):
-            part[b, where] = i
-            row[b, where] = torch.arange(len(where))
-    groups, group = torch.unique(part, dim=1, return_inverse=True)
-    for i in range(groups.shape[1]):
-        where = torch.nonzero(group == i).squeeze(1)
-        yield (
-            where,
-            tuple(
-                tuple(a[row[b, where].to(a.device)] for a in batch.parts[int(groups[b, i])])
-                for b, batch in enumerate(batches)
-            ),
-        )

@@ -54,7 +54,7 @@ def test_a_step_is_that_of_the_gradient(name: str, clients: int) -> None:
             moved = x.clone()
             assert oracles.descend(moved, batch, RATE, KEEP) is moved
             torch.testing.assert_close(moved, expected, rtol=1e-12, atol=1e-12)
-    assert any(step for form, step in oracles._graphs.items() if form[0] == "step")
+    assert any(step for form, step in oracles._runner.graphs.items() if form[0] == "step")
 
 
 def squares(x: torch.Tensor, a: torch.Tensor) -> tuple[torch.Tensor]:
@@ -92,8 +92,26 @@ def test_parts_that_are_copies_of_x_are_taken_as_they_were() -> None:
     step = trace_descent(pieces_of_x, x, a)
     assert step is not None
     expected = KEEP * x - RATE * pieces_of_x(x, a)[0]
-    step(RATE, KEEP, x, a)
+    step(x, (a,), RATE, KEEP)
     torch.testing.assert_close(x, expected)
+
+
+def test_a_step_along_a_chain_is_scaled_by_its_outer_gradient() -> None:
+    problem = fs.robust(nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 2)).double(), gamma=0.5, shift=0.7)
+    oracles = Oracles(problem)
+    for clients in (1, 3):
+        inputs, targets = torch.randn(clients, 6, 4).double(), torch.randint(0, 2, (clients, 6))
+        batches = [Batch(((inputs, targets),), traced=True), Batch(((),), traced=True)]
+        x = torch.randn(clients, len(problem.x0)).double()
+        with torch.no_grad():
+            chain = oracles.chain(x, None, batches)
+            scales = {"none": (None, 1.0), "some": (lambda v: 2 / v, 2 / chain.outer_grads[0])}
+            for scale, factor in scales.values():
+                moved = x.clone()
+                outer = oracles.descend_chain(moved, batches, RATE, scale)
+                torch.testing.assert_close(outer, chain.outer_grads[0])
+                torch.testing.assert_close(moved, x - RATE * factor * chain.gradient)
+    assert sum(step is not None for form, step in oracles._runner.graphs.items() if form[0] == "step") == 2
 
 
 def test_several_groups_of_clients_take_the_step_of_the_gradient() -> None:

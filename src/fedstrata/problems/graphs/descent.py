@@ -6,7 +6,7 @@ other parts of a gradient are subtracted from theirs. So the flat gradient is ne
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from itertools import groupby
 from typing import Any, NamedTuple
 
@@ -19,8 +19,8 @@ from fedstrata.problems.graphs.simplify import simplify
 from fedstrata.problems.graphs.trace import REFUSALS, changed, close, record, speed_up
 from fedstrata.problems.graphs.writes import Piece, pieces_of
 
-Step = Callable[..., None]
-"""``step(rate, keep, x, *others)``: moves x in place."""
+Scale = Callable[..., torch.Tensor]
+"""Returns a factor of the step from the other results of the function."""
 
 _ATEN = torch.ops.aten
 _PRODUCTS = {_ATEN.mm.default, _ATEN.bmm.default}
@@ -34,23 +34,58 @@ class _Part(NamedTuple):
     shape: torch.Size | None
 
 
-def trace_descent(
-    gradient: Callable[..., Any], *tensors: torch.Tensor, compiler: Compiler | None = None
-) -> Step | None:
-    """Return the step along ``gradient(x, *others)``, a tuple of one, for tensors of these shapes.
+class Descent:
+    """Moves x in place along the gradient that a function ``gradient(x, *others)`` returns first.
 
-    Returns None if the gradient cannot be traced, or may share memory with x.
+    run:   returns the operands of all parts, and then the other results of the function.
+    parts: the parts of x.
+    """
+
+    def __init__(self, run: Callable[..., Any], parts: list[_Part]) -> None:
+        self._run, self._parts = run, parts
+        self._operands = sum(1 if part.shape is None else 2 for part in parts)
+
+    def __call__(
+        self, x: torch.Tensor, others: Iterable[torch.Tensor], rate: float, keep: float, scale: Scale | None = None
+    ) -> tuple[torch.Tensor, ...]:
+        """Move x to ``keep * x - rate * scale * gradient``; return the other results, from which the scale is made."""
+        out = self._run(x, *others)
+        operands, rest = iter(out[: self._operands]), tuple(out[self._operands :])
+        factor = None if scale is None else scale(*rest)
+        for start, size, shape in self._parts:
+            part = x.narrow(-1, start, size)
+            if shape is not None:
+                left = next(operands)
+                left = left if factor is None else left * factor.unsqueeze(-1)
+                part = part.view(shape)
+                add = part.addmm_ if len(shape) == 2 else part.baddbmm_
+                add(left, next(operands), beta=keep, alpha=-rate)
+                continue
+            part = part if keep == 1 else part.mul_(keep)
+            if factor is None:
+                part.sub_(next(operands), alpha=rate)
+            else:
+                part.addcmul_(next(operands), factor, value=-rate)
+        return rest
+
+
+def trace_descent(
+    function: Callable[..., Any], *tensors: torch.Tensor, compiler: Compiler | None = None
+) -> Descent | None:
+    """Return the step along the first result of ``function(x, *others)``, for tensors of these shapes.
+
+    Returns None if the function cannot be traced, or if one of its results may share memory with x.
     """
     try:
-        graph = record(gradient, *tensors)
+        graph = record(function, *tensors)
         simplify(graph)
         parts = _split(graph)
         if compiler is None:
             speed_up(graph, tensors)
     except REFUSALS:
         return None
-    step = _step(graph.forward if compiler is None else compiler(graph, tensors), parts)
-    return step if _agrees(step, gradient, tensors) else None
+    step = Descent(graph.forward if compiler is None else compiler(graph, tensors), parts)
+    return step if _agrees(step, function, tensors) else None
 
 
 def _split(graph: fx.GraphModule) -> list[_Part]:
@@ -58,9 +93,9 @@ def _split(graph: fx.GraphModule) -> list[_Part]:
     output, x = graph.graph.output_node(), next(iter(graph.graph.nodes))
     if any(map(mutates, graph.graph.nodes)):
         raise ValueError("the function changes tensors in place")
-    gradient = output.args[0][0]  # type: ignore[index]
+    results: Any = output.args[0]
     parts, operands = [], []
-    for is_product, run in groupby(_pieces(gradient), key=lambda piece: piece.product is not None):
+    for is_product, run in groupby(_pieces(results[0]), key=lambda piece: piece.product is not None):
         pieces = [piece for piece in run if piece.size]
         if is_product:
             parts += [_Part(p.start, p.size, p.product.meta["layout"].shape) for p in pieces]  # type: ignore[union-attr]
@@ -68,11 +103,11 @@ def _split(graph: fx.GraphModule) -> list[_Part]:
         elif pieces:
             parts.append(_Part(pieces[0].start, sum(p.size for p in pieces), None))
             operands.append(_joined(graph.graph, output, pieces))
-    output.args = (tuple(operands),)
+    output.args = ((*operands, *results[1:]),)
     graph.graph.eliminate_dead_code()
     graph.recompile()
     if x in returned_with_ancestors(graph.graph):
-        raise ValueError("the gradient may share memory with x")
+        raise ValueError("a result may share memory with x")
     return parts
 
 
@@ -90,25 +125,13 @@ def _joined(graph: fx.Graph, output: fx.Node, pieces: list[Piece]) -> fx.Node:
         return graph.call_function(_ATEN.cat.default, ([piece.node for piece in pieces], -1))
 
 
-def _step(run: Callable[..., Any], parts: list[_Part]) -> Step:
-    def step(rate: float, keep: float, x: torch.Tensor, *others: torch.Tensor) -> None:
-        operands = iter(run(x, *others))
-        for start, size, shape in parts:
-            part = x.narrow(-1, start, size)
-            if shape is None:
-                part = part if keep == 1 else part.mul_(keep)
-                part.sub_(next(operands), alpha=rate)
-            else:
-                part = part.view(shape)
-                add = part.addmm_ if len(shape) == 2 else part.baddbmm_
-                add(next(operands), next(operands), beta=keep, alpha=-rate)
-
-    return step
-
-
-def _agrees(step: Step, gradient: Callable[..., Any], tensors: tuple[torch.Tensor, ...]) -> bool:
-    """Whether a step does what the gradient says, on other numbers."""
+def _agrees(step: Descent, function: Callable[..., Any], tensors: tuple[torch.Tensor, ...]) -> bool:
+    """Whether a step does what the function says, on other numbers."""
     x, *others = map(changed, tensors)
-    moved = x.clone()
-    step(0.5, 0.75, moved, *(t.clone() for t in others))
-    return close(moved, 0.75 * x - 0.5 * gradient(x.clone(), *others)[0])
+    gradient, *expected = function(x.clone(), *(t.clone() for t in others))
+    factor = torch.full_like(x[..., :1], 1.5)
+    moved = [x.clone(), x.clone()]
+    rest = step(moved[0], others, 0.5, 0.75)
+    step(moved[1], others, 0.5, 0.75, lambda *_: factor)
+    ours = (*moved, *rest)
+    return all(map(close, ours, (0.75 * x - 0.5 * gradient, 0.75 * x - 0.75 * gradient, *expected)))

@@ -1,0 +1,106 @@
+"""What a client computes: values and derivatives of the problem, and gradient steps, on vectors [C, d]."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from fedstrata.clients.client_side import ClientSide
+from fedstrata.data.batch import Batch
+from fedstrata.problems.derivatives import Tensors
+from fedstrata.problems.oracles import Chain, Factor
+from fedstrata.problems.problem import Problem
+
+
+class OracleCalls:
+    """The part of a :class:`Client` that evaluates the problem."""
+
+    _side: ClientSide
+
+    @property
+    def problem(self) -> Problem:
+        """The problem to solve."""
+        return self._side.oracles.problem
+
+    def loss(self, x: torch.Tensor, batch: Batch, y: torch.Tensor | None = None) -> torch.Tensor:
+        """Return the outer function for each client, [C]: the loss itself if there are no levels."""
+        return self._side.oracles.outer(x, y, batch)
+
+    def grads(self, x: torch.Tensor, batch: Batch) -> torch.Tensor:
+        """Return the gradient of the loss, [C, d], of a problem without levels or dual."""
+        return self._side.oracles.outer_grads(x, None, batch)[0]
+
+    def descend(
+        self, x: torch.Tensor, batch: Batch, rate: float, weight_decay: float = 0.0, step: int = 1
+    ) -> torch.Tensor:
+        """Return ``x - rate * (grads(x, batch) + weight_decay * x)``, faster than by ``grads``.
+
+        Changes x in place, except in the first ``step`` (0) of a loop, where x still belongs to the server.
+        """
+        return self._side.oracles.descend(_own(x, step), batch, rate, 1 - rate * weight_decay)
+
+    def descend_chain(
+        self,
+        x: torch.Tensor,
+        batches: Sequence[Batch],
+        rate: float,
+        scale: Factor | None = None,
+        step: int = 1,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return ``x - rate * chain(x, batches).gradient`` and the gradient of f, [C, r], for a problem without dual.
+
+        scale: returns a factor of each client's step, [C, 1], from the gradient of f.
+        Changes x in place, except in the first ``step`` (0) of a loop, where x still belongs to the server.
+        """
+        x = _own(x, step)
+        return x, self._side.oracles.descend_chain(x, batches, rate, scale)
+
+    def f_grads(self, u: torch.Tensor, batch: Batch, y: torch.Tensor | None = None) -> Tensors:
+        """Return the gradients of the outer function in u and, if y is passed, in y.
+
+        Without a dual, y and its gradient have length 0.
+        """
+        grads = self._side.oracles.outer_grads(u, y, batch)
+        return grads if y is None or self.problem.dual else (*grads, y)
+
+    def best_y(self, x: torch.Tensor, batch: Batch) -> torch.Tensor:
+        """Return the dual that maximises the outer function at x, before projection, [C, p], if it is known."""
+        return self._side.oracles.best_y(x, batch)
+
+    def g(self, k: int, u: torch.Tensor, batch: Batch) -> torch.Tensor:
+        """Return the value of level k (from 1) at u, [C, r]."""
+        return self._side.oracles.level(k, u, batch)
+
+    def g_vjp(self, k: int, u: torch.Tensor, cotangent: torch.Tensor, batch: Batch) -> torch.Tensor:
+        """Return the transposed Jacobian of level k (from 1) at u times ``cotangent``, [C, d]."""
+        return self._side.oracles.level_vjp(k, u, cotangent, batch)
+
+    def g_jacobian(self, k: int, u: torch.Tensor, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the value of level k (from 1) at u, [C, r], and its Jacobian, [C, r, d]."""
+        return self._side.oracles.level_jacobian(k, u, batch)
+
+    def chain(
+        self,
+        x: torch.Tensor,
+        batches: Sequence[Batch],
+        y: torch.Tensor | None = None,
+        offsets: Sequence[torch.Tensor] | None = None,
+        weight: float = 1.0,
+    ) -> Chain:
+        """Evaluate all layers in one pass, u_k = offset_k + weight * g_k(u_{k-1}) and then f, and differentiate.
+
+        ``batches`` has one batch for each level and, last, one for the outer function. Returns the gradient
+        J_1^T ... J_K^T grad f (the J without the weight), the levels' values g_k, and the gradients of f.
+        """
+        chain = self._side.oracles.chain(x, y, batches, offsets, weight)
+        return chain if y is None or self.problem.dual else chain._replace(outer_grads=(*chain.outer_grads, y))
+
+    def project_y(self, y: torch.Tensor) -> torch.Tensor:
+        """Return the dual projected onto its set."""
+        return self.problem.projected(y)
+
+
+def _own(x: torch.Tensor, step: int) -> torch.Tensor:
+    """Return x to change in place: a copy in the first step of a loop."""
+    return x if step else x.clone(memory_format=torch.contiguous_format)
