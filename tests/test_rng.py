@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from fedstrata.core import rng
 from fedstrata.core.errors import InputError
@@ -202,3 +203,20 @@ def test_every_member_of_a_large_population_is_chosen_equally_often() -> None:
     assert abs(chi_square(counts, counts.sum() / bins)) < 5
     ends = np.concatenate([rng.choose(rng.key_of(seed, "ends"), rng.MANY + 1, rng.MANY // 5) for seed in range(60)])
     assert ends.min() == 0 and ends.max() == rng.MANY
+
+
+@pytest.mark.parametrize("count", [1, 4, 10])
+def test_an_accelerator_computes_the_same_words(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is none here: its operations run on the CPU."""
+    clients, steps = np.array([5, 2**20, 7, 2**31 - 1]), range(3, 9)
+    expected = rng.words(KEY, clients, np.arange(3, 9)[:, None], count).astype(np.int64)
+    assert np.array_equal(rng.words_on(torch.device("cpu"), KEY, clients, steps, count), expected)
+    for name in ("arange", "zeros_like"):
+        monkeypatch.setattr(torch, name, _on_the_host(getattr(torch, name)))
+    monkeypatch.setattr(torch.Tensor, "to", lambda tensor, device: tensor)
+    words = rng.words_on(torch.device("cuda"), KEY, clients, steps, count)
+    assert words.dtype == torch.int64 and np.array_equal(words, expected)
+
+
+def _on_the_host(function: Any) -> Any:
+    return lambda *args, device=None, **options: function(*args, **options)

@@ -47,7 +47,9 @@ class DRFA(Algorithm):
         dx, dz = drawn.mean(self.local, s.x, snapshot, weighting="uniform")
         uniform = clients.choose(len(clients))
         v = torch.zeros_like(s.y)
-        v[torch.from_numpy(uniform.cohort)] = clients.total / len(uniform) * uniform.gather(self.loss, s.x + dz)
+        v[torch.from_numpy(uniform.cohort).to(v.device)] = (
+            clients.total / len(uniform) * uniform.gather(self.loss, s.x + dz)
+        )
         return State(s.x + dx, clients.project_y(s.y + steps * clients.rate(self.dual_lr) * v))
 
     @remote

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -17,12 +17,14 @@ from fedstrata.data.sampling import Everything, Independent
 AHEAD = 8 << 20
 """Bytes of samples that are gathered ahead, for each level and stream."""
 
+NOTHING = torch.empty(0, 0, 0, dtype=torch.int64)
+"""The rows of no steps."""
+
 POSITIONS_AHEAD = 1 << 18
 """How many positions of samples are drawn ahead."""
 
 
-@dataclass(frozen=True)
-class Now:
+class Now(NamedTuple):
     """Which batch to draw: that of the first ``active`` clients in this ``step``; ``left`` steps of the loop remain."""
 
     step: int
@@ -78,9 +80,8 @@ class Batches:
         index = now.step - first
         if words is None or not 0 <= index < len(words):
             key = rng.key_of(*self._names("layers", level, stream))
-            steps = np.arange(now.step, now.step + max(1, min(now.left, POSITIONS_AHEAD // len(self._ids))))
-            drawn = rng.words(key, self._ids, steps[:, None], 2).astype(np.int64)
-            words, index = torch.from_numpy(drawn).to(self._device), 0
+            steps = range(now.step, now.step + max(1, min(now.left, POSITIONS_AHEAD // len(self._ids))))
+            words, index = rng.words_on(self._device, key, self._ids, steps, 2), 0
             self._layers[level, stream] = now.step, words
         return words[index, : now.active]
 
@@ -130,7 +131,7 @@ class Draws:
         self._weights = None if weights is None else torch.from_numpy(weights).to(x0)
         self._first = self._first_drawn = 0
         self._ready: list[Arrays] = []
-        self._rows = torch.empty(0, 0, size, dtype=torch.int64)
+        self._rows: torch.Tensor = NOTHING
 
     def batch(self, now: Now) -> tuple[Batch, int]:
         """Return the batch, and how many samples it holds."""
@@ -152,7 +153,8 @@ class Draws:
             step_bytes = max(1, now.active * self._size * self._part.sample_bytes)
             steps = 1 if now.active == 1 else max(1, AHEAD // step_bytes)
             self._ready = []
-            arrays = self._part.samples(self._drawn(sampler, now)[:steps])
+            rows = self._drawn(sampler, now)
+            arrays = self._part.samples(rows if len(rows) <= steps else rows[:steps])
             self._ready = list(zip(*(a.unbind(0) for a in arrays), strict=True))
             self._first, index = now.step, 0
         arrays = self._ready[index]
@@ -163,7 +165,9 @@ class Draws:
         index = now.step - self._first_drawn
         if not 0 <= index < len(self._rows) or self._rows.shape[1] < now.active:
             affordable = POSITIONS_AHEAD // (now.active * self._size)
-            steps = np.arange(now.step, now.step + max(1, min(now.left, affordable)))
-            self._rows = self._part.rows_at(self._ids[: now.active], sampler.draw(steps, now.active))
+            steps = range(now.step, now.step + max(1, min(now.left, affordable)))
+            positions = sampler.draw(steps, now.active, self._part.device)
+            self._rows = self._part.rows_at(self._ids[: now.active], positions)
             self._first_drawn, index = now.step, 0
-        return self._rows[index:, : now.active]
+        exact = index == 0 and self._rows.shape[1] == now.active
+        return self._rows if exact else self._rows[index:, : now.active]

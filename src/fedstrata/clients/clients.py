@@ -208,9 +208,9 @@ class Clients:
         The row of a client that was left out is the mean of the others.
         """
         rows = self._rows(work, message)
-        answered = torch.from_numpy(self._answered)
-        if not answered.all():
+        if not self._answered.all():
             for leaf in rows.leaves or ():
+                answered = torch.from_numpy(self._answered).to(leaf.device)
                 others = leaf[answered]
                 leaf[~answered] = (others if leaf.is_floating_point() else others.double()).mean(0).to(leaf)
         return rows.tree
@@ -224,7 +224,7 @@ class Clients:
         """
         rows = self._rows(work, message, pool=limit)
         answered = torch.from_numpy(self._answered)
-        return tree_map(lambda leaf: leaf[answered].flatten(0, 1), rows.tree)
+        return tree_map(lambda leaf: leaf[answered.to(leaf.device)].flatten(0, 1), rows.tree)
 
     def restore(self, work: Work, *message: Any) -> None:
         """Run ``work(client, *message)`` on clients that have lost what they kept, so that they keep it again.

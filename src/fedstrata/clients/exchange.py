@@ -11,7 +11,7 @@ import torch
 from fedstrata.clients.engine import Answer, Engine, Request, Usage, nbytes
 from fedstrata.clients.faults import UNUSABLE, Fault, Faults, QuorumError, in_words
 from fedstrata.core.errors import FedstrataError, listed
-from fedstrata.core.trees import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
+from fedstrata.core.trees import TreeSpec, tree_flatten, tree_unflatten
 
 Rejoin = Callable[[np.ndarray], None]
 """Makes clients, given by number, keep again what they have lost."""
@@ -96,18 +96,17 @@ class Exchange:
 
     def _finite(self, request: Request, answer: Answer, faults: list[Fault]) -> Answer:
         """Return the answer without the clients whose numbers are not finite."""
-        good = torch.ones(len(answer.places), dtype=torch.bool)
-        for leaf in tree_leaves(answer.value):
-            if leaf.is_floating_point() and leaf.numel():
-                good &= torch.isfinite(leaf.reshape(len(leaf), -1)).all(1).cpu()
-        places = answer.places[good.numpy()]
-        self.answered[places] = True
-        if len(places) == len(answer.places):
-            return answer
-        for client in request.cohort[answer.places[~good.numpy()]].tolist():
-            faults.append(request.fault(client, "nan", "answered with NaN or infinity"))
         leaves, shape = tree_flatten(answer.value)
-        return replace(answer, places=places, value=tree_unflatten([leaf[good] for leaf in leaves], shape))
+        numbers = [leaf.reshape(len(leaf), -1) for leaf in leaves if leaf.is_floating_point() and leaf.numel()]
+        finite = torch.stack([torch.isfinite(n).all(1) for n in numbers]).all(0) if numbers else None
+        good = np.ones(len(answer.places), dtype=bool) if finite is None else finite.cpu().numpy()
+        places = answer.places[good]
+        self.answered[places] = True
+        if finite is None or good.all():
+            return answer
+        for client in request.cohort[answer.places[~good]].tolist():
+            faults.append(request.fault(client, "nan", "answered with NaN or infinity"))
+        return replace(answer, places=places, value=tree_unflatten([leaf[finite] for leaf in leaves], shape))
 
     def _ask_again(self, attempt: int, policy: Faults) -> np.ndarray:
         """Return the places of the clients to ask again, none if enough have answered; raise below the quorum."""

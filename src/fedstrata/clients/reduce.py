@@ -104,7 +104,7 @@ def rows(exchange: Exchange) -> Reduced:
         if out is None:
             out = [leaf.new_zeros(len(exchange.request.cohort), *leaf.shape[1:]) for leaf in leaves]
         for row, leaf in zip(out, leaves, strict=True):
-            row[torch.from_numpy(answer.places)] = leaf
+            row[torch.from_numpy(answer.places).to(row.device)] = leaf
     local = Reduced(out, shape, ("mean",), exchange.used, exchange.answered)
     return exchange.engine.complete(exchange.request, local)
 
@@ -122,7 +122,7 @@ def robust(channel: Channel, answers: Reduced) -> Reduced:
     """Return the median or trimmed mean of each coordinate of all clients' answers; every client counts once."""
     assert answers.leaves is not None
     answered = torch.from_numpy(answers.answered)
-    numbers, everyone = (leaf[answered] for leaf in answers.leaves), bool(answered.all())
+    numbers, everyone = (leaf[answered.to(leaf.device)] for leaf in answers.leaves), bool(answered.all())
     leaves = [_middle(channel, leaf if leaf.is_floating_point() else leaf.double(), everyone) for leaf in numbers]
     return replace(answers, leaves=leaves)
 

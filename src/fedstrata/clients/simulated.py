@@ -131,5 +131,5 @@ def _spoil(request: Request, answer: Answer, kinds: dict[int, str], policy: Faul
     for place in answer.places[wrong].tolist():
         yield request.fault(int(request.cohort[place]), "shape", "answered with the wrong shape")
     good = torch.from_numpy(~wrong)
-    value = tree_map(lambda leaf: leaf[good], value)
+    value = tree_map(lambda leaf: leaf[good.to(leaf.device)], value)
     yield Answer(answer.places[~wrong], value, answer.samples, answer.steps, answer.nbytes)  # garbage is sent too

@@ -43,6 +43,8 @@ class _Table:
 class ClientState:
     """Rows of each client, by name; memory grows only with the clients that took part.
 
+    They are in the memory of the host, whatever the device of the run, which holds only the rows of a chunk.
+
     If the rows of a name exceed ``memory_limit`` bytes, they move to a memory-mapped file in ``folder`` (by default the
     system's temporary folder), so the state may be larger than memory.
     """
@@ -59,14 +61,14 @@ class ClientState:
             self.check(name, value, len(clients))
             table = self._tables.get(name)
             if table is None:
-                empty = value.new_empty(0, *value.shape[1:])
+                empty = torch.empty(0, *value.shape[1:], dtype=value.dtype)
                 table = self._tables[name] = _Table(np.full(self.clients, -1, dtype=np.int64), empty)
             fresh = np.unique(clients[table.slot[clients] < 0])
             if len(fresh):
                 self._grow(name, table, table.used + len(fresh))
                 table.slot[fresh] = np.arange(table.used, table.used + len(fresh))
                 table.used += len(fresh)
-            table.rows[torch.from_numpy(table.slot[clients])] = value.to(table.rows.device)
+            table.rows[torch.from_numpy(table.slot[clients])] = value.cpu()
             table.changed.update(clients.tolist())
 
     def check(self, name: str, value: object, clients: int) -> None:
@@ -149,7 +151,7 @@ class ClientState:
         row = table.rows.shape[1:]
         row_bytes = row.numel() * table.rows.element_size()
         capacity = min(max(needed, 2 * capacity), self.clients)
-        if self.clients * row_bytes <= min(AT_ONCE, self.memory_limit) and table.rows.device.type == "cpu":
+        if self.clients * row_bytes <= min(AT_ONCE, self.memory_limit):
             capacity = self.clients
         bytes_needed = capacity * row_bytes
         if bytes_needed <= self.memory_limit:
@@ -157,7 +159,7 @@ class ClientState:
             rows[: table.used] = table.rows[: table.used]
         else:
             rows = self._mapped(name, (capacity, *row), table.rows.dtype)
-            rows[: table.used] = table.rows[: table.used].cpu()
+            rows[: table.used] = table.rows[: table.used]
         table.rows = rows
 
     def _mapped(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:

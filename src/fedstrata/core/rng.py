@@ -70,7 +70,7 @@ def _philox_of_few(counter: tuple[np.ndarray, ...], key: Key, shape: tuple[int, 
         c0, c2 = ((p1 >> 32) & low) ^ c1 ^ (ones * k0), ((p0 >> 32) & low) ^ c3 ^ (ones * k1)
         c1, c3 = p1 & low, p0 & low
         k0, k1 = (k0 + w0) & 0xFFFFFFFF, (k1 + w1) & 0xFFFFFFFF
-    out = b"".join(c.to_bytes(size, "little") for c in (c0, c1, c2, c3))
+    out = bytearray().join(c.to_bytes(size, "little") for c in (c0, c1, c2, c3))
     return np.frombuffer(out, dtype="<u8").reshape(4, *shape).transpose(*range(1, len(shape) + 1), 0)
 
 
@@ -121,22 +121,45 @@ def words(key: Key, clients: np.ndarray, steps: np.ndarray, count: int) -> np.nd
     return out.reshape(*out.shape[:-2], -1)[..., :count]
 
 
+def words_on(device: torch.device, key: Key, clients: np.ndarray, steps: range, count: int) -> torch.Tensor:
+    """Return the same words as an int64 tensor [steps, clients, count] on a device, which computes them itself."""
+    if device.type == "cpu":
+        return torch.from_numpy(words(key, clients, np.arange(steps.start, steps.stop)[:, None], count).view(np.int64))
+    blocks = torch.arange((count + 3) // 4, device=device)
+    number = torch.from_numpy(clients).to(device)[:, None]
+    step = torch.arange(steps.start, steps.stop, device=device)[:, None, None]
+    return _philox_of_tensors(blocks, number, step, torch.zeros_like(blocks), *key).flatten(-2)[..., :count]
+
+
 def words_of_tensors(key: torch.Tensor, salt: tuple[int, int], count: int) -> torch.Tensor:
     """Return ``count`` 32-bit words of Philox4x32-10 as an int64 tensor, for a key [2] that is a tensor itself.
 
     These are the words of ``philox((block, *salt, 0), key)``. The function uses only tensor operations, so it can be
     traced and mapped over clients.
     """
-    low = 0xFFFFFFFF
-    k0, k1 = key[0], key[1]
     c0 = torch.arange((count + 3) // 4, dtype=torch.int64, device=key.device)
     c1, c2, c3 = (torch.full_like(c0, number) for number in (*salt, 0))
+    return _philox_of_tensors(c0, c1, c2, c3, key[0], key[1]).reshape(-1)[:count]
+
+
+def _philox_of_tensors(
+    c0: torch.Tensor,
+    c1: torch.Tensor,
+    c2: torch.Tensor,
+    c3: torch.Tensor,
+    k0: torch.Tensor | int,
+    k1: torch.Tensor | int,
+) -> torch.Tensor:
+    """Return four words for each counter, stacked on the last axis, as :func:`philox` does; counters may broadcast."""
+    low = 0xFFFFFFFF
+    m0, m1 = _MULTIPLIERS.tolist()
+    w0, w1 = _WEYL.tolist()
     for _ in range(_ROUNDS):
         # int64 products wrap around, so their 64 bits are right; a shift copies the sign bit, which the mask removes.
-        p0, p1 = c0 * int(_MULTIPLIERS[0]), c2 * int(_MULTIPLIERS[1])
+        p0, p1 = c0 * m0, c2 * m1
         c0, c1, c2, c3 = ((p1 >> 32) & low) ^ c1 ^ k0, p1 & low, ((p0 >> 32) & low) ^ c3 ^ k1, p0 & low
-        k0, k1 = (k0 + int(_WEYL[0])) & low, (k1 + int(_WEYL[1])) & low
-    return torch.stack((c0, c1, c2, c3), dim=-1).reshape(-1)[:count]
+        k0, k1 = (k0 + w0) & low, (k1 + w1) & low
+    return torch.stack((c0, c1, c2, c3), dim=-1)
 
 
 def uniforms(key: Key, clients: np.ndarray, steps: np.ndarray, count: int) -> np.ndarray:

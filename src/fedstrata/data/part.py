@@ -98,23 +98,35 @@ class Part:
     def gather(self, clients: np.ndarray, positions: np.ndarray, lengths: np.ndarray | None, traced: bool) -> Batch:
         """Return the samples at ``positions`` [C, B] of each client; with ``lengths`` [C], only that many of them."""
         if lengths is None:
-            return Batch((self.samples(self.rows_at(clients, positions)),), traced=traced)
+            return Batch((self._at(clients, positions),), traced=traced)
         where = [np.flatnonzero(lengths == n) for n in np.unique(lengths)]
-        parts = [self.samples(self.rows_at(clients[w], positions[w, : int(lengths[w[0]])])) for w in where]
-        return Batch(tuple(parts), tuple(torch.from_numpy(w) for w in where), traced=False)
+        parts = [self._at(clients[w], positions[w, : int(lengths[w[0]])]) for w in where]
+        return Batch(tuple(parts), tuple(torch.from_numpy(w).to(self.device) for w in where), traced=False)
 
-    def rows_at(self, clients: np.ndarray, positions: np.ndarray) -> torch.Tensor:
-        """Return the row numbers at ``positions`` [..., C, B] of each client, on the device of the arrays."""
-        rows = self.rows.take(torch.from_numpy(self.offsets[clients][:, None] + positions))
-        return rows.to(self.arrays[0].device)
+    def _at(self, clients: np.ndarray, positions: np.ndarray) -> Arrays:
+        return self.samples(self.rows_at(clients, torch.from_numpy(np.ascontiguousarray(positions)).to(self.device)))
+
+    def rows_at(self, clients: np.ndarray, positions: torch.Tensor) -> torch.Tensor:
+        """Return the row numbers at ``positions`` [..., C, B] of each client, all on the device of the arrays."""
+        starts = torch.from_numpy(self.offsets[clients][:, None])
+        return self._device_rows.take((starts if positions.is_cpu else starts.to(self.device)) + positions)
+
+    @cached_property
+    def device(self) -> torch.device:
+        """Where the arrays are."""
+        return self.arrays[0].device
+
+    @cached_property
+    def _device_rows(self) -> torch.Tensor:
+        return self.rows.to(self.device)
 
     def samples(self, rows: torch.Tensor) -> Arrays:
         """Return the samples in these rows [...] of the arrays: [..., sample]."""
-        out = []
+        flat, out = rows.reshape(-1), []
         for array in self.arrays:
-            flat = array.index_select(0, rows.reshape(-1))
-            flat = flat if flat.is_floating_point() else flat.long()
-            out.append(flat.view(*rows.shape, *array.shape[1:]))
+            chosen = array.index_select(0, flat)
+            chosen = chosen if chosen.is_floating_point() else chosen.long()
+            out.append(chosen.view(rows.shape + array.shape[1:]))
         return tuple(out)
 
     @cached_property

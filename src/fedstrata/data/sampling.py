@@ -9,6 +9,7 @@ from abc import ABC, abstractmethod
 from typing import ClassVar
 
 import numpy as np
+import torch
 
 from fedstrata.core import rng
 from fedstrata.core.errors import invalid
@@ -48,24 +49,41 @@ class Sampling(ABC):
 
 
 class Independent(Sampling):
-    """A sampling with independent steps: drawing several at once costs little more than drawing one."""
+    """A sampling with independent steps: drawing several at once costs little more than drawing one.
+
+    Positions are computed on the device of the data, from random words that it computes too.
+    """
+
+    def draw(self, steps: range, active: int, device: torch.device) -> torch.Tensor:
+        """Return positions [steps, active, B] on a device."""
+        return self.chosen(rng.words_on(device, self.key, self.clients[:active], steps, self.batch_size), active)
 
     def positions(self, step: int, active: int) -> tuple[np.ndarray, np.ndarray | None]:
         """Return positions [active, B], and lengths [active] if not all positions count."""
-        return self.draw(np.arange(step, step + 1), active)[0], None
+        return self.draw(range(step, step + 1), active, torch.device("cpu"))[0].numpy(), None
 
     @abstractmethod
-    def draw(self, steps: np.ndarray, active: int) -> np.ndarray:
-        """Return positions [steps, active, B]."""
+    def chosen(self, words: torch.Tensor, active: int) -> torch.Tensor:
+        """Return the positions [steps, active, B] that 32-bit words [steps, active, B] stand for."""
+
+
+def _moved(numbers: np.ndarray, words: torch.Tensor) -> torch.Tensor:
+    """Return numbers [active, ...] as a tensor on the device of the words."""
+    tensor = torch.from_numpy(numbers)
+    return tensor if words.is_cpu else tensor.to(words.device)
+
+
+def _fractions(words: torch.Tensor) -> torch.Tensor:
+    """Return words as numbers in [0, 1)."""
+    return words.double() * 2.0**-32
 
 
 class Uniform(Independent):
     """Draw samples from the client's data with replacement."""
 
-    def draw(self, steps: np.ndarray, active: int) -> np.ndarray:
-        """Return positions [steps, active, B]."""
-        clients, sizes = self.clients[:active], self.sizes[:active]
-        return rng.positions(self.key, clients, steps[:, None], self.batch_size, sizes)
+    def chosen(self, words: torch.Tensor, active: int) -> torch.Tensor:
+        """Return the positions that words stand for; their bias is at most size / 2**32."""
+        return (words * _moved(self.sizes[:active, None], words)) >> 32
 
 
 class Stratified(Independent):
@@ -76,13 +94,11 @@ class Stratified(Independent):
     likely, so the gradient is unbiased without weights.
     """
 
-    def draw(self, steps: np.ndarray, active: int) -> np.ndarray:
-        """Return positions [steps, active, B]."""
-        clients, sizes = self.clients[:active], self.sizes[:active, None]
-        jitter = rng.uniforms(self.key, clients, steps[:, None], self.batch_size)
-        positions = (np.arange(self.batch_size) + jitter) * (sizes / self.batch_size)
-        out: np.ndarray = np.minimum(positions.astype(np.int64), sizes - 1)
-        return out
+    def chosen(self, words: torch.Tensor, active: int) -> torch.Tensor:
+        """Return the positions that words stand for: one in each section."""
+        sizes = _moved(self.sizes[:active, None], words)
+        section = torch.arange(self.batch_size, device=words.device) + _fractions(words)
+        return torch.minimum((section * (sizes.double() / self.batch_size)).long(), sizes - 1)
 
 
 class Balanced(Independent):
@@ -109,11 +125,10 @@ class Balanced(Independent):
         slots = self.batch_size // classes + (turn < self.batch_size % classes)
         self.weights = self.counts * self.batch_size / (self.sizes[:, None] * slots)
 
-    def draw(self, steps: np.ndarray, active: int) -> np.ndarray:
-        """Return positions [steps, active, B]."""
-        jitter = rng.uniforms(self.key, self.clients[:active], steps[:, None], self.batch_size)
-        out: np.ndarray = self.starts[:active] + (jitter * self.counts[:active]).astype(np.int64)
-        return out
+    def chosen(self, words: torch.Tensor, active: int) -> torch.Tensor:
+        """Return the positions that words stand for: each in its sample's class."""
+        starts, counts = (_moved(numbers[:active], words) for numbers in (self.starts, self.counts))
+        return starts + (_fractions(words) * counts).long()
 
 
 class ShuffledEpochs(Sampling):
