@@ -74,6 +74,23 @@ def test_a_local_step_stays_on_the_device(name: str, chunk: int, monkeypatch: py
         play(CASES[name], fs.Channel(), chunk)
 
 
+@pytest.mark.parametrize("chunk", [1, 3])
+@pytest.mark.parametrize(
+    "options",
+    [{"sampling": "stratified"}, {"sampling": "balanced"}, {"faults": fs.Faults()}, {"autocast": "bfloat16"}],
+    ids=str,
+)
+def test_a_step_of_a_run_stays_on_the_device(
+    options: dict[str, Any], chunk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = fs.data.digits().split(fs.partition.iid(), clients=3, seed=0)
+    problem = fs.erm(fs.models.model("mlp", (1, 8, 8), 10, hidden=[8], dropout=0.2, seed=0))
+    mode = OnDevice()
+    guarded(mode, monkeypatch)
+    with mode:
+        fs.train(problem, data, fs.FedAvg(lr=0.1, steps=5), rounds=2, batch_size=16, chunk=chunk, **options)
+
+
 def test_a_step_that_reads_a_value_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.modules["fedstrata.algorithms.algorithm"], "ALGORITHMS", {})  # do not register it
 

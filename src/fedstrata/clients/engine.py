@@ -19,7 +19,6 @@ from fedstrata.clients.queries import QUERIES
 from fedstrata.core.clock import Clock
 from fedstrata.core.errors import FedstrataError, invalid
 from fedstrata.core.trees import TreeSpec, tree_leaves, tree_map, tree_unflatten
-from fedstrata.problems.oracles import Oracles
 from fedstrata.problems.problem import Problem
 
 Work = Callable[..., Any]
@@ -187,7 +186,7 @@ class Engine(ABC):
 
     def adopt(self, problem: Problem) -> None:
         """Switch to another problem: the one that knows the answer to its query, or the one of this round."""
-        self.side = replace(self.side, oracles=Oracles(problem, self.side.oracles.compiler))
+        self.side = replace(self.side, oracles=self.side.oracles.of(problem))
 
     def agree(self, answered: np.ndarray, faults: list[Fault]) -> tuple[np.ndarray, list[Fault]]:
         """Return who has answered and the faults of an attempt, over all processes of the engine."""

@@ -18,7 +18,7 @@ from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
 from fedstrata.core.errors import FedstrataError
-from fedstrata.core.torchrun import launched
+from fedstrata.core.torchrun import launched, local_rank
 
 Tensors = dict[str, torch.Tensor]
 
@@ -150,6 +150,14 @@ def ranks_here() -> Ranks:
     return ALONE
 
 
+def backend() -> str:
+    """Return who carries tensors between ranks: gloo, and nccl those on GPUs; each rank then takes its own GPU."""
+    if not (torch.cuda.is_available() and dist.is_nccl_available()):
+        return "gloo"
+    torch.cuda.set_device(local_rank() % torch.cuda.device_count())
+    return "cpu:gloo,cuda:nccl"
+
+
 @contextmanager
 def joined() -> Iterator[Ranks]:
     """Join the ranks that ``torchrun`` started, if any, and leave them at the end."""
@@ -159,7 +167,7 @@ def joined() -> Iterator[Ranks]:
     store, rank, size = next(rendezvous("env://", timeout=TIMEOUT))
     # After a restart the store still has the addresses of the previous ranks, so each start uses its own prefix.
     store = PrefixStore(f"start {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=TIMEOUT)
+    dist.init_process_group(backend(), store=store, rank=rank, world_size=size, timeout=TIMEOUT)
     try:
         yield ranks_here()
     except RuntimeError as error:

@@ -13,3 +13,8 @@ def launched() -> bool:
 def restarted() -> bool:
     """Whether ``torchrun`` restarted this process after a rank died."""
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+
+
+def local_rank() -> int:
+    """Return the number of this process among those on the same machine; 0 without ``torchrun``."""
+    return int(os.environ.get("LOCAL_RANK") or 0) if launched() else 0

@@ -104,7 +104,8 @@ class Part:
         return Batch(tuple(parts), tuple(torch.from_numpy(w).to(self.device) for w in where), traced=False)
 
     def _at(self, clients: np.ndarray, positions: np.ndarray) -> Arrays:
-        return self.samples(self.rows_at(clients, torch.from_numpy(np.ascontiguousarray(positions)).to(self.device)))
+        at = torch.from_numpy(np.require(positions, requirements=["C", "W"]))
+        return self.samples(self.rows_at(clients, at.to(self.device)))
 
     def rows_at(self, clients: np.ndarray, positions: torch.Tensor) -> torch.Tensor:
         """Return the row numbers at ``positions`` [..., C, B] of each client, all on the device of the arrays."""

@@ -32,13 +32,21 @@ class Chain(NamedTuple):
 
 
 class Oracles:
-    """Values and derivatives of one problem, vectorised over a leading client axis; compiled if there is a compiler."""
+    """Values and derivatives of one problem, vectorised over a leading client axis.
 
-    def __init__(self, problem: Problem, compiler: Compiler | None = None) -> None:
-        self.problem, self.compiler = problem, compiler
-        self._runner = Runner(problem, compiler)
+    compiler: compiles them, if there is one.
+    autocast: the lower precision in which they are computed where that is safe; None for that of x.
+    """
+
+    def __init__(self, problem: Problem, compiler: Compiler | None = None, autocast: torch.dtype | None = None) -> None:
+        self.problem, self.compiler, self.autocast = problem, compiler, autocast
+        self._runner = Runner(problem, compiler, autocast)
         # Identical levels share one traced graph.
         self._first = [problem.levels.index(level) + 1 for level in problem.levels]
+
+    def of(self, problem: Problem) -> Oracles:
+        """Return the oracles of another problem, computed in the same way."""
+        return Oracles(problem, self.compiler, self.autocast)
 
     def outer(self, u: torch.Tensor, y: torch.Tensor | None, batch: Batch) -> torch.Tensor:
         """Return f for each client: [C]."""

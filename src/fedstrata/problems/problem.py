@@ -18,6 +18,7 @@ from fedstrata.core.errors import InputError, invalid
 from fedstrata.core.options import options, options_of, param
 from fedstrata.data.batch import Arrays as Arrays
 from fedstrata.data.batch import Batch
+from fedstrata.problems.derivatives import Function
 from fedstrata.problems.queries import Query
 
 if TYPE_CHECKING:
@@ -149,6 +150,18 @@ class Problem:
         if self.flat is None:
             raise InputError(f"The problem {self.name} has no model: use the vector x itself.")
         return self.flat.to_module(x[: self.flat.size])
+
+    def mapped(self, wrap: Callable[[Function], Function]) -> Problem:
+        """Return the problem with each of its functions wrapped, and the ``pullback`` of a level with it."""
+
+        def wrapped(function: Function) -> Function:
+            out = wrap(function)
+            if hasattr(function, "pullback"):
+                out.pullback = wrap(function.pullback)  # type: ignore[attr-defined]
+            return out
+
+        levels, best_y = tuple(map(wrapped, self.levels)), None if self.best_y is None else wrap(self.best_y)
+        return replace(self, outer=wrap(self.outer), levels=levels, best_y=best_y)
 
     def to(self, device: torch.device) -> Problem:
         """Return a copy of the problem on ``device``; the original and its module are not moved."""

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch.utils._pytree import register_pytree_node
 
-from fedstrata.models.flat import Flat
+from fedstrata.problems.derivatives import Function
 from fedstrata.problems.problem import Problem
 
 
@@ -36,16 +35,12 @@ def with_random_layers(problem: Problem) -> Problem:
     flat = problem.flat
     if flat is None or not flat.random:
         return problem
-    levels = tuple(_drawing(level, flat) for level in problem.levels)
-    best_y = None if problem.best_y is None else _drawing(problem.best_y, flat)
-    return replace(problem, outer=_drawing(problem.outer, flat), levels=levels, best_y=best_y)
 
+    def drawing(function: Function) -> Function:
+        def draws(*args: Any) -> torch.Tensor:
+            with flat.drawing_from(getattr(args[-1], "words", None)):
+                return function(*args)
 
-def _drawing(function: Callable[..., torch.Tensor], flat: Flat) -> Callable[..., torch.Tensor]:
-    def draws(*args: Any) -> torch.Tensor:
-        with flat.drawing_from(getattr(args[-1], "words", None)):
-            return function(*args)
+        return draws
 
-    if hasattr(function, "pullback"):
-        draws.pullback = _drawing(function.pullback, flat)  # type: ignore[attr-defined]
-    return draws
+    return problem.mapped(drawing)

@@ -32,8 +32,9 @@ from fedstrata.problems.derivatives import (
     value_of,
 )
 from fedstrata.problems.graphs.compiler import Compiler
-from fedstrata.problems.graphs.descent import Scale, trace_descent
+from fedstrata.problems.graphs.descent import Descent, Scale, trace_descent
 from fedstrata.problems.graphs.trace import close, trace
+from fedstrata.problems.precision import with_autocast
 from fedstrata.problems.problem import Arrays, Problem
 from fedstrata.problems.randomness import Randomised, with_random_layers
 
@@ -42,7 +43,7 @@ Name = tuple[str, tuple[bool, ...]]
 
 
 class Runner:
-    """Runs the functions of one problem, by name; compiled if there is a compiler.
+    """Runs the functions of one problem, by name; compiled if there is a compiler, in lower precision with autocast.
 
     graphs: the traced functions, by name and shapes; None for those that cannot be traced.
     """
@@ -50,8 +51,8 @@ class Runner:
     tracing = True
     """Whether functions are traced: tests of many short runs save the time."""
 
-    def __init__(self, problem: Problem, compiler: Compiler | None) -> None:
-        self.problem, self.compiler = problem, compiler
+    def __init__(self, problem: Problem, compiler: Compiler | None, autocast: torch.dtype | None) -> None:
+        self.problem, self.compiler, self.autocast = problem, compiler, autocast
         self.graphs: dict[tuple[object, ...], Callable[..., Any] | None] = {}
         self._flattened: dict[tuple[object, ...], Form] = {}
         self._alone: set[Name] = set()
@@ -81,7 +82,7 @@ class Runner:
         gradient: Callable[[Function, int], Form],
         linearised: Linearised,
     ) -> dict[str, Form]:
-        problem = with_random_layers(self.problem)
+        problem = with_autocast(with_random_layers(self.problem), self.autocast)
         outer, duals = lifted(problem.outer), 1 if problem.dual else 0
         levels, outer_grads = [lifted(level) for level in problem.levels], gradient(outer, 1 + duals)
         functions = {
@@ -138,7 +139,7 @@ class Runner:
                 self._on(name, (x,), arrays, traced=False)
             run = self._form(name, single, 1, tuple(map(len, arrays)))
             usable = name not in self._alone
-            self.graphs[form] = trace_descent(run, *tensors, compiler=self.compiler) if usable else None
+            self.graphs[form] = self._descent(run, tensors) if usable else None
         step = self.graphs[form]
         if step is None:
             return None
@@ -167,7 +168,7 @@ class Runner:
             tensors = tuple(t.contiguous() for t in tensors)
             shape = (name, single, lengths, *((t.shape, t.dtype, t.device) for t in tensors))
             if shape not in self.graphs:
-                self.graphs[shape] = trace(run, *tensors, compiler=self.compiler)
+                self.graphs[shape] = trace(run, *tensors, compiler=self.compiler, rough=self.autocast is not None)
             run = self.graphs[shape] or run
         try:
             out = run(*tensors)
@@ -184,6 +185,9 @@ class Runner:
                 return self._without_vmap(name, vectors, batches, traced, reason)
         return tuple(out)
 
+    def _descent(self, run: Form, tensors: Tensors) -> Descent | None:
+        return trace_descent(run, *tensors, compiler=self.compiler, rough=self.autocast is not None)
+
     def _agrees_with_one(
         self, name: Name, vectors: int, lengths: tuple[int, ...], tensors: Tensors, out: Tensors
     ) -> bool:
@@ -191,7 +195,7 @@ class Runner:
         clients = len(tensors[0])
         for client in {0, clients // 2, clients - 1}:
             alone = self._form(name, True, vectors, lengths)(*(t[client] for t in tensors))
-            if not all(close(o[client], a) for o, a in zip(out, alone, strict=True)):
+            if not all(close(o[client], a, self.autocast is not None) for o, a in zip(out, alone, strict=True)):
                 return False
         return True
 

@@ -15,6 +15,7 @@ from fedstrata.clients.faults import Faults
 from fedstrata.core.errors import InputError, invalid, unknown
 from fedstrata.core.options import Options, explained, options_of, param
 from fedstrata.data.sampling import SAMPLINGS
+from fedstrata.problems.precision import AUTOCASTS
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -41,7 +42,12 @@ class Settings(Options, owner="the run"):
     threads: int | None = param(
         None, "torch threads during the run; by default as many as torch uses", least=1, most=1024
     )
-    device: str = param("cpu", "torch device")
+    device: str = param("cpu", "torch device; under torchrun, cuda is the GPU of the rank")
+    autocast: str = param(
+        "none",
+        "compute models in lower precision where PyTorch's autocast deems it safe; vectors and updates keep theirs",
+        choices=AUTOCASTS,
+    )
     compile: bool = param(
         False,
         "compile the local steps' graphs to machine code, which may be faster for long runs of small models; takes up "

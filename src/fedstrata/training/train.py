@@ -25,6 +25,7 @@ from fedstrata.data.federated import FederatedData
 from fedstrata.data.sampling import SAMPLINGS
 from fedstrata.problems.graphs.compiler import Compiler
 from fedstrata.problems.oracles import Oracles
+from fedstrata.problems.precision import AUTOCASTS
 from fedstrata.problems.problem import Problem
 from fedstrata.training.callbacks import Callback
 from fedstrata.training.fingerprint import digest_of, settings_of
@@ -108,7 +109,7 @@ def make_clients(
     problem = problem.to(device)
     data = data.to(device, problem.x0.dtype)
     side = ClientSide(
-        oracles=Oracles(problem, Compiler() if settings.compile else None),
+        oracles=Oracles(problem, Compiler() if settings.compile else None, AUTOCASTS[settings.autocast]),
         data=data,
         sampling=SAMPLINGS[settings.sampling],
         batch_size=settings.batch_size,

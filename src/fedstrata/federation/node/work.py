@@ -29,6 +29,7 @@ from fedstrata.federation.node.faults import InjectedFault
 from fedstrata.federation.node.state import StateFolder
 from fedstrata.federation.wire import QUERY, Call
 from fedstrata.problems.oracles import Oracles
+from fedstrata.problems.precision import AUTOCASTS
 from fedstrata.training.rounds import problem_of_round
 
 Header = dict[str, Any]
@@ -59,7 +60,7 @@ def work(
     else:
         state = folder.load(call.kept, call.client, call.clients, limit, call.rejoins)
     side = ClientSide(
-        oracles=Oracles(problem),
+        oracles=Oracles(problem, autocast=AUTOCASTS[settings.autocast]),
         data=data.to(problem.x0.device, problem.x0.dtype),
         sampling=SAMPLINGS.find(settings.sampling),
         batch_size=settings.batch_size,
