@@ -9,14 +9,17 @@ import torch
 
 from cases import short_run
 from fedstrata.cli.app import invoke
+from fedstrata.problems.graphs.compiler import Compiler
+from fedstrata.problems.problem import Problem
 from fedstrata.problems.runner import Runner
 
 torch.set_num_threads(1)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add --full: every combination of every product of cases (see cases.py), and slow tests."""
+    """Add --full: every combination of every product of cases (see cases.py), and slow tests; and --compile."""
     parser.addoption("--full", action="store_true", help="run slow tests, and every combination of products of cases")
+    parser.addoption("--compile", action="store_true", help="compile every graph, as compile = true does")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -93,6 +96,19 @@ def _short_runs(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
     marked = request.node.get_closest_marker("untraced") is not None
     if (request.path.stem in UNTRACED or marked) and request.node.get_closest_marker("traced") is None:
         monkeypatch.setattr(Runner, "tracing", False)
+
+
+@pytest.fixture(autouse=True)
+def _compiled(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With --compile, compile the graphs of runs that do not ask for it."""
+    if not request.config.getoption("compile"):
+        return
+    prepare, compiler = Runner.__init__, Compiler()
+
+    def with_compiler(self: Runner, problem: Problem, own: Compiler | None, autocast: torch.dtype | None) -> None:
+        prepare(self, problem, own or compiler, autocast)
+
+    monkeypatch.setattr(Runner, "__init__", with_compiler)
 
 
 @pytest.fixture
