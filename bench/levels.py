@@ -24,7 +24,6 @@ import fedstrata as fs
 from common import best_of_each, parser, start, timed
 from fedstrata.algorithms.layered import State
 from fedstrata.clients import Client
-from fedstrata.clients.engine import for_each
 from fedstrata.core.clock import Clock
 from fedstrata.problems.graphs.trace import trace
 from fedstrata.training.settings import Settings
@@ -79,13 +78,14 @@ class Ours:
     @torch.no_grad()
     def local(self) -> object:
         """Do the client's work of the second round, given the server's vectors."""
-        return self.algorithm.local(self.client(), *for_each(tuple(self.state), 1))
+        client = self.client()
+        return self.algorithm.local(client, *client.receive(tuple(self.state)))
 
     @torch.no_grad()
     def first_local(self) -> object:
         """Do the client's work of the first round."""
         client = Client(self.clients.engine.side, np.zeros(1, dtype=np.int64), Clock(0, 1000), 0)
-        return self.algorithm.local(client, *for_each(tuple(self.start), 1))
+        return self.algorithm.local(client, *client.receive(tuple(self.start)))
 
 
 def point_of(state: State) -> Point:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -318,3 +319,24 @@ def test_a_stamp_does_not_clash_with_a_variable_of_the_same_name() -> None:
     for stale in ({"x": 4}, {"y": 3}):
         with pytest.raises(LostState, match=rf"must have kept the state of {next(iter(stale))} \d in an earlier"):
             client.require(**stale)
+
+
+@pytest.mark.parametrize("chunk", [1, 3])
+def test_a_step_in_place_of_the_servers_vector_is_refused(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules["fedstrata.algorithms.algorithm"], "ALGORITHMS", {})  # do not register it
+
+    class Careless(fs.Algorithm):
+        """Moves the server's vector."""
+
+        name = "careless"
+
+        def round(self, s: fs.State, clients: fs.Clients) -> fs.State:
+            return s._replace(x=s.x + clients.mean(self.local, s.x))
+
+        @fs.remote
+        def local(self, client: Client, x: torch.Tensor) -> torch.Tensor:
+            return client.descend(x, client.draw(), 0.1) - x
+
+    example = fs.quadratic(clients=3)
+    with pytest.raises(fs.FedstrataError, match=r"must not be the server's. Begin with x.clone\(\)"):
+        fs.train(example.problem, example.data, Careless(), rounds=1, batch_size=2, chunk=chunk)

@@ -155,3 +155,22 @@ def test_a_mapped_file_keeps_the_dtype(dtype: torch.dtype, tmp_path: Path) -> No
     recalled = state.recall(ids(4, 2), "c", torch.zeros(2, 3, dtype=dtype))
     assert recalled.dtype == dtype
     assert torch.equal(recalled, value)
+
+
+def test_what_is_kept_while_changes_are_saved_is_saved_next_time() -> None:
+    state = ClientState(3, 1 << 30)
+    state.keep(ids(0), {"c": rows(1), "d": rows(2)})
+    pieces = state.take_changes(piece_bytes=1)
+    next(pieces)
+    state.keep(ids(1), {"d": rows(3)})
+    list(pieces)
+    (later,) = state.take_changes()
+    assert later["d.clients"].tolist() == [1]
+
+
+def test_a_table_that_fits_has_room_for_all_clients_at_once() -> None:
+    state = ClientState(1000, 1 << 30)
+    state.keep(ids(5), {"c": rows(1)})
+    first = state._tables["c"].rows.data_ptr()
+    state.keep(np.arange(1000), {"c": rows(*range(1000))})
+    assert state._tables["c"].rows.data_ptr() == first

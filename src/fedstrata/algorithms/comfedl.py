@@ -85,9 +85,9 @@ class ComFedL(Algorithm):
     @remote
     def local(self, client: Client, x: torch.Tensor) -> torch.Tensor:
         """Take local steps (lines 6 to 17)."""
-        k = client.variables(x=x)
-        for step in client.loop(self.steps, k):
-            k.x, _ = client.descend_chain(k.x, client.draw_all(), client.rate(self.lr), step=step)
+        k = client.variables(x=x.clone())
+        for _ in client.loop(self.steps, k):
+            client.descend_chain(k.x, client.draw_all(), client.rate(self.lr))
         return k.x - x
 
     @remote
@@ -102,14 +102,12 @@ class ComFedL(Algorithm):
         """Take steps with weights divided by ``weight``, capped at ``most``; also return the mean weight's update."""
         counts = torch.from_numpy(client.step_counts(self.steps)).to(x).unsqueeze(1)
         tiny = torch.finfo(x.dtype).tiny
-        k = client.variables(x=x, total=torch.zeros_like(weight), inverse=1 / weight.clamp(min=tiny))
-        for step in client.loop(self.steps, k):
-            k.x, v = client.descend_chain(
-                k.x,
-                client.draw_all(),
-                client.rate(self.lr),
-                lambda v: torch.minimum(k.inverse, most / v.clamp(min=tiny)),
-                step,
-            )
+        k = client.variables(x=x.clone(), total=torch.zeros_like(weight), inverse=1 / weight.clamp(min=tiny))
+
+        def capped(v: torch.Tensor) -> torch.Tensor:
+            return torch.minimum(k.inverse, most / v.clamp(min=tiny))
+
+        for _ in client.loop(self.steps, k):
+            v = client.descend_chain(k.x, client.draw_all(), client.rate(self.lr), capped)
             k.total = k.total + v
         return k.x - x, k.total / counts - weight

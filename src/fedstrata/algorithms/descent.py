@@ -36,18 +36,13 @@ def decayed(gradient: torch.Tensor, x: torch.Tensor, weight_decay: float) -> tor
     return gradient.add(x, alpha=weight_decay) if weight_decay else gradient
 
 
-def own(x: torch.Tensor, step: int) -> torch.Tensor:
-    """Return a variable of a loop to change in place: a copy in its first step, where it is still the server's."""
-    return x if step else x.clone(memory_format=torch.contiguous_format)
-
-
 def local_sgd(client: Client, x: torch.Tensor, steps: Steps, lr: Rate, weight_decay: float) -> torch.Tensor:
     """Take steps x_k <- x_k - lr * (grad f(x_k; batch) + weight_decay * x_k) from ``x``; return the update x_k - x."""
-    k = client.variables(x=x)
-    for step in client.loop(steps, k):
+    k = client.variables(x=x.clone())
+    for _ in client.loop(steps, k):
         rate = client.rate(lr)
         client.report(rate=partial(torch.full_like, k.x, rate))
-        k.x = client.descend(k.x, client.draw(), rate, weight_decay, step)
+        client.descend(k.x, client.draw(), rate, weight_decay)
     return k.x - x
 
 

@@ -38,7 +38,7 @@ from typing import NamedTuple
 import torch
 
 from fedstrata.algorithms.algorithm import Algorithm, param
-from fedstrata.algorithms.descent import LOCAL_STEPS, WEIGHT_DECAY, Tensors, decayed, own, scaled_rate
+from fedstrata.algorithms.descent import LOCAL_STEPS, WEIGHT_DECAY, Tensors, decayed, scaled_rate
 from fedstrata.clients import Client, Clients, remote
 from fedstrata.core.errors import invalid
 from fedstrata.core.schedules import Rate, Steps
@@ -82,8 +82,8 @@ class FedLALR(Algorithm):
     def local(self, client: Client, x: torch.Tensor, vhat: torch.Tensor, m: torch.Tensor) -> Tensors:
         """Take AMSGrad steps from the server's model and moments; the client's own moments are updated in place."""
         first = torch.zeros_like(x) if self.restart else m.clone()
-        k = client.variables(x=x, m=first, v=vhat.clone(), vhat=vhat.clone())
-        for step in client.loop(self.steps, k):  # lines 3 to 11
+        k = client.variables(x=x.clone(), m=first, v=vhat.clone(), vhat=vhat.clone())
+        for _ in client.loop(self.steps, k):  # lines 3 to 11
             lr = client.rate(self.lr)
             g = decayed(client.grads(k.x, client.draw()), k.x, self.weight_decay)
             k.m.lerp_(g, 1 - self.beta1)
@@ -91,5 +91,5 @@ class FedLALR(Algorithm):
             torch.maximum(k.vhat, k.v, out=k.vhat)
             root = k.vhat.sqrt()
             client.report(vhat=k.vhat, rate=partial(scaled_rate, lr, root))
-            k.x = own(k.x, step).addcdiv_(k.m, root, value=-lr)
+            k.x.addcdiv_(k.m, root, value=-lr)
         return k.x - x, k.vhat - vhat, m if self.restart else k.m - m

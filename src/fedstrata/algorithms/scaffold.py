@@ -63,9 +63,9 @@ class Scaffold(Algorithm):
         c_k = client.kept("c", torch.zeros_like(x))
         if self.option == "I":
             new = decayed(client.grads(x, client.draw(stream=1)), x, self.weight_decay)
-        k = client.variables(x=x, drift=c - c_k)
-        for step in client.loop(self.steps, k):
-            k.x = client.descend(k.x, client.draw(), lr, self.weight_decay, step).sub_(k.drift, alpha=lr)  # line 10
+        k = client.variables(x=x.clone(), drift=c - c_k)
+        for _ in client.loop(self.steps, k):
+            client.descend(k.x, client.draw(), lr, self.weight_decay).sub_(k.drift, alpha=lr)  # line 10
         if self.option == "II":
             counts = torch.from_numpy(client.step_counts(self.steps)).to(x).unsqueeze(1)
             new = c_k - c + (x - k.x) / (counts * lr)

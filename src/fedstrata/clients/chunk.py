@@ -12,7 +12,7 @@ until the working set of the chunk exceeds the processor's cache. So, on a CPU:
     full batches (batch_size=None):     batch = the mean number of samples per client
 
 On an accelerator, convolutions are treated like dense layers, and the budget is 1 GiB. The rule depends only on the
-problem, the data and the type of device, so a run gives the same bits everywhere.
+problem, the data, the batch size and the type of device, so a run gives the same bits everywhere.
 """
 
 from __future__ import annotations

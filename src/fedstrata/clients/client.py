@@ -18,6 +18,7 @@ from fedstrata.clients.variables import Variables
 from fedstrata.core.clock import Clock
 from fedstrata.core.errors import FedstrataError, invalid, listed
 from fedstrata.core.schedules import Epochs, EqualSteps, Rate, Steps, rate_at, steps_at
+from fedstrata.core.trees import tree_leaves, tree_map
 from fedstrata.data.batch import Batch
 from fedstrata.data.sampling import steps_per_epoch
 
@@ -44,9 +45,19 @@ class Client(OracleCalls):
         self._batches = Batches(side, ids, clock.round, exchange)
         self._reports: dict[str, Callable[[], torch.Tensor]] = {}
         self._memory = Memory(side, ids)
+        self._received = frozenset()
 
     def __len__(self) -> int:
         return self._active
+
+    def receive(self, message: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Return the server's message with a leading client axis on its tensors, which share the server's memory."""
+        tensors = [leaf for leaf in tree_leaves(message) if isinstance(leaf, torch.Tensor)]
+        self._received = frozenset(tensor.data_ptr() for tensor in tensors if tensor.numel())
+        expanded: tuple[Any, ...] = tree_map(
+            lambda t: t.expand(len(self), *t.shape) if isinstance(t, torch.Tensor) else t, message
+        )
+        return expanded
 
     @property
     def label(self) -> str:

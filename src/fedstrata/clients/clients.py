@@ -75,7 +75,7 @@ class Clients:
     @property
     def weights(self) -> torch.Tensor:
         """The weight of each client of the cohort in a mean, by the run's weighting: [cohort]."""
-        return self._weights(self.weighting)
+        return self._weights(self.weighting).clone()
 
     @property
     def share(self) -> float:
@@ -99,9 +99,10 @@ class Clients:
         """
         self.progress.begin(round)
         self._rejoin = rejoin
-        if self.sampled == self.total or round < 0:
-            return self._join(self._everyone)
-        self._join(rng.choose(rng.key_of(self.engine.side.seed, "cohort", round), self.total, self.sampled))
+        cohort = self._everyone
+        if self.sampled < self.total and round >= 0:
+            cohort = rng.choose(rng.key_of(self.engine.side.seed, "cohort", round), self.total, self.sampled)
+        self._join(cohort)
 
     def choose(self, number: int | None = None, probabilities: np.ndarray | torch.Tensor | None = None) -> Clients:
         """Return these clients with another cohort for this round.

@@ -6,7 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -18,7 +18,7 @@ from fedstrata.clients.privacy import Ledger
 from fedstrata.clients.queries import QUERIES
 from fedstrata.core.clock import Clock
 from fedstrata.core.errors import FedstrataError, invalid
-from fedstrata.core.trees import TreeSpec, tree_leaves, tree_map, tree_unflatten
+from fedstrata.core.trees import TreeSpec, tree_leaves, tree_unflatten
 from fedstrata.problems.problem import Problem
 
 Work = Callable[..., Any]
@@ -38,8 +38,7 @@ class Usage:
     failed: int = 0
 
 
-@dataclass(frozen=True)
-class Request:
+class Request(NamedTuple):
     """One attempt of an exchange: run ``work(client, *message)`` on the clients at ``places`` of the cohort.
 
     answered: whose answers the server has accepted: a mask over the cohort, updated as answers arrive. What a client
@@ -114,8 +113,7 @@ class Request:
         return Fault(self.clock.round, self.exchange, self.attempt, client, kind, detail)
 
 
-@dataclass(frozen=True)
-class Answer:
+class Answer(NamedTuple):
     """The answer of some clients of the cohort: ``value`` holds tensors [C, ...], a row for each of ``places``.
 
     sent: the bytes sent, if they differ from those of the value.
@@ -133,8 +131,7 @@ class Answer:
         return nbytes(self.value) if self.sent is None else self.sent
 
 
-@dataclass(frozen=True)
-class Reduced:
+class Reduced(NamedTuple):
     """The sum ("mean") or the maximum ("max") of each tensor of some clients' answers, and what they used.
 
     leaves, shape: the tensors, flattened; None if no client answered.
@@ -237,11 +234,3 @@ def _unsendable(message: Any) -> str:
         return next((wrong for wrong in map(_unsendable, message) if wrong), "")
     sendable = message is None or isinstance(message, torch.Tensor | bool | int | float | str)
     return "" if sendable else type(message).__name__
-
-
-def for_each(message: tuple[Any, ...], clients: int) -> tuple[Any, ...]:
-    """Return the message with a leading client axis on its tensors, which share memory."""
-    out: tuple[Any, ...] = tree_map(
-        lambda t: t.expand(clients, *t.shape) if isinstance(t, torch.Tensor) else t, message
-    )
-    return out

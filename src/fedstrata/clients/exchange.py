@@ -47,7 +47,7 @@ class Exchange:
                 if policy is None:
                     return
                 silent = self._ask_again(request.attempt, policy)
-                request = replace(request, places=silent, answered=self.answered, attempt=request.attempt + 1)
+                request = request._replace(places=silent, answered=self.answered, attempt=request.attempt + 1)
         finally:
             self._log += self.faults
 
@@ -69,7 +69,7 @@ class Exchange:
                 answer = self._finite(request, answer, faults)
             if len(answer.places):
                 received = answer.value if request.query else self.engine.channel.receive(answer.value)
-                yield answer if received is answer.value else replace(answer, value=received)
+                yield answer if received is answer.value else answer._replace(value=received)
         if self.engine.policy is None:
             return
         self.answered, faults = self.engine.agree(self.answered, faults)
@@ -106,7 +106,7 @@ class Exchange:
             return answer
         for client in request.cohort[answer.places[~good]].tolist():
             faults.append(request.fault(client, "nan", "answered with NaN or infinity"))
-        return replace(answer, places=places, value=tree_unflatten([leaf[finite] for leaf in leaves], shape))
+        return answer._replace(places=places, value=tree_unflatten([leaf[finite] for leaf in leaves], shape))
 
     def _ask_again(self, attempt: int, policy: Faults) -> np.ndarray:
         """Return the places of the clients to ask again, none if enough have answered; raise below the quorum."""

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 import torch
 
 from fedstrata.clients.client_side import ClientSide
+from fedstrata.core.errors import FedstrataError
 from fedstrata.data.batch import Batch
 from fedstrata.problems.derivatives import Tensors
-from fedstrata.problems.oracles import Chain, Factor
+from fedstrata.problems.oracles import Chain, Scale
 from fedstrata.problems.problem import Problem
 
 
@@ -17,6 +18,8 @@ class OracleCalls:
     """The part of a :class:`Client` that evaluates the problem."""
 
     _side: ClientSide
+    _received: frozenset[int]
+    """Where in memory the tensors of the server's message are."""
 
     @property
     def problem(self) -> Problem:
@@ -31,30 +34,29 @@ class OracleCalls:
         """Return the gradient of the loss, [C, d], of a problem without levels or dual."""
         return self._side.oracles.outer_grads(x, None, batch)[0]
 
-    def descend(
-        self, x: torch.Tensor, batch: Batch, rate: float, weight_decay: float = 0.0, step: int = 1
-    ) -> torch.Tensor:
-        """Return ``x - rate * (grads(x, batch) + weight_decay * x)``, faster than by ``grads``.
+    def descend(self, x: torch.Tensor, batch: Batch, rate: float, weight_decay: float = 0.0) -> torch.Tensor:
+        """Move x in place to ``x - rate * (grads(x, batch) + weight_decay * x)``, faster than by ``grads``; return it.
 
-        Changes x in place, except in the first ``step`` (0) of a loop, where x still belongs to the server.
+        x must not be the server's: begin a loop with ``client.variables(x=x.clone())``.
         """
-        return self._side.oracles.descend(_own(x, step), batch, rate, 1 - rate * weight_decay)
+        self._check_own(x)
+        return self._side.oracles.descend(x, batch, rate, 1 - rate * weight_decay)
 
     def descend_chain(
-        self,
-        x: torch.Tensor,
-        batches: Sequence[Batch],
-        rate: float,
-        scale: Factor | None = None,
-        step: int = 1,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return ``x - rate * chain(x, batches).gradient`` and the gradient of f, [C, r], for a problem without dual.
+        self, x: torch.Tensor, batches: Sequence[Batch], rate: float, scale: Scale | None = None
+    ) -> torch.Tensor:
+        """Move x in place along the gradient through all levels (:meth:`chain`); return the gradient of f, [C, r].
+
+        The problem must have no dual, and x must not be the server's.
 
         scale: returns a factor of each client's step, [C, 1], from the gradient of f.
-        Changes x in place, except in the first ``step`` (0) of a loop, where x still belongs to the server.
         """
-        x = _own(x, step)
-        return x, self._side.oracles.descend_chain(x, batches, rate, scale)
+        self._check_own(x)
+        return self._side.oracles.descend_chain(x, batches, rate, scale)
+
+    def _check_own(self, x: torch.Tensor) -> None:
+        if x.data_ptr() in self._received:
+            raise FedstrataError("A step changes x in place, so x must not be the server's. Begin with x.clone().")
 
     def f_grads(self, u: torch.Tensor, batch: Batch, y: torch.Tensor | None = None) -> Tensors:
         """Return the gradients of the outer function in u and, if y is passed, in y.
@@ -99,8 +101,3 @@ class OracleCalls:
     def project_y(self, y: torch.Tensor) -> torch.Tensor:
         """Return the dual projected onto its set."""
         return self.problem.projected(y)
-
-
-def _own(x: torch.Tensor, step: int) -> torch.Tensor:
-    """Return x to change in place: a copy in the first step of a loop."""
-    return x if step else x.clone(memory_format=torch.contiguous_format)

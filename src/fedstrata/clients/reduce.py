@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import numpy as np
 import torch
@@ -92,7 +91,7 @@ def means_and_maxima(exchange: Exchange, weights: torch.Tensor, how: tuple[str, 
         return whole
     weight = float(weights[torch.from_numpy(whole.answered)].sum())
     pairs = zip(whole.kinds, whole.leaves, strict=True)
-    return replace(whole, leaves=[leaf / weight if kind == "mean" else leaf for kind, leaf in pairs])
+    return whole._replace(leaves=[leaf / weight if kind == "mean" else leaf for kind, leaf in pairs])
 
 
 def rows(exchange: Exchange) -> Reduced:
@@ -124,7 +123,7 @@ def robust(channel: Channel, answers: Reduced) -> Reduced:
     answered = torch.from_numpy(answers.answered)
     numbers, everyone = (leaf[answered.to(leaf.device)] for leaf in answers.leaves), bool(answered.all())
     leaves = [_middle(channel, leaf if leaf.is_floating_point() else leaf.double(), everyone) for leaf in numbers]
-    return replace(answers, leaves=leaves)
+    return answers._replace(leaves=leaves)
 
 
 def needs_noise(channel: Channel, mean: Reduced) -> bool:
@@ -150,7 +149,7 @@ def noisy(channel: Channel, mean: Reduced, weights: torch.Tensor, names: tuple[i
     sizes = [leaf.numel() for leaf in mean.leaves]
     drawn = torch.from_numpy(np.random.default_rng(names).standard_normal(sum(sizes))).to(mean.leaves[0]) * deviation
     parts = zip(mean.leaves, torch.split(drawn, sizes), strict=True)
-    return replace(mean, leaves=[leaf + part.reshape(leaf.shape).to(leaf) for leaf, part in parts])
+    return mean._replace(leaves=[leaf + part.reshape(leaf.shape).to(leaf) for leaf, part in parts])
 
 
 def _weighted_sum(leaf: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:

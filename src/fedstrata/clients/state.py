@@ -104,11 +104,16 @@ class ClientState:
     def take_changes(self, piece_bytes: int = PIECE_BYTES) -> Iterator[dict[str, torch.Tensor]]:
         """Yield the rows written since the last call, as ``name`` and ``name.clients`` tensors, in pieces."""
         changed = {name: np.array(sorted(t.changed), dtype=np.int64) for name, t in self._tables.items()}
-        return self._pieces(changed, piece_bytes)
+        return self._taken(changed, piece_bytes)
 
     def take_all(self, piece_bytes: int = PIECE_BYTES) -> Iterator[dict[str, torch.Tensor]]:
         """Yield all rows in the same form. State larger than memory can be saved piece by piece."""
-        return self._pieces({name: np.flatnonzero(t.slot >= 0) for name, t in self._tables.items()}, piece_bytes)
+        return self._taken({name: np.flatnonzero(t.slot >= 0) for name, t in self._tables.items()}, piece_bytes)
+
+    def _taken(self, clients: dict[str, np.ndarray], piece_bytes: int) -> Iterator[dict[str, torch.Tensor]]:
+        for table in self._tables.values():
+            table.changed.clear()
+        return self._pieces(clients, piece_bytes)
 
     def _pieces(self, clients: dict[str, np.ndarray], piece_bytes: int) -> Iterator[dict[str, torch.Tensor]]:
         """Yield the rows of these clients; names that fit into a piece together share it."""
@@ -116,7 +121,6 @@ class ClientState:
         room = piece_bytes
         for name, numbers in clients.items():
             table = self._tables[name]
-            table.changed.clear()
             row_bytes = max(1, table.rows[:1].nbytes)
             while len(numbers):
                 if piece and (name in piece or room < row_bytes * len(numbers)):

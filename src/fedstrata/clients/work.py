@@ -9,7 +9,7 @@ import torch
 
 from fedstrata.clients.channel.channel import Channel, Packed
 from fedstrata.clients.client import Client
-from fedstrata.clients.engine import Request, for_each
+from fedstrata.clients.engine import Request
 from fedstrata.core.errors import FedstrataError, with_context
 from fedstrata.core.trees import tree_leaves
 
@@ -76,7 +76,7 @@ def answer_of(request: Request, client: Client, channel: Channel) -> tuple[Any, 
     An error says in which method, round and client it occurred.
     """
     try:
-        answer = request.work(client, *for_each(request.message, len(client)))
+        answer = request.work(client, *client.receive(request.message))
         if client.looping:
             raise FedstrataError("A local loop must run to its end: it cannot be left by break or return.")
         leaves = tree_leaves(answer)

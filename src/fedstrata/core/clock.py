@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 
-@dataclass(frozen=True)
-class Clock:
+class Clock(NamedTuple):
     """A time in training: ``round`` of ``rounds``, local ``step`` in the round, ``iteration`` since the start."""
 
     round: int

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from dataclasses import field, replace
+from dataclasses import field
 from typing import Annotated, Any, ClassVar, Literal
 
 from fedstrata.core.clock import Clock
@@ -88,7 +88,7 @@ Rate = float | Schedule
 
 def rate_at(rate: Rate, clock: Clock) -> float:
     """Return the value of a rate (a number or a schedule); before the first round, its value in the first round."""
-    return rate(replace(clock, round=max(0, clock.round))) if isinstance(rate, Schedule) else rate
+    return rate(clock._replace(round=max(0, clock.round))) if isinstance(rate, Schedule) else rate
 
 
 class Epochs(Options, owner="the local work"):

@@ -41,7 +41,7 @@ def tree_flatten(tree: Any) -> tuple[list[Any], TreeSpec]:
 
 def tree_unflatten(leaves: list[Any], spec: TreeSpec) -> Any:
     """Return the leaves, nested as they were."""
-    if spec is _spec(None):
+    if spec is _spec(None) and len(leaves) == 1:
         return leaves[0]
     return tuple(leaves) if spec is _spec(len(leaves)) else _pytree.tree_unflatten(leaves, spec)
 

@@ -14,7 +14,7 @@ from fedstrata.problems.graphs.compiler import Compiler
 from fedstrata.problems.problem import Problem
 from fedstrata.problems.runner import Runner
 
-Factor = Callable[[torch.Tensor], torch.Tensor]
+Scale = Callable[[torch.Tensor], torch.Tensor]
 """Returns a factor of each client's step, [C, 1], from the gradient of f, [C, r]."""
 
 
@@ -60,7 +60,7 @@ class Oracles:
         """Move x in place to ``keep * x - rate * gradient``, for a problem without levels or dual; return x."""
         if self._runner.descend("outer_grads", x, [batch], rate, keep) is None:
             (gradient,) = self.outer_grads(x, None, batch)
-            (x if keep == 1 else x.mul_(keep)).sub_(gradient, alpha=rate)
+            x.copy_(keep * x - rate * gradient)
         return x
 
     def descend_chain(
@@ -68,7 +68,7 @@ class Oracles:
         x: torch.Tensor,
         batches: Sequence[Batch],
         rate: float,
-        scale: Factor | None,
+        scale: Scale | None,
     ) -> torch.Tensor:
         """Move x in place along the gradient through all levels; return the gradient of f, [C, r].
 

@@ -125,51 +125,41 @@ class Runner:
     ) -> Tensors | None:
         """Take a traced step along the first result of a function; return the others. None if it cannot be traced."""
         name = (function, tuple(b.random for b in batches))
-        usual = all(b.traced and b.where is None for b in batches) and self.tracing and x.is_contiguous()
-        if not usual or self._recurrent or self.problem.dual or name in self._alone:
+        usual = all(b.traced and b.where is None for b in batches) and x.is_contiguous()
+        if not usual or not self._can_trace or self.problem.dual or name in self._alone:
             return None
-        single = len(x) == 1
         arrays = tuple(b.parts[0] for b in batches)
-        tensors = (x, *(a for part in arrays for a in part))
-        if single:
-            tensors = tuple(t[0] for t in tensors)
-        form = ("step", name, single, *((t.shape, t.dtype, t.device) for t in tensors))
-        if form not in self.graphs:
+        single, lengths, (vector, *others) = _arguments((x,), arrays)
+        key = _key("step", name, single, lengths, (vector, *others))
+        if key not in self.graphs:
             if not single and name not in self._checked:
                 self._on(name, (x,), arrays, traced=False)
-            run = self._form(name, single, 1, tuple(map(len, arrays)))
+            run = self._form(name, single, 1, lengths)
             usable = name not in self._alone
-            self.graphs[form] = self._descent(run, tensors) if usable else None
-        step = self.graphs[form]
+            self.graphs[key] = self._descent(run, (vector, *others)) if usable else None
+        step = self.graphs[key]
         if step is None:
             return None
         if not single:
-            return step(tensors[0], tensors[1:], rate, keep, scale)  # type: ignore[no-any-return]
+            return step(vector, others, rate, keep, scale)  # type: ignore[no-any-return]
         one = None if scale is None else lambda *results: scale(*(r.unsqueeze(0) for r in results))[0]
-        return tuple(r.unsqueeze(0) for r in step(tensors[0], tensors[1:], rate, keep, one))
+        return tuple(r.unsqueeze(0) for r in step(vector, others, rate, keep, one))
+
+    @property
+    def _can_trace(self) -> bool:
+        return self.tracing and not self._recurrent
 
     def _on(self, name: Name, vectors: Tensors, batches: tuple[Arrays, ...], traced: bool) -> Tensors:
-        single = len(vectors[0]) == 1
-        for arrays in batches:
-            if arrays and len(arrays[0]) != len(vectors[0]):
-                raise FedstrataError(
-                    f"An oracle takes vectors and batches with one row for each client. Got {len(vectors[0])} and "
-                    f"{len(arrays[0])}."
-                )
-        traced = traced and self.tracing and not self._recurrent
+        traced = traced and self._can_trace
+        single, lengths, tensors = _arguments(vectors, batches)
         if not single and (self._recurrent or name in self._alone):
             return self._one_by_one(name, vectors, batches, traced)
-        lengths = tuple(map(len, batches))
-        tensors = (*vectors, *(a for arrays in batches for a in arrays))
-        if single:
-            tensors = tuple(t[0] for t in tensors)
         run = self._form(name, single, len(vectors), lengths)
         if traced:
-            tensors = tuple(t.contiguous() for t in tensors)
-            shape = (name, single, lengths, *((t.shape, t.dtype, t.device) for t in tensors))
-            if shape not in self.graphs:
-                self.graphs[shape] = trace(run, *tensors, compiler=self.compiler, rough=self.autocast is not None)
-            run = self.graphs[shape] or run
+            key = _key("value", name, single, lengths, tensors)
+            if key not in self.graphs:
+                self.graphs[key] = trace(run, *tensors, compiler=self.compiler, rough=self.autocast is not None)
+            run = self.graphs[key] or run
         try:
             out = run(*tensors)
         except RuntimeError as error:
@@ -244,25 +234,42 @@ def _flat(function: Form, vectors: int, lengths: tuple[int, ...], random: tuple[
     return flat
 
 
+def _arguments(vectors: Tensors, batches: tuple[Arrays, ...]) -> tuple[bool, tuple[int, ...], Tensors]:
+    """Return whether there is a single client, how many arrays each batch has, and all tensors, contiguous.
+
+    Those of a single client have no client axis.
+    """
+    clients = len(vectors[0])
+    for arrays in batches:
+        if arrays and len(arrays[0]) != clients:
+            raise FedstrataError(
+                f"An oracle takes vectors and batches with one row for each client. Got {clients} and {len(arrays[0])}."
+            )
+    tensors = (*vectors, *(a for arrays in batches for a in arrays))
+    tensors = tuple(t[0] for t in tensors) if clients == 1 else tensors
+    return clients == 1, tuple(map(len, batches)), tuple(t.contiguous() for t in tensors)
+
+
+def _key(kind: str, name: Name, single: bool, lengths: tuple[int, ...], tensors: Tensors) -> tuple[object, ...]:
+    """Return what a graph can be used for."""
+    return (kind, name, single, lengths, *((t.shape, t.dtype, t.device) for t in tensors))
+
+
 def _itself(function: Function) -> Function:
     return function
 
 
 def _groups(batches: Sequence[Batch], clients: int) -> Iterator[tuple[torch.Tensor, tuple[Arrays, ...]]]:
     """Yield each group of clients that share a part in every batch, with the group's rows of each batch."""
-    part = torch.zeros(len(batches), clients, dtype=torch.long)
-    row = torch.arange(clients).repeat(len(batches), 1)
+    device = next(where.device for batch in batches for where in batch.where or ())
+    part = torch.zeros(len(batches), clients, dtype=torch.long, device=device)
+    row = torch.arange(clients, device=device).repeat(len(batches), 1)
     for b, batch in enumerate(batches):
         for i, where in enumerate(batch.where or ()):
             part[b, where] = i
-            row[b, where] = torch.arange(len(where))
+            row[b, where] = torch.arange(len(where), device=device)
     groups, group = torch.unique(part, dim=1, return_inverse=True)
-    for i in range(groups.shape[1]):
+    for i, parts in enumerate(groups.t().tolist()):
         where = torch.nonzero(group == i).squeeze(1)
-        yield (
-            where,
-            tuple(
-                tuple(a[row[b, where].to(a.device)] for a in batch.parts[int(groups[b, i])])
-                for b, batch in enumerate(batches)
-            ),
-        )
+        chosen = zip(batches, parts, row[:, where], strict=True)
+        yield where, tuple(tuple(a[rows] for a in batch.parts[p]) for batch, p, rows in chosen)

@@ -28,10 +28,22 @@ class Tied(nn.Module):
         return self.layer(torch.tanh(self.layer(inputs)))
 
 
+class Heads(nn.Module):
+    """A model whose weights have an axis of their own, so that their gradient is a batch of products."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.randn(3, 4, 3)), nn.Parameter(torch.randn(3))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return torch.bmm(inputs.view(-1, 3, 4).transpose(0, 1), self.weight).sum(0) + self.bias
+
+
 MODELS: dict[str, Callable[[], tuple[nn.Module, tuple[int, ...]]]] = {
     "logreg": lambda: (nn.Linear(6, 3), (6,)),
     "one output": lambda: (nn.Sequential(nn.Linear(6, 4), nn.Tanh(), nn.Linear(4, 1), nn.Linear(1, 3)), (6,)),
     "mlp": lambda: (nn.Sequential(nn.Linear(6, 30), nn.Tanh(), nn.Linear(30, 3, bias=False)), (6,)),
+    "heads": lambda: (Heads(), (12,)),
     "tied": lambda: (Tied(), (6,)),
     "convolutional": lambda: (nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Flatten(), nn.Linear(72, 3)), (1, 8, 8)),
     "normalised": lambda: (nn.Sequential(nn.Linear(6, 8), nn.LayerNorm(8), nn.GELU(), nn.Linear(8, 3)), (6,)),
@@ -80,6 +92,48 @@ def in_place(x: torch.Tensor, a: torch.Tensor) -> tuple[torch.Tensor]:
 def branches(x: torch.Tensor, a: torch.Tensor) -> tuple[torch.Tensor]:
     """A function that depends on a value."""
     return (x * 2 if a.sum() > 0 else x * 3,)
+
+
+class Flips:
+    """A function that records another sign than it has afterwards, next to a large x."""
+
+    calls = 0
+
+    def __call__(self, x: torch.Tensor, a: torch.Tensor) -> tuple[torch.Tensor]:
+        self.calls += 1
+        return (1e-4 * torch.cos(x) * (1 if self.calls % 2 else -1),)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_small_gradient_is_compared_too(dtype: torch.dtype) -> None:
+    x, a = 1 + torch.rand(50, dtype=dtype), torch.ones(2, 2, dtype=dtype)
+    assert trace_descent(Flips(), x, a) is None
+    assert trace_descent(lambda x, a: (1e-4 * torch.cos(x),), x, a) is not None
+
+
+def test_rows_of_other_clients_are_refused_and_strides_do_not_matter() -> None:
+    problem = fs.erm(nn.Linear(4, 2))
+    oracles = Oracles(problem)
+    x, targets = torch.randn(3, len(problem.x0)), torch.randint(0, 2, (3, 5))
+    plain, turned = torch.randn(3, 5, 4), torch.randn(3, 4, 5).transpose(1, 2)
+    with torch.no_grad():
+        for inputs in (plain, turned):
+            batch = Batch(((inputs, targets),))
+            expected = x - RATE * oracles.outer_grads(x, None, batch)[0]
+            torch.testing.assert_close(oracles.descend(x.clone(), batch, RATE), expected)
+        with pytest.raises(fs.FedstrataError, match=r"one row for each client\. Got 1 and 3"):
+            oracles.descend(x[:1].clone(), Batch(((plain, targets),)), RATE)
+
+
+def test_inner_gradients_of_a_step_are_written_straight_into_their_vector() -> None:
+    problem = fs.maml(nn.Sequential(nn.Linear(300, 300), nn.Tanh(), nn.Linear(300, 3)), inner_lr=0.1)
+    oracles = Oracles(problem)
+    batches = [Batch(((torch.randn(1, 5, 300), torch.randint(0, 3, (1, 5))),)) for _ in range(2)]
+    x = problem.x0[None].clone()
+    with torch.no_grad():
+        oracles.descend_chain(x, batches, RATE, None)
+    (step,) = (graph for key, graph in oracles._runner.graphs.items() if key[0] == "step")
+    assert "out =" in step._run.__self__.code
 
 
 @pytest.mark.parametrize("gradient", [squares, product_with_x, in_place, branches])

@@ -12,6 +12,7 @@ from torch.func import grad, vmap
 
 import fedstrata as fs
 from fedstrata.problems.graphs.direct import call_directly
+from fedstrata.problems.graphs.nodes import mutates
 from fedstrata.problems.graphs.simplify import simplify
 from fedstrata.problems.graphs.trace import record
 from fedstrata.problems.graphs.writes import write_gradients_in_place
@@ -184,4 +185,29 @@ def test_numbers_become_tensors_with_the_same_results() -> None:
     call_directly(graph, (x, whole))
     for ours, theirs in zip(graph(x, whole), function(x, whole), strict=True):
         assert ours.dtype == theirs.dtype and torch.equal(ours, theirs)
+    zeros = simplified(lambda x: (x / 0.0, x / -0.0), x)
+    assert torch.equal(torch.stack(zeros(x.abs())), torch.stack((x.abs() / 0.0, x.abs() / -0.0)))
+    low = x.bfloat16()
+    assert torch.equal(simplified(lambda x: x * 0.1, low)(low), low * 0.1)
     assert sum("_number" in str(n.target) for n in graph.graph.nodes if n.op == "get_attr") >= 4
+
+
+def test_a_product_that_is_used_twice_is_not_written_twice() -> None:
+    a, b = torch.randn(300, 300), torch.randn(300, 300)
+    twice = simplified(lambda a, b: torch.cat([(a @ b).view(-1)] * 2), a, b)
+    torch.testing.assert_close(twice(a, b), torch.cat([(a @ b).view(-1)] * 2))
+
+
+def test_the_product_of_a_column_is_computed_as_a_row() -> None:
+    a, b = torch.randn(2, 5, 1), torch.randn(2, 7, 5)
+    graph = simplified(lambda a, b: torch.bmm(b, a).transpose(1, 2), a, b)
+    (product,) = (n for n in graph.graph.nodes if n.target is torch.ops.aten.bmm.default)
+    assert product.meta["layout"].shape == (2, 1, 7)
+    torch.testing.assert_close(graph(a, b), torch.bmm(b, a).transpose(1, 2))
+
+
+def test_a_shape_changed_in_place_is_a_view() -> None:
+    vector, matrix = torch.randn(4), torch.randn(4, 3)
+    graph = simplified(lambda v, m: v @ m * 1.0, vector, matrix)
+    assert not any(mutates(node) for node in graph.graph.nodes)
+    torch.testing.assert_close(graph(vector, matrix), vector @ matrix)

@@ -13,7 +13,7 @@ import fedstrata as fs
 from fedstrata.core.machine import keep_memory, prepared
 from fedstrata.data.batch import Batch
 from fedstrata.problems.graphs.simplify import simplify
-from fedstrata.problems.graphs.trace import record, trace
+from fedstrata.problems.graphs.trace import close, record, trace
 from fedstrata.problems.oracles import Oracles
 
 
@@ -223,3 +223,11 @@ def test_a_padding_row_is_not_trained_by_several_clients() -> None:
     runs = [fs.train(fs.erm(net), data, fs.FedAvg(lr=0.5, steps=2), rounds=2, batch_size=6, chunk=c) for c in (1, 4)]
     torch.testing.assert_close(runs[0].x, runs[1].x)
     assert not (runs[1].model()[0].weight[0] - net[0].weight[0]).any()
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("nan"), -float("inf")])
+def test_numbers_that_are_not_finite_agree_only_with_themselves(value: float) -> None:
+    one = torch.tensor([1.0, value])
+    assert close(one, one.clone())
+    others = [torch.tensor([1.0, other]) for other in (float("inf"), -float("inf"), 0.0) if other != value]
+    assert not any(close(one, other) or close(other, one) for other in others)

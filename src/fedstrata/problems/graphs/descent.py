@@ -1,7 +1,8 @@
 """A gradient step in place, x <- keep * x - rate * gradient, without forming the gradient of a dense layer.
 
 The gradient of a dense layer is a matrix product, which can be added to the layer's part of x as it is computed. The
-other parts of a gradient are subtracted from theirs. So the flat gradient is never put together.
+other parts of a gradient are subtracted from theirs. So the gradients of dense layers are never copied into a flat
+vector.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ from fedstrata.problems.graphs.compiler import Compiler
 from fedstrata.problems.graphs.nodes import mutates, returned_with_ancestors
 from fedstrata.problems.graphs.simplify import simplify
 from fedstrata.problems.graphs.trace import REFUSALS, changed, close, record, speed_up
-from fedstrata.problems.graphs.writes import Piece, pieces_of
+from fedstrata.problems.graphs.writes import Piece, pieces_of, write_gradients_in_place
 
 Scale = Callable[..., torch.Tensor]
-"""Returns a factor of the step from the other results of the function."""
+"""Returns the factor of a step, [C, 1], from the results of the function after the first; [1] for a single client."""
 
 _ATEN = torch.ops.aten
 _PRODUCTS = {_ATEN.mm.default, _ATEN.bmm.default}
@@ -80,6 +81,7 @@ def trace_descent(
         graph = record(function, *tensors)
         simplify(graph)
         parts = _split(graph)
+        write_gradients_in_place(graph)
         if compiler is None:
             speed_up(graph, tensors)
     except REFUSALS:
@@ -91,11 +93,12 @@ def trace_descent(
 def _split(graph: fx.GraphModule) -> list[_Part]:
     """Let a graph return the operands of each part of x instead of the gradient; return the parts."""
     output, x = graph.graph.output_node(), next(iter(graph.graph.nodes))
+    clients = x.meta["layout"].shape[:-1]
     if any(map(mutates, graph.graph.nodes)):
         raise ValueError("the function changes tensors in place")
     results: Any = output.args[0]
     parts, operands = [], []
-    for is_product, run in groupby(_pieces(results[0]), key=lambda piece: piece.product is not None):
+    for is_product, run in groupby(_pieces(results[0], clients), key=lambda piece: piece.product is not None):
         pieces = [piece for piece in run if piece.size]
         if is_product:
             parts += [_Part(p.start, p.size, p.product.meta["layout"].shape) for p in pieces]  # type: ignore[union-attr]
@@ -111,10 +114,16 @@ def _split(graph: fx.GraphModule) -> list[_Part]:
     return parts
 
 
-def _pieces(gradient: Any) -> list[Piece]:
-    """Return the pieces of a gradient: those of a concatenation, or the whole."""
+def _pieces(gradient: Any, clients: torch.Size) -> list[Piece]:
+    """Return the pieces of a gradient: those of a concatenation, or the whole.
+
+    Products count only if they have one matrix for each client: weights with an axis of their own have more.
+    """
     pieces = pieces_of(gradient, _PRODUCTS) if gradient.target is _ATEN.cat.default else []
-    return pieces or [Piece(gradient, 0, gradient.meta["layout"].shape[-1], None)]
+    return [
+        p if p.product is None or p.product.meta["layout"].shape[:-2] == clients else p._replace(product=None)
+        for p in pieces or [Piece(gradient, 0, gradient.meta["layout"].shape[-1], None)]
+    ]
 
 
 def _joined(graph: fx.Graph, output: fx.Node, pieces: list[Piece]) -> fx.Node:
@@ -133,5 +142,7 @@ def _agrees(step: Descent, function: Callable[..., Any], tensors: tuple[torch.Te
     moved = [x.clone(), x.clone()]
     rest = step(moved[0], others, 0.5, 0.75)
     step(moved[1], others, 0.5, 0.75, lambda *_: factor)
-    theirs = (0.75 * x - 0.5 * gradient, 0.75 * x - 0.75 * gradient, *expected)
-    return all(close(a, b, rough) for a, b in zip((*moved, *rest), theirs, strict=True))
+    taken = [(0.75 * x - m) / rate for m, rate in zip(moved, (0.5, 0.75), strict=True)]
+    rounding = 100 * torch.finfo(x.dtype).eps * float(x.norm())
+    along = all(close(step, gradient, rough, rounding) for step in taken)
+    return along and all(close(a, b, rough) for a, b in zip(rest, expected, strict=True))

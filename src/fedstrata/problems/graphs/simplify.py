@@ -33,6 +33,9 @@ _WITH_NUMBER = {operator: operator for operator in _BROADCAST} | {
 }
 """Operations that may take a number, and the same with a tensor in its place."""
 
+_EXACT = (torch.float32, torch.float64)
+"""Dtypes whose operations round a number to them; those of lower precision take it as it is."""
+
 _SHAPE_ONLY = {
     _ATEN.ones_like.default,
     _ATEN.zeros_like.default,
@@ -149,18 +152,18 @@ def _fold_constants(graph: fx.GraphModule) -> None:
 
 def _keep_numbers_as_tensors(graph: fx.GraphModule) -> None:
     """Hold the numbers in sums and products as tensors, which PyTorch would otherwise make in every call."""
-    names: dict[tuple[float, torch.dtype, torch.device], str] = {}
+    names: dict[tuple[str, torch.dtype], str] = {}
     for node in list(graph.graph.nodes):
         before, after = (layout_of(node.args[0]), layout_of(node)) if len(node.args) == 2 else (None, None)
         if node.target not in _WITH_NUMBER or before is None or after is None or before.dtype != after.dtype:
             continue
         number = node.args[1]
-        if not isinstance(number, int | float) or not after.dtype.is_floating_point:
+        if not isinstance(number, int | float) or after.dtype not in _EXACT or after.device.type != "cpu":
             continue
-        key = (float(number), after.dtype, after.device)
+        key = (repr(float(number)), after.dtype)  # 0.0 and -0.0 differ
         if key not in names:
             names[key] = f"_number_{len(names)}"
-            value = torch.tensor(float(number), dtype=after.dtype, device=after.device)
+            value = torch.tensor(float(number), dtype=after.dtype)
             graph.register_buffer(names[key], value, persistent=False)
         with graph.graph.inserting_before(node):
             constant = graph.graph.get_attr(names[key])

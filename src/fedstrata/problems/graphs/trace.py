@@ -41,6 +41,17 @@ _READS_VALUES = {
 """Methods that read values without an operation that could be recorded."""
 
 
+_ATEN = torch.ops.aten
+_AS_VIEWS = {
+    _ATEN.squeeze_.default: _ATEN.squeeze.default,
+    _ATEN.squeeze_.dim: _ATEN.squeeze.dim,
+    _ATEN.squeeze_.dims: _ATEN.squeeze.dims,
+    _ATEN.unsqueeze_.default: _ATEN.unsqueeze.default,
+    _ATEN.transpose_.default: _ATEN.transpose.int,
+    _ATEN.t_.default: _ATEN.t.default,
+}
+"""Operations that change the shape of a tensor in place but not its numbers, and the views they make."""
+
 _NUMBERS = (str, int, float, bool, complex, NoneType)
 _ARGUMENTS = (torch.Tensor, torch.dtype, torch.device, torch.memory_format, torch.layout, *_NUMBERS)
 """What the operations of a graph may take."""
@@ -94,19 +105,22 @@ def _agree(
     return all(close(a, b, rough) for a, b in zip(tree_leaves(ours), tree_leaves(theirs), strict=True))
 
 
-def close(ours: torch.Tensor, theirs: torch.Tensor, rough: bool = False) -> bool:
-    """Whether two tensors agree up to rounding, as vectors; NaN agrees with NaN.
+def close(ours: torch.Tensor, theirs: torch.Tensor, rough: bool = False, rounding: float = 0.0) -> bool:
+    """Whether two tensors agree up to rounding, as vectors; infinity and NaN agree with themselves.
 
-    rough: whether they were computed in lower precision than they have.
+    rough:    whether they were computed in lower precision than they have.
+    rounding: an error that is allowed whatever the size of the numbers.
     """
     if ours.shape != theirs.shape or ours.dtype != theirs.dtype:
         return False
-    strange = ~torch.isfinite(theirs)
-    if not torch.equal(strange, ~torch.isfinite(ours)):
+    finite = torch.isfinite(theirs)
+    if not torch.equal(finite, torch.isfinite(ours)):
+        return False
+    if not torch.equal(ours[~finite].nan_to_num(), theirs[~finite].nan_to_num()):
         return False
     tolerance = 0.3 if rough else 1e-3 if theirs.dtype == torch.float32 else 1e-8
-    ours, theirs = (torch.where(strange, 0, t).double() for t in (ours, theirs))
-    return bool((ours - theirs).norm() <= tolerance * theirs.norm() + torch.finfo(torch.float32).tiny)
+    ours, theirs = (t[finite].double() for t in (ours, theirs))
+    return bool((ours - theirs).norm() <= tolerance * theirs.norm() + rounding + torch.finfo(torch.float32).tiny)
 
 
 def record(function: Callable[..., Any], *tensors: torch.Tensor) -> fx.GraphModule:
@@ -188,7 +202,9 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if _UNTRACEABLE & set(func.tags) or not all(isinstance(leaf, _ARGUMENTS) for leaf in leaves):
             self.refused = True
             raise _Untraceable(f"{func} depends on values, or takes what a graph cannot hold, such as a storage")
-        node = self.graph.call_function(func, tree_map(self.node_of, args), tree_map(self.node_of, kwargs))
+        node = self.graph.call_function(
+            _AS_VIEWS.get(func, func), tree_map(self.node_of, args), tree_map(self.node_of, kwargs)
+        )
         out = func(*args, **kwargs)
         node.meta["views"] = _share_memory(tree_leaves(out), leaves)
         if isinstance(out, torch.Tensor):

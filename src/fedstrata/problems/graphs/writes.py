@@ -43,18 +43,22 @@ def write_gradients_in_place(module: fx.GraphModule) -> None:
 
 
 def pieces_of(cat: fx.Node, products: Container[Any], smallest: int = 0) -> list[Piece]:
-    """Return the pieces of a concatenation along the last axis; an empty list if the shape of any is unknown.
+    """Return the pieces of a concatenation along the last axis; an empty list if it is along another one.
 
     products: the operators that count as products, of at least ``smallest`` bytes.
     """
+    whole, axis = layout_of(cat), cat.args[1] if len(cat.args) > 1 else 0
+    if whole is None or axis not in (-1, len(whole.shape) - 1):
+        return []
     pieces: list[Piece] = []
     start = 0
-    for node in cat.args[0]:  # type: ignore[union-attr]
+    nodes: Any = cat.args[0]
+    for node in nodes:
         value = layout_of(node)
         if value is None or not isinstance(node, fx.Node):
             return []
         product = _product(node, cat, products)
-        large = product is not None and product.meta["layout"].nbytes >= smallest
+        large = product is not None and product.meta["layout"].nbytes >= smallest and nodes.count(node) == 1
         pieces.append(Piece(node, start, value.shape[-1], product if large else None))
         start += value.shape[-1]
     return pieces
