@@ -28,7 +28,7 @@ _ROUNDS = 10
 
 Key = tuple[int, int]
 
-FEW = 128
+FEW = 256
 """The largest number of counters that are computed as lanes of Python integers."""
 
 MANY = 1 << 16

@@ -124,11 +124,11 @@ class Runner:
         scale: Scale | None = None,
     ) -> Tensors | None:
         """Take a traced step along the first result of a function; return the others. None if it cannot be traced."""
-        name = (function, tuple(b.random for b in batches))
-        usual = all(b.traced and b.where is None for b in batches) and x.is_contiguous()
+        name = (function, tuple([b.random for b in batches]))
+        usual = not [b for b in batches if not b.traced or b.where is not None] and x.is_contiguous()
         if not usual or not self._can_trace or self.problem.dual or name in self._alone:
             return None
-        arrays = tuple(b.parts[0] for b in batches)
+        arrays = tuple([b.parts[0] for b in batches])
         single, lengths, (vector, *others) = _arguments((x,), arrays)
         key = _key("step", name, single, lengths, (vector, *others))
         if key not in self.graphs:
@@ -245,14 +245,14 @@ def _arguments(vectors: Tensors, batches: tuple[Arrays, ...]) -> tuple[bool, tup
             raise FedstrataError(
                 f"An oracle takes vectors and batches with one row for each client. Got {clients} and {len(arrays[0])}."
             )
-    tensors = (*vectors, *(a for arrays in batches for a in arrays))
-    tensors = tuple(t[0] for t in tensors) if clients == 1 else tensors
-    return clients == 1, tuple(map(len, batches)), tuple(t.contiguous() for t in tensors)
+    tensors = [*vectors, *[a for arrays in batches for a in arrays]]
+    tensors = [t[0] for t in tensors] if clients == 1 else tensors
+    return clients == 1, tuple(map(len, batches)), tuple([t.contiguous() for t in tensors])
 
 
 def _key(kind: str, name: Name, single: bool, lengths: tuple[int, ...], tensors: Tensors) -> tuple[object, ...]:
     """Return what a graph can be used for."""
-    return (kind, name, single, lengths, *((t.shape, t.dtype, t.device) for t in tensors))
+    return (kind, name, single, lengths, *[(t.shape, t.dtype, t.device) for t in tensors])
 
 
 def _itself(function: Function) -> Function:

@@ -54,19 +54,20 @@ class Descent:
         operands, rest = iter(out[: self._operands]), tuple(out[self._operands :])
         factor = None if scale is None else scale(*rest)
         for start, size, shape in self._parts:
-            part = x.narrow(-1, start, size)
-            if shape is not None:
-                left = next(operands)
-                left = left if factor is None else left * factor.unsqueeze(-1)
-                part = part.view(shape)
-                add = part.addmm_ if len(shape) == 2 else part.baddbmm_
-                add(left, next(operands), beta=keep, alpha=-rate)
+            if shape is None:
+                part = x.narrow(-1, start, size)
+                part = part if keep == 1 else part.mul_(keep)
+                if factor is None:
+                    part.sub_(next(operands), alpha=rate)
+                else:
+                    part.addcmul_(next(operands), factor, value=-rate)
                 continue
-            part = part if keep == 1 else part.mul_(keep)
-            if factor is None:
-                part.sub_(next(operands), alpha=rate)
-            else:
-                part.addcmul_(next(operands), factor, value=-rate)
+            left = next(operands)
+            left = left if factor is None else left * factor.unsqueeze(-1)
+            strides = (*x.stride()[:-1], shape[-1], 1)
+            part = x.as_strided(shape, strides, x.storage_offset() + start)
+            add = part.addmm_ if len(shape) == 2 else part.baddbmm_
+            add(left, next(operands), beta=keep, alpha=-rate)
         return rest
 
 
