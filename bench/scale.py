@@ -90,7 +90,7 @@ def main() -> None:
     exponent("clients", (100, 1_000, 10_000), of_clients)
     exponent("steps", (10, 100, 1_000), of_steps)
     exponent("weights", (1_000, 10_000, 100_000), of_weights)
-    exponent("levels", (1, 10, 50), of_levels)
+    exponent("levels", (1, 10, 100), of_levels)
 
 
 if __name__ == "__main__":

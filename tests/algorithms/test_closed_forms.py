@@ -191,3 +191,11 @@ def test_small_batches_bias_comfedl_and_hardly_mfcgd(seed: int) -> None:
     gradients = [gradient_norm(NOISY.problem, NOISY.data, x) for x in (plain, storm)]
     assert gradients[0] > 0.7
     assert gradients[1] < 0.1 * gradients[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "rows", "columns"),
+    [("identity", 0, 7), ("adam", 1, 7), ("belief", 2, 7), ("norm", 1, 1), ("amsgrad", 2, 7)],
+)
+def test_matrices_keep_no_more_than_they_need(name: str, rows: int, columns: int) -> None:
+    assert MATRICES[name](0.5, 0.1, "zero").zeros(torch.ones(7)).shape == (rows, columns)

@@ -37,7 +37,7 @@ class FedAvg(Algorithm):
 
     def round(self, s: State, clients: Clients) -> State:
         """Move by the clients' mean update."""
-        return s._replace(x=s.x + clients.rate(self.server_lr) * clients.mean(self.local, s.x))
+        return s._replace(x=s.x.add(clients.mean(self.local, s.x), alpha=clients.rate(self.server_lr)))
 
     @remote
     def local(self, client: Client, x: torch.Tensor) -> torch.Tensor:

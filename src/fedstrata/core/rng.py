@@ -20,10 +20,13 @@ import torch
 
 from fedstrata.core.errors import invalid
 
-_MULTIPLIERS = np.array([0xD2511F53, 0xCD9E8D57], dtype=np.uint64)
-_WEYL = np.array([0x9E3779B9, 0xBB67AE85], dtype=np.uint64)
+_M0, _M1 = 0xD2511F53, 0xCD9E8D57
+_W0, _W1 = 0x9E3779B9, 0xBB67AE85
+_MULTIPLIERS = np.array([_M0, _M1], dtype=np.uint64)
+_WEYL = np.array([_W0, _W1], dtype=np.uint64)
 _LOW = np.uint64(0xFFFFFFFF)
 _32 = np.uint64(32)
+_ZERO = np.zeros(1, dtype=np.uint64)
 _ROUNDS = 10
 
 Key = tuple[int, int]
@@ -57,8 +60,6 @@ def philox(counter: tuple[np.ndarray, ...], key: Key) -> np.ndarray:
 
 def _philox_of_few(counter: tuple[np.ndarray, ...], key: Key, shape: tuple[int, ...]) -> np.ndarray:
     """Return the same words. One integer holds all counters, 64 bits each: few calls, each on all of them."""
-    m0, m1 = _MULTIPLIERS.tolist()
-    w0, w1 = _WEYL.tolist()
     words = np.empty((4, *shape), dtype="<u8")
     words[0], words[1], words[2], words[3] = counter
     size = words.nbytes // 4
@@ -66,10 +67,10 @@ def _philox_of_few(counter: tuple[np.ndarray, ...], key: Key, shape: tuple[int, 
     low, (k0, k1) = ones * 0xFFFFFFFF, key
     c0, c1, c2, c3 = (int.from_bytes(part, "little") for part in words)
     for _ in range(_ROUNDS):
-        p0, p1 = c0 * m0, c2 * m1  # a product of 32-bit numbers stays within its 64 bits
+        p0, p1 = c0 * _M0, c2 * _M1  # a product of 32-bit numbers stays within its 64 bits
         c0, c2 = ((p1 >> 32) & low) ^ c1 ^ (ones * k0), ((p0 >> 32) & low) ^ c3 ^ (ones * k1)
         c1, c3 = p1 & low, p0 & low
-        k0, k1 = (k0 + w0) & 0xFFFFFFFF, (k1 + w1) & 0xFFFFFFFF
+        k0, k1 = (k0 + _W0) & 0xFFFFFFFF, (k1 + _W1) & 0xFFFFFFFF
     out = bytearray().join(c.to_bytes(size, "little") for c in (c0, c1, c2, c3))
     return np.frombuffer(out, dtype="<u8").reshape(4, *shape).transpose(*range(1, len(shape) + 1), 0)
 
@@ -117,7 +118,7 @@ def _hashed(names: tuple[int | str, ...]) -> Key:
 def words(key: Key, clients: np.ndarray, steps: np.ndarray, count: int) -> np.ndarray:
     """Return ``count`` 32-bit words for each (client, step) of two arrays that broadcast: shape [..., count]."""
     blocks = np.arange((count + 3) // 4, dtype=np.uint64)
-    out = philox((blocks, clients[..., None], steps[..., None], np.zeros(1, dtype=np.uint64)), key)
+    out = philox((blocks, clients[..., None], steps[..., None], _ZERO), key)
     return out.reshape(*out.shape[:-2], -1)[..., :count]
 
 
@@ -152,13 +153,11 @@ def _philox_of_tensors(
 ) -> torch.Tensor:
     """Return four words for each counter, stacked on the last axis, as :func:`philox` does; counters may broadcast."""
     low = 0xFFFFFFFF
-    m0, m1 = _MULTIPLIERS.tolist()
-    w0, w1 = _WEYL.tolist()
     for _ in range(_ROUNDS):
         # int64 products wrap around, so their 64 bits are right; a shift copies the sign bit, which the mask removes.
-        p0, p1 = c0 * m0, c2 * m1
+        p0, p1 = c0 * _M0, c2 * _M1
         c0, c1, c2, c3 = ((p1 >> 32) & low) ^ c1 ^ k0, p1 & low, ((p0 >> 32) & low) ^ c3 ^ k1, p0 & low
-        k0, k1 = (k0 + w0) & low, (k1 + w1) & low
+        k0, k1 = (k0 + _W0) & low, (k1 + _W1) & low
     return torch.stack((c0, c1, c2, c3), dim=-1)
 
 
