@@ -50,8 +50,9 @@ class Settings(Options, owner="the run"):
     )
     compile: bool = param(
         False,
-        "compile the local steps' graphs to machine code, which may be faster for long runs of small models; takes up "
-        "to a minute per graph the first time, and seconds once the code is cached; needs a C++ compiler",
+        "compile the local steps of models without convolutions to machine code, which may be faster for long runs of "
+        "small models; takes up to a minute per graph the first time, and seconds once the code is cached; needs a C++ "
+        "compiler",
     )
     eval_every: int | None = param(
         None,

@@ -8,9 +8,11 @@ import pytest
 import torch
 
 import fedstrata as fs
+from fedstrata.data.batch import Batch
 from fedstrata.problems.graphs import compiler
 from fedstrata.problems.graphs.products import unfold_small_products
 from fedstrata.problems.graphs.trace import record
+from fedstrata.problems.oracles import Oracles
 
 
 def test_without_a_compiler_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,6 +64,25 @@ def test_small_products_are_unfolded_with_the_same_numbers(rows: int, terms: int
     unfold_small_products(graph)
     assert not any(node.target is torch.ops.aten.bmm.default for node in graph.graph.nodes)
     torch.testing.assert_close(graph(a, b), torch.bmm(a, b))
+
+
+def test_graphs_with_convolutions_are_not_compiled_and_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = compiler.Compiler()
+    monkeypatch.setattr(compiler.Compiler, "__call__", lambda *_: pytest.fail("compiled a convolution"))
+    model = torch.nn.Sequential(torch.nn.Conv2d(1, 2, 3), torch.nn.Flatten(), torch.nn.Linear(72, 3))
+    problem = fs.erm(model)
+    batch = Batch(((torch.randn(1, 4, 1, 8, 8), torch.randint(0, 3, (1, 4))),))
+    with torch.no_grad():
+        ours, theirs = (Oracles(problem, c).outer_grads(problem.x0[None], None, batch)[0] for c in (own, None))
+    assert torch.equal(ours, theirs)
+
+
+def test_a_problem_that_pytorch_cannot_compile_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch._inductor.compile", lambda *_: 1 / 0)
+    problem = fs.erm(torch.nn.Linear(3, 2))
+    batch = Batch(((torch.randn(1, 4, 3), torch.randint(0, 2, (1, 4))),))
+    with torch.no_grad(), pytest.raises(fs.FedstrataError, match="leave out compile"):
+        Oracles(problem, compiler.Compiler()).outer_grads(problem.x0[None], None, batch)
 
 
 def test_large_products_stay_calls() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from fedstrata.core.errors import InputError
+from fedstrata.core.errors import FedstrataError, InputError
 from fedstrata.problems.graphs.products import unfold_small_products
 
 _CACHE = "TORCHINDUCTOR_CACHE_DIR"
@@ -37,16 +37,26 @@ class Compiler:
         self.graphs = 0
         self.seconds = 0.0
 
+    def wants(self, graph: fx.GraphModule) -> bool:
+        """Whether compiling a graph pays: with convolutions, the code is slower than the library's calls."""
+        return not any(node.target is torch.ops.aten.convolution.default for node in graph.graph.nodes)
+
     def __call__(self, graph: fx.GraphModule, tensors: tuple[torch.Tensor, ...]) -> Callable[..., Any]:
         """Return the compiled graph, for tensors of these shapes."""
         from torch import _inductor
 
         begun = time.perf_counter()
         unfold_small_products(graph)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about PyTorch's own code
-            compiled: Callable[..., Any] = _inductor.compile(graph, list(tensors))
-            compiled(*(t.clone() for t in tensors))
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # about PyTorch's own code
+                compiled: Callable[..., Any] = _inductor.compile(graph, list(tensors))
+                compiled(*(t.clone() for t in tensors))
+        except Exception as error:
+            reason = str(error).strip().split("\n")[0]
+            raise FedstrataError(
+                f"PyTorch cannot compile this problem: leave out compile = true. ({reason})"
+            ) from error
         self.graphs += 1
         self.seconds += time.perf_counter() - begun
         return compiled

@@ -17,7 +17,7 @@ from torch import fx
 from fedstrata.problems.graphs.compiler import Compiler
 from fedstrata.problems.graphs.nodes import mutates, returned_with_ancestors
 from fedstrata.problems.graphs.simplify import simplify
-from fedstrata.problems.graphs.trace import REFUSALS, changed, close, record, speed_up
+from fedstrata.problems.graphs.trace import REFUSALS, changed, close, record, runnable
 from fedstrata.problems.graphs.writes import Piece, pieces_of, write_gradients_in_place
 
 Scale = Callable[..., torch.Tensor]
@@ -83,11 +83,9 @@ def trace_descent(
         simplify(graph)
         parts = _split(graph)
         write_gradients_in_place(graph)
-        if compiler is None:
-            speed_up(graph, tensors)
+        step = Descent(runnable(graph, tensors, compiler), parts)
     except REFUSALS:
         return None
-    step = Descent(graph.forward if compiler is None else compiler(graph, tensors), parts)
     return step if _agrees(step, function, tensors, rough) else None
 
 

@@ -80,19 +80,21 @@ def trace(
         graph = record(function, *tensors)
         simplify(graph)
         write_gradients_in_place(graph)
-        if compiler is None:
-            speed_up(graph, tensors)
+        run = runnable(graph, tensors, compiler)
     except REFUSALS:
         return None
-    run = graph.forward if compiler is None else compiler(graph, tensors)
     return run if _agree(run, function, tensors, rough) else None
 
 
-def speed_up(graph: fx.GraphModule, tensors: tuple[torch.Tensor, ...]) -> None:
-    """Make a graph faster that is not compiled."""
+def runnable(graph: fx.GraphModule, tensors: tuple[torch.Tensor, ...], compiler: Compiler | None) -> Callable[..., Any]:
+    """Return a graph in its fastest form: compiled, if there is a compiler and it pays."""
+    if compiler is not None and compiler.wants(graph):
+        return compiler(graph, tensors)
     reuse_memory(graph)
     pool_by_maxima(graph)
     call_directly(graph, tensors)
+    run: Callable[..., Any] = graph.forward
+    return run
 
 
 def _agree(
