@@ -166,3 +166,19 @@ def test_the_tables_of_options_are_those_of_the_declarations():
         with_option_tables("<!-- options: chanel -->\n<!-- end -->")
     changed = page.replace("| `rounds` | `100` |", "| `rounds` | `99` |")
     assert changed != page == with_option_tables(changed)
+
+
+def test_the_python_of_the_guide_to_auc_trains_saves_and_scores(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_pictures: None
+) -> None:
+    random = np.random.default_rng(0)
+    (tmp_path / "sites").mkdir()
+    for site in range(3):
+        targets = (np.arange(60) < 6).astype(np.int64)
+        inputs = random.standard_normal((60, 20)) + targets[:, None]
+        np.savez(tmp_path / "sites" / f"site{site}.npz", inputs=inputs.astype(np.float32), targets=targets)
+    monkeypatch.chdir(tmp_path)
+    names: dict = {}
+    (code,) = blocks("docs/auc.md")
+    exec(code, names)
+    assert names["run"].summary["auc"] > 0.8 and len(names["scores"]) == 5

@@ -281,7 +281,10 @@ def ours_of(row: Row) -> Ours:
 
 def distance(ours: Vectors, theirs: Vectors, unseen: tuple[str, ...] = ()) -> float:
     """How far the two are apart in any vector; they must have the same ones."""
-    assert set(theirs) <= set(ours) <= {*theirs, *unseen}
+    assert set(theirs) <= set(ours) <= {*theirs, *unseen}, (
+        f"the library has the vectors {sorted(ours)}, the reference returns {sorted(theirs)}: name what the algorithm "
+        "keeps in its case (state='h g_k'; a client's end in _k), and let the reference take and return it"
+    )
     for key in theirs:
         assert ours[key].shape == theirs[key].shape, key
     return max(float(np.abs(ours[key] - theirs[key]).max()) for key in theirs)

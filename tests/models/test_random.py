@@ -146,7 +146,8 @@ def test_a_resumed_run_with_dropout_ends_with_the_same_bits(tmp_path: Path) -> N
 def test_dropout_changes_training_and_not_the_measures() -> None:
     with_dropout, again = run(fs.FedAvg(lr=0.1, steps=3)), run(fs.FedAvg(lr=0.1, steps=3), seed=2)
     assert not torch.equal(with_dropout.x, again.x)
-    model = with_dropout.model().eval()
+    model = with_dropout.model()
+    assert not model.training
     assert any(isinstance(layer, nn.Dropout) for layer in model.modules())
     assert with_dropout.problem.predict is not None
     inputs = torch.randn(20, 1, 8, 8, dtype=torch.float64)

@@ -39,7 +39,8 @@ class Distributed(Simulated):
 
     def describe(self, chunk: int | str, sampled: int) -> str:
         """Describe how clients are computed, for a line of progress."""
-        return f"{super().describe(chunk, sampled)} on each of {self.ranks.size} ranks"
+        mine = super().describe(chunk, math.ceil(sampled / self.ranks.size))
+        return f"{mine} on each of {self.ranks.size} ranks"
 
     def _local_places(self, request: Request) -> np.ndarray:
         places: np.ndarray = request.places[self.rank_of[request.cohort[request.places]] == self.ranks.rank]

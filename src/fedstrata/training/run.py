@@ -32,8 +32,9 @@ class Run:
         return f"<Run of {self.summary['algorithm']} on {self.summary['data']}: {', '.join(measures)}>"
 
     def model(self) -> nn.Module:
-        """Return the trained model as an ordinary module: the one at ``x``, before any steps inside the problem.
+        """Return the trained model as an ordinary module, in evaluation mode: the one at ``x``.
 
+        That is the model before any steps inside the problem.
         For the model after those steps, see :func:`fedstrata.training.metrics.adaptation.adapted_point`.
         """
-        return self.problem.model(self.x)
+        return self.problem.model(self.x).eval()

@@ -21,7 +21,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Settings(Options, owner="the run"):
-    """How to train: one immutable object for everything inside a run."""
+    """The settings of training."""
 
     rounds: int = param(100, "rounds of training", least=1)
     batch_size: int | None = param(
@@ -37,32 +37,33 @@ class Settings(Options, owner="the run"):
     )
     seed: int = param(0, "random seed of the run", least=0)
     chunk: int | Literal["auto"] = param(
-        "auto", "how many clients to compute together; auto uses a rule measured by bench/chunk.py", least=1
+        "auto", "how many clients to compute together; auto chooses a number that was fast in bench/chunk.py", least=1
     )
     threads: int | None = param(
-        None, "torch threads during the run; by default as many as torch uses", least=1, most=1024
+        None, "torch threads during the run; by default PyTorch's own setting", least=1, most=1024
     )
     device: str = param("cpu", "torch device; under torchrun, cuda is the GPU of the rank")
     autocast: str = param(
         "none",
-        "compute models in lower precision where PyTorch's autocast deems it safe; vectors and updates keep theirs",
+        "run the model in bfloat16 where PyTorch allows it, for processors that are fast at it; weights and updates "
+        "keep their precision",
         choices=AUTOCASTS,
     )
     compile: bool = param(
         False,
-        "compile the local steps of models without convolutions to machine code, which may be faster for long runs of "
-        "small models; takes up to a minute per graph the first time, and seconds once the code is cached; needs a C++ "
-        "compiler",
+        "compile the local steps of models without convolutions to machine code: up to a fifth faster for small "
+        "models, but the first run waits up to a minute per graph, and later runs a few seconds (compile_seconds in "
+        "the summary, part of seconds); needs a C++ compiler",
     )
     eval_every: int | None = param(
         None,
-        "rounds between evaluations; by default a twentieth of all; the start and the end are always evaluated",
+        "rounds between evaluations; by default, so that there are 20; the start and the end are always evaluated",
         least=1,
     )
     checkpoint_every: int = param(1, "rounds between checkpoints", least=1)
     state_memory: int = param(
         4 << 30,
-        "bytes of client state, per name, above which it is kept in a memory-mapped file; by default 4 GiB",
+        "if a variable that clients keep needs more bytes than this, it goes to a memory-mapped file; by default 4 GiB",
         least=1,
     )
     channel: Channel = param(PLAIN, "clipping, noise, compression and medians of the clients' answers", in_file=False)
