@@ -335,7 +335,7 @@ def test_a_step_in_place_of_the_servers_vector_is_refused(chunk: int, monkeypatc
 
         @fs.remote
         def local(self, client: Client, x: torch.Tensor) -> torch.Tensor:
-            return client.descend(x, client.draw(), 0.1) - x
+            return client.descend(x[:, :], client.draw(), 0.1) - x
 
     example = fs.quadratic(clients=3)
     with pytest.raises(fs.FedstrataError, match=r"must not be the server's. Begin with x.clone\(\)"):

@@ -219,3 +219,14 @@ def test_an_error_in_the_work_of_a_simulated_client_is_not_a_fault(policy: fs.Fa
     with pytest.raises(WorkError, match=r"client 3: no$"):
         clients.mean(Failing(lambda: ValueError("no"), 3).local, X)
     assert clients.faults == []
+
+
+@pytest.mark.parametrize("batch_size", [2, None])
+def test_a_problem_that_changes_its_batch_is_refused(batch_size: int | None) -> None:
+    def outer(x: torch.Tensor, batch: tuple[torch.Tensor, ...]) -> torch.Tensor:
+        return (x * batch[0].mul_(0.5)).sum()
+
+    data = fs.FederatedData.from_arrays([(torch.ones(4, 3), torch.zeros(4))])
+    problem = fs.Problem(outer, torch.zeros(3), name="mine")
+    with pytest.raises(fs.InputError, match="outer function of the problem mine must not change its batch in place"):
+        fs.train(problem, data, fs.FedAvg(), rounds=1, batch_size=batch_size)

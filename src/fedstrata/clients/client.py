@@ -53,7 +53,7 @@ class Client(OracleCalls):
     def receive(self, message: tuple[Any, ...]) -> tuple[Any, ...]:
         """Return the server's message with a leading client axis on its tensors, which share the server's memory."""
         tensors = [leaf for leaf in tree_leaves(message) if isinstance(leaf, torch.Tensor)]
-        self._received = frozenset(tensor.data_ptr() for tensor in tensors if tensor.numel())
+        self._received = frozenset(tensor.untyped_storage().data_ptr() for tensor in tensors if tensor.numel())
         expanded: tuple[Any, ...] = tree_map(
             lambda t: t.expand(len(self), *t.shape) if isinstance(t, torch.Tensor) else t, message
         )

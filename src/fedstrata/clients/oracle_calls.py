@@ -55,7 +55,7 @@ class OracleCalls:
         return self._side.oracles.descend_chain(x, batches, rate, scale)
 
     def _check_own(self, x: torch.Tensor) -> None:
-        if x.data_ptr() in self._received:
+        if x.untyped_storage().data_ptr() in self._received:
             raise FedstrataError("A step changes x in place, so x must not be the server's. Begin with x.clone().")
 
     def f_grads(self, u: torch.Tensor, batch: Batch, y: torch.Tensor | None = None) -> Tensors:

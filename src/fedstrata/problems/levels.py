@@ -40,6 +40,7 @@ def _value(problem: Problem, level: int, u: torch.Tensor, data: FederatedData, s
     function: Outer = problem.levels[level - 1] if level else problem.outer
     what = f"{f'level {level}' if level else 'outer function'} of the problem {problem.name}"
     dual = () if level or problem.y0 is None else (problem.y0,)
+    before = [a.clone() for a in batch]
     try:
         value = function(u, *dual, batch)
     except InputError:
@@ -49,8 +50,14 @@ def _value(problem: Problem, level: int, u: torch.Tensor, data: FederatedData, s
         shapes = ", ".join(str(tuple(a.shape)) for a in batch)
         drawn = f"a batch of shapes {shapes}" if shapes else "an empty batch (outer_draws is false)"
         raise InputError(f"The {what} fails, given {given}, and {drawn}: {str(error).splitlines()[0]}") from error
+    if not all(map(_same, batch, before)):
+        raise InputError(f"The {what} must not change its batch in place, because others use it too. Make a copy.")
     if not isinstance(value, torch.Tensor) or value.dim() != (1 if level else 0):
         got = f"shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
         wants = "a vector (1-d)" if level else "a single number, a tensor of shape ()"
         raise invalid(f"value of {'' if level else 'the '}{what}", got, wants)
     return value
+
+
+def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return torch.equal(a.nan_to_num(), b.nan_to_num())

@@ -85,8 +85,8 @@ def product_with_x(x: torch.Tensor, a: torch.Tensor) -> tuple[torch.Tensor]:
 
 
 def in_place(x: torch.Tensor, a: torch.Tensor) -> tuple[torch.Tensor]:
-    """A function that changes a tensor."""
-    return (torch.zeros_like(x).add_(a.sum()),)
+    """A function that changes its argument."""
+    return (a.add_(1).sum() * x.cos(),)
 
 
 def branches(x: torch.Tensor, a: torch.Tensor) -> tuple[torch.Tensor]:
@@ -166,6 +166,26 @@ def test_a_step_along_a_chain_is_scaled_by_its_outer_gradient() -> None:
                 torch.testing.assert_close(outer, chain.outer_grads[0])
                 torch.testing.assert_close(moved, x - RATE * factor * chain.gradient)
     assert sum(step is not None for form, step in oracles._runner.graphs.items() if form[0] == "step") == 2
+
+
+class Lookup(nn.Module):
+    """Two columns of numbers of words, with dictionaries of different sizes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.small, self.large = nn.Embedding(3, 4), nn.Embedding(50, 4)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.small(inputs[:, 0].long()) + self.large(inputs[:, 1].long())
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.float32])
+@pytest.mark.parametrize("chunk", [1, 3])
+def test_a_graph_is_not_checked_with_numbers_that_a_model_cannot_take(chunk: int, dtype: torch.dtype) -> None:
+    rows = torch.stack([torch.randint(0, 3, (3, 8)), torch.randint(40, 50, (3, 8))], -1).to(dtype)
+    data = fs.FederatedData.from_arrays([(r, torch.randint(0, 4, (8,))) for r in rows], classes=4)
+    run = fs.train(fs.erm(Lookup()), data, fs.FedAvg(lr=0.1), rounds=2, batch_size=4, chunk=chunk)
+    assert torch.isfinite(run.x).all()
 
 
 def test_several_groups_of_clients_take_the_step_of_the_gradient() -> None:

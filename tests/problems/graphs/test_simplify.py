@@ -206,6 +206,38 @@ def test_the_product_of_a_column_is_computed_as_a_row() -> None:
     torch.testing.assert_close(graph(a, b), torch.bmm(b, a).transpose(1, 2))
 
 
+def test_changes_of_a_tensor_of_its_own_are_recorded_as_new_tensors() -> None:
+    def own(x: torch.Tensor) -> torch.Tensor:
+        y = x * 2
+        y.add_(1).exp_()
+        y.mul_(x)
+        return y.sum(0) + y[0]
+
+    def shared(x: torch.Tensor) -> torch.Tensor:
+        y = x * 2
+        part = y[0]
+        y.add_(1)
+        return part + y.sum(0)
+
+    def argument(x: torch.Tensor) -> torch.Tensor:
+        return x.add_(1) * 2
+
+    x = torch.randn(3, 4)
+    for function, mutations in ((own, False), (shared, True), (argument, True)):
+        graph = simplified(function, x)
+        assert any(mutates(node) for node in graph.graph.nodes) == mutations
+        torch.testing.assert_close(graph(x.clone()), function(x.clone()))
+
+
+def test_the_gradient_of_binary_cross_entropy_is_simplified() -> None:
+    problem = fs.erm(nn.Linear(4, 1), "binary_cross_entropy")
+    function = vmap(grad(lambda x, a, b: problem.outer(x, (a, b))))
+    tensors = torch.randn(3, 5), torch.randn(3, 6, 4), torch.randint(0, 2, (3, 6))
+    graph = simplified(function, *tensors)
+    assert not any(mutates(node) for node in graph.graph.nodes)
+    torch.testing.assert_close(graph(*tensors), function(*tensors))
+
+
 def test_a_shape_changed_in_place_is_a_view() -> None:
     vector, matrix = torch.randn(4), torch.randn(4, 3)
     graph = simplified(lambda v, m: v @ m * 1.0, vector, matrix)

@@ -84,9 +84,9 @@ def trace_descent(
         parts = _split(graph)
         write_gradients_in_place(graph)
         step = Descent(runnable(graph, tensors, compiler), parts)
+        return step if _agrees(step, function, tensors, rough) else None
     except REFUSALS:
         return None
-    return step if _agrees(step, function, tensors, rough) else None
 
 
 def _split(graph: fx.GraphModule) -> list[_Part]:

@@ -57,8 +57,8 @@ _ARGUMENTS = (torch.Tensor, torch.dtype, torch.device, torch.memory_format, torc
 """What the operations of a graph may take."""
 
 
-REFUSALS = (RuntimeError, NotImplementedError, TypeError, ValueError)
-"""Errors of tracing a function that cannot be traced."""
+REFUSALS = (RuntimeError, NotImplementedError, TypeError, ValueError, LookupError, ArithmeticError)
+"""Errors of tracing a function that cannot be traced, or of checking it on numbers that it does not take."""
 
 
 class _Untraceable(RuntimeError):
@@ -81,9 +81,9 @@ def trace(
         simplify(graph)
         write_gradients_in_place(graph)
         run = runnable(graph, tensors, compiler)
+        return run if _agree(run, function, tensors, rough) else None
     except REFUSALS:
         return None
-    return run if _agree(run, function, tensors, rough) else None
 
 
 def runnable(graph: fx.GraphModule, tensors: tuple[torch.Tensor, ...], compiler: Compiler | None) -> Callable[..., Any]:
@@ -152,8 +152,8 @@ def _recorded(function: Callable[..., Any], tensors: tuple[torch.Tensor, ...]) -
 
 
 def changed(tensor: torch.Tensor) -> torch.Tensor:
-    """Return other numbers of the same kind: floats are shifted too, whole numbers stay valid labels."""
-    rolled = tensor.reshape(-1).roll(1).view(tensor.shape)
+    """Return other numbers of the same kind: floats are shifted too, whole numbers stay in their columns."""
+    rolled = tensor.roll(1, 0) if tensor.dim() else tensor
     return 1.5 * rolled + 0.1 if tensor.is_floating_point() else rolled
 
 
@@ -204,9 +204,8 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if _UNTRACEABLE & set(func.tags) or not all(isinstance(leaf, _ARGUMENTS) for leaf in leaves):
             self.refused = True
             raise _Untraceable(f"{func} depends on values, or takes what a graph cannot hold, such as a storage")
-        node = self.graph.call_function(
-            _AS_VIEWS.get(func, func), tree_map(self.node_of, args), tree_map(self.node_of, kwargs)
-        )
+        recorded = _AS_VIEWS.get(func) or self._out_of_place(func, args, kwargs) or func
+        node = self.graph.call_function(recorded, tree_map(self.node_of, args), tree_map(self.node_of, kwargs))
         out = func(*args, **kwargs)
         node.meta["views"] = _share_memory(tree_leaves(out), leaves)
         if isinstance(out, torch.Tensor):
@@ -218,6 +217,26 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         elif tree_leaves(out):
             raise _Untraceable(f"{func} returns no tensor")
         return out
+
+    def _out_of_place(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Return the form of an operation that makes a new tensor, if it changes one that nothing else can see.
+
+        Later operations on the changed tensor then use the new one; so the passes over graphs need not consider it.
+        """
+        name, _, overload = func._schema.name.removeprefix("aten::").rpartition("_")
+        packet = getattr(_ATEN, name, None) if func._schema.is_mutable and not overload and args else None
+        form = getattr(packet, func._overloadname, None)
+        changed = args[0] if args else None
+        if form is None or not isinstance(changed, torch.Tensor) or changed not in self._nodes:
+            return None
+        if self._nodes[changed].op != "call_function" or self._is_shared(changed):
+            return None
+        out = form(*args, **kwargs)
+        return form if isinstance(out, torch.Tensor) and Layout.of(out) == Layout.of(changed) else None
+
+    def _is_shared(self, tensor: torch.Tensor) -> bool:
+        """Whether another tensor that the function still holds may share memory with this one."""
+        return any(other is not tensor and _share_memory([other], [tensor]) for other in self._nodes)
 
     def _remember(self, tensor: torch.Tensor, node: fx.Node) -> None:
         node.meta["layout"] = Layout.of(tensor)
