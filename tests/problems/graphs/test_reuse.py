@@ -63,8 +63,10 @@ def test_what_is_returned_is_not_written_again() -> None:
 def test_small_tensors_and_graphs_that_mutate_are_left_alone() -> None:
     assert reusing(lambda x: (x @ x).relu() + 1, torch.randn(3, 3))[1] == 0
     x = torch.randn(LARGE, LARGE)
-    graph, written = reusing(lambda x: (x @ x).add_(1).relu() * 2, x)
-    assert written == 1 and torch.equal(graph(x), (x @ x + 1).relu() * 2)
+    graph, written = reusing(lambda x: x.add_(1).relu() * 2, x)  # it changes its argument
+    assert written == 1 and torch.equal(graph(x.clone()), (x + 1).relu() * 2)
+    graph, written = reusing(lambda x: (x @ x).add_(1).relu() * 2, x)  # a tensor of its own
+    assert written == 3 and torch.equal(graph(x), (x @ x + 1).relu() * 2)
 
 
 def test_memory_that_was_reused_is_not_reused_while_its_new_content_is_needed() -> None:

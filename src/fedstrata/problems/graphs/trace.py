@@ -204,10 +204,12 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if _UNTRACEABLE & set(func.tags) or not all(isinstance(leaf, _ARGUMENTS) for leaf in leaves):
             self.refused = True
             raise _Untraceable(f"{func} depends on values, or takes what a graph cannot hold, such as a storage")
-        recorded = _AS_VIEWS.get(func) or self._out_of_place(func, args, kwargs) or func
+        view = _AS_VIEWS.get(func)
+        fresh = None if view else self._out_of_place(func, args, kwargs)
+        recorded = view or fresh or func
         node = self.graph.call_function(recorded, tree_map(self.node_of, args), tree_map(self.node_of, kwargs))
         out = func(*args, **kwargs)
-        node.meta["views"] = _share_memory(tree_leaves(out), leaves)
+        node.meta["views"] = fresh is None and _share_memory(tree_leaves(out), leaves)
         if isinstance(out, torch.Tensor):
             self._remember(out, node)
         elif isinstance(out, tuple | list):
