@@ -41,6 +41,23 @@ def test_a_graph_gives_the_same_bits_on_other_numbers(model):
         assert torch.equal(graph(*others), function(*others))
 
 
+@pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")  # torch scripts one of its functions
+@pytest.mark.parametrize("model", ["logreg", "lenet5"])
+def test_a_product_in_forward_mode_is_traced(model):
+    problem, loss = loss_of(model)
+    generator = torch.Generator().manual_seed(0)
+    v = torch.randn(len(problem.x0), generator=generator)
+    batch = torch.randn(4, 1, 12, 12, generator=generator), torch.tensor([0, 3, 1, 4])
+
+    def product(x, v, *batch):
+        return torch.func.jvp(lambda z: grad(loss)(z, *batch), (x,), (v,))[1]
+
+    graph = trace(product, problem.x0, v, *batch)
+    assert graph is not None
+    x = problem.x0 + 0.1
+    torch.testing.assert_close(graph(x, v, *batch), product(x, v, *batch))
+
+
 def test_views_that_change_nothing_are_removed_and_others_stay():
     def function(x):
         y = x.view(2, 3).expand(2, 3).transpose(0, 1).transpose(0, 1)

@@ -52,6 +52,9 @@ _AS_VIEWS = {
 }
 """Operations that change the shape of a tensor in place but not its numbers, and the views they make."""
 
+_OF_SHAPES = {_ATEN.is_same_size.default, _ATEN._has_same_storage_numel.default}
+"""Operations of forward mode that return no tensor but a bool, which depends on shapes only."""
+
 _NUMBERS = (str, int, float, bool, complex, NoneType)
 _ARGUMENTS = (torch.Tensor, torch.dtype, torch.device, torch.memory_format, torch.layout, *_NUMBERS)
 """What the operations of a graph may take."""
@@ -200,6 +203,8 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if func in _OF_SHAPES:
+            return func(*args, **kwargs)
         leaves = tree_leaves((args, kwargs))
         if _UNTRACEABLE & set(func.tags) or not all(isinstance(leaf, _ARGUMENTS) for leaf in leaves):
             self.refused = True
