@@ -65,6 +65,15 @@ def test_digits() -> None:
     assert torch.equal(data.inputs, load("digits", data_dir="/nowhere").inputs)
 
 
+def test_digits_are_the_same_through_scikit_learn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are read from its file, or from its function if the file is elsewhere."""
+    direct = load("digits")
+    monkeypatch.setattr(Path, "is_file", lambda self: False)
+    imported = load("digits")
+    for name in ("inputs", "targets", "test_inputs", "test_targets"):
+        assert torch.equal(getattr(direct, name), getattr(imported, name))
+
+
 def test_breast_cancer() -> None:
     data = load("breast_cancer")
     assert data.inputs.shape == (456, 30)
