@@ -24,6 +24,7 @@ from fedstrata.training.examples import smooth_example as smooth_example
 from fedstrata.training.examples import softmax_problem as softmax_problem
 from fedstrata.training.examples import started as started
 from fedstrata.training.examples import with_server_samples as with_server_samples
+from fedstrata.training.metrics.catalogue import TIMES
 
 
 def make_setting(
@@ -92,7 +93,7 @@ def drawn(
 
 def without_seconds(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return rows of a history without what depends on the clock."""
-    return [{k: v for k, v in row.items() if k != "seconds"} for row in rows]
+    return [{k: v for k, v in row.items() if k not in TIMES} for row in rows]
 
 
 def run_scaffold(out: str, rounds: int) -> fs.Run:

@@ -34,6 +34,7 @@ from fedstrata.clients.distributed import digit_bits, digits, from_digits, share
 from fedstrata.clients.ranks import ALONE, joined
 from fedstrata.experiments.config import read
 from fedstrata.experiments.runs import run_config
+from fedstrata.training.metrics.catalogue import TIMES
 from saddle_worlds import SADDLES
 from support import smooth_example, without_seconds
 
@@ -393,7 +394,7 @@ def assert_same_run(ours: Path, theirs: Path, tolerance: float) -> None:
     for measure, values in a.pop("per_client").items():
         numbers = [[-1.0 if v is None else v for v in each] for each in (values, b["per_client"][measure])]
         assert numbers[0] == pytest.approx(numbers[1], rel=tolerance, abs=tolerance)
-    a, b = ({k: v for k, v in s.items() if k not in ("seconds", "per_client", "pretrain")} for s in (a, b))
+    a, b = ({k: v for k, v in s.items() if k not in (*TIMES, "per_client", "pretrain")} for s in (a, b))
     exact, near = ([{k: v for k, v in s.items() if isinstance(v, float) == n} for s in (a, b)] for n in (False, True))
     assert exact[0] == exact[1]
     assert near[0] == pytest.approx(near[1], rel=tolerance, abs=tolerance)

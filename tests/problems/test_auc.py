@@ -14,6 +14,7 @@ from torch import nn
 
 import fedstrata as fs
 from fedstrata.experiments import build, config
+from fedstrata.training.metrics.catalogue import TIMES
 from fedstrata.training.metrics.evaluation import MEASURES, objective
 from minimax import client_weights, mean_over_clients, numeric_slopes, prepared, slopes
 from support import make_client, make_clients, make_setting
@@ -446,7 +447,7 @@ def test_measures_are_of_the_logits_and_the_run_has_a_model(outputs: int, score:
     assert measured["loss"] == pytest.approx(log_loss(targets, 1 / (1 + np.exp(-logits))), abs=1e-9)
     assert "accuracy" not in measured, "no threshold is learned"
     assert {"auc_mean", "auc_worst", "loss_worst"} <= measured.keys()
-    assert measured.keys() - {"round", "steps", "samples", "bytes_up", "bytes_down", "seconds"} <= set(MEASURES)
+    assert measured.keys() - {"round", "steps", "samples", "bytes_up", "bytes_down", *TIMES} <= set(MEASURES)
 
 
 # --- what does not fit -----------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
-from typing import TypeGuard, TypeVar
+from typing import Any, TypeGuard, TypeVar
 
 E = TypeVar("E", bound=Exception)
 
@@ -33,7 +33,14 @@ class MissingData(InputError):
 
 
 class Diverged(FedstrataError):
-    """Training produced NaN or infinity; the last good checkpoint is kept."""
+    """Training produced NaN or infinity; the last good checkpoint is kept.
+
+    history: the rows of the evaluations before.
+    """
+
+    def __init__(self, message: str, history: Sequence[dict[str, Any]] = ()) -> None:
+        super().__init__(message)
+        self.history = list(history)
 
 
 def invalid(what: str, got: object, wants: str, where: str = "", choices: Iterable[str] = ()) -> InputError:

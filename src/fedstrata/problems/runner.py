@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from fedstrata.core.errors import FedstrataError
+from fedstrata.core.stopwatch import Stopwatch
 from fedstrata.data.batch import Batch
 from fedstrata.problems.derivatives import (
     Form,
@@ -40,6 +41,9 @@ from fedstrata.problems.randomness import Randomised, with_random_layers
 
 Name = tuple[str, tuple[bool, ...]]
 """A function, and which of its batches have words for random layers."""
+
+TRACING = Stopwatch()
+"""How long functions were traced, compiled and checked: a cost of starting, not of training."""
 
 
 class Runner:
@@ -132,11 +136,12 @@ class Runner:
         single, lengths, (vector, *others) = _arguments((x,), arrays)
         key = _key("step", name, single, lengths, (vector, *others))
         if key not in self.graphs:
-            if not single and name not in self._checked:
-                self._on(name, (x,), arrays, traced=False)
-            run = self._form(name, single, 1, lengths)
-            usable = name not in self._alone
-            self.graphs[key] = self._descent(run, (vector, *others)) if usable else None
+            with TRACING.running():
+                if not single and name not in self._checked:
+                    self._on(name, (x,), arrays, traced=False)
+                run = self._form(name, single, 1, lengths)
+                usable = name not in self._alone
+                self.graphs[key] = self._descent(run, (vector, *others)) if usable else None
         step = self.graphs[key]
         if step is None:
             return None
@@ -158,7 +163,8 @@ class Runner:
         if traced:
             key = _key("value", name, single, lengths, tensors)
             if key not in self.graphs:
-                self.graphs[key] = trace(run, *tensors, compiler=self.compiler, rough=self.autocast is not None)
+                with TRACING.running():
+                    self.graphs[key] = trace(run, *tensors, compiler=self.compiler, rough=self.autocast is not None)
             run = self.graphs[key] or run
         try:
             out = run(*tensors)
@@ -170,7 +176,9 @@ class Runner:
             return tuple(o.unsqueeze(0) for o in out)
         if name not in self._checked:
             self._checked.add(name)
-            if not self._agrees_with_one(name, len(vectors), lengths, tensors, out):
+            with TRACING.running():
+                agrees = self._agrees_with_one(name, len(vectors), lengths, tensors, out)
+            if not agrees:
                 reason = "PyTorch's vmap gives other numbers for several clients than for one"
                 return self._without_vmap(name, vectors, batches, traced, reason)
         return tuple(out)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -15,21 +16,33 @@ from fedstrata.clients.clients import Clients
 from fedstrata.clients.engine import Usage
 from fedstrata.clients.faults import QuorumError
 from fedstrata.clients.privacy import epsilon
-from fedstrata.core.errors import Diverged, FedstrataError, invalid, within
+from fedstrata.core.errors import Diverged, FedstrataError, within
 from fedstrata.core.files import Row
 from fedstrata.problems.problem import Problem
+from fedstrata.problems.runner import TRACING
 from fedstrata.training.checkpoint import Checkpoint
 from fedstrata.training.journal import Journal
+from fedstrata.training.metrics.catalogue import TIMES
 from fedstrata.training.metrics.evaluation import Evaluate, Evaluator
-from fedstrata.training.metrics.measures import Measures
+from fedstrata.training.metrics.measures import as_numbers
 from fedstrata.training.rounds import one_round, prepare, start
 from fedstrata.training.run import Run
 from fedstrata.training.settings import Settings
 from fedstrata.training.states import check_restorable, restored, shapes_of, tensors_of
+from fedstrata.training.stopping import Validation, best_row, exceeded_next
+
+_BEST = "best:"
+"""Begins the names of the best solution's tensors in a checkpoint."""
 
 
 class Loop:
-    """A run in progress: ``done`` rounds are finished, ``state`` is the server's, ``tensors`` are its named tensors."""
+    """A run in progress.
+
+    done:    how many rounds are finished.
+    state:   the server's state; ``tensors`` are its named tensors.
+    trained: the seconds spent in rounds, without tracing.
+    best:    with early stopping, the best solution so far.
+    """
 
     def __init__(
         self,
@@ -39,14 +52,18 @@ class Loop:
         evaluation: Evaluate,
         journal: Journal,
         pretrain: Run | None,
+        validation: Validation | None = None,
     ) -> None:
         self.algorithm, self.settings, self.clients = algorithm, settings, clients
         self.evaluation, self.journal, self.pretrain = evaluation, journal, pretrain
+        self.validation = validation
         self.data = clients.engine.side.data
         self.ranks = journal.ranks
         self.state: Any = None
         self.tensors: dict[str, torch.Tensor] = {}
         self.done = 0
+        self.trained = 0.0
+        self.best: dict[str, torch.Tensor] = {}
         self.started = time.perf_counter()
 
     @property
@@ -57,7 +74,9 @@ class Loop:
     def restore(self, saved: Checkpoint) -> None:
         """Continue from a checkpoint."""
         device, engine = self.problem.x0.device, self.clients.engine
-        self.tensors = {name: tensor.to(device) for name, tensor in saved.state.items()}
+        tensors = {name: tensor.to(device) for name, tensor in saved.state.items()}
+        self.best = {n.removeprefix(_BEST): t for n, t in tensors.items() if n.startswith(_BEST)}
+        self.tensors = {n: t for n, t in tensors.items() if not n.startswith(_BEST)}
         with within(self.journal.place):
             self.state = restored(self.algorithm, self.problem, self.tensors)
         for rows in saved.rows:
@@ -65,6 +84,7 @@ class Loop:
         counts = dict(saved.counts)
         engine.restore(counts.pop("engine"))
         self.clients.progress.iteration = counts.pop("iteration")
+        self.trained = counts.pop("trained")
         self.clients.usage = Usage(**counts)
         self.done = saved.round
         self.started -= saved.seconds
@@ -76,7 +96,9 @@ class Loop:
             return
         engine, iteration = self.clients.engine, self.clients.progress.iteration
         counts = {**dataclasses.asdict(self.clients.usage), "iteration": iteration, "engine": engine.extra()}
-        self.journal.checkpoint(Checkpoint(self.done, self.tensors, counts, self.seconds()), engine)
+        counts["trained"] = self.trained
+        tensors = self.tensors | {f"{_BEST}{name}": tensor for name, tensor in self.best.items()}
+        self.journal.checkpoint(Checkpoint(self.done, tensors, counts, self._seconds()), engine)
 
     def run(self) -> Run:
         """Run the remaining rounds."""
@@ -89,13 +111,17 @@ class Loop:
                 callback.on_start(self.algorithm.name, self.done, rounds, self._note())
             if not journal.history or (journal.history[-1]["round"] < self.done and self._due()):
                 self.measure()  # before the first round, or because the row was lost
-            while self.done < rounds:
+            reason = self._stops()
+            while self.done < rounds and reason is None:
                 self.round()
-                if self._due():
+                reason = self._budget()
+                last = self.done == rounds or reason is not None
+                if self._due() or last:
                     self.measure()
-                if self.done % self.settings.checkpoint_every == 0 or self.done == rounds:
+                reason = reason or self._stops()
+                if self.done % self.settings.checkpoint_every == 0 or last or reason is not None:
                     self.checkpoint()
-            result = Run(*self.solution(), journal.history, self.summary(), self.problem)
+            result = Run(*self.chosen(), journal.history, self.summary(reason), self.problem)
             journal.finish(result)
         except QuorumError as error:
             journal.faults(self.clients)
@@ -111,11 +137,29 @@ class Loop:
         every = self.settings.eval_every or max(1, rounds // 20)
         return self.done % every == 0 or self.done == rounds
 
+    def _budget(self) -> str | None:
+        """Return the budget that ends the run now, on every rank."""
+        reason = exceeded_next(self.settings, self.used(), self.done)
+        return reason if self.settings.max_seconds is None else self.ranks.from_first(reason)
+
+    def _stops(self) -> str | None:
+        """Return why the run ends now, judging by its history: a budget, or no improvement."""
+        waited = self.validation is not None and self.validation.waited(self.journal.history)
+        return "patience" if waited else self._budget()
+
+    @contextmanager
+    def _training(self) -> Iterator[None]:
+        """Count the time of the block as training, without tracing."""
+        begun, traced = time.perf_counter(), TRACING.seconds
+        yield
+        self.trained += time.perf_counter() - begun - (TRACING.seconds - traced)
+
     def prepare(self) -> None:
         """Prepare the clients, and start the algorithm unless the run is resumed."""
         prepare(self.clients, max(0, self.done - 1))
         if not self.done:
-            self.state = start(self.algorithm, self.clients)
+            with self._training():
+                self.state = start(self.algorithm, self.clients)
             self.tensors = tensors_of(self.algorithm, self.state)
             if self.journal.kept:
                 check_restorable(self.algorithm, self.state)
@@ -123,7 +167,8 @@ class Loop:
 
     def round(self) -> None:
         """Run one round."""
-        self.state = one_round(self.algorithm, self.state, self.clients, self.done, self._accept)
+        with self._training():
+            self.state = one_round(self.algorithm, self.state, self.clients, self.done, self._accept)
         self.journal.faults(self.clients)
         for callback in self.journal.callbacks:
             callback.on_round(self.done, self.state)
@@ -157,22 +202,32 @@ class Loop:
 
     def measure(self) -> None:
         """Evaluate, and record the row."""
-        row: Row = {"round": self.done, **self.used()}
+        row: Row = {"round": self.done, **_rounded(self.used())}
         finite = True
         if self.ranks.first:
-            measures = _numbers(self.evaluation(self.problem, self.data, *self.solution()), row)
+            measures = as_numbers(self.evaluation(self.problem, self.data, *self.solution()), row)
             row |= {name: value for name, value in measures.items() if math.isfinite(value)}
             finite = math.isfinite(measures.get("loss", 0.0))
+            if self.validation is not None:
+                row |= self.validation.measured(self.problem, *self.solution())
         row, finite = self.ranks.from_first((row, finite))
         if not finite:
             raise self._diverged("the loss is NaN or infinite")
         self.journal.row(row)
+        if self.validation is not None and best_row(self.journal.history) == len(self.journal.history) - 1:
+            x, y = self.solution()
+            self.best = {"x": x.clone()} | ({} if y is None else {"y": y.clone()})
 
     def _diverged(self, what: str) -> Diverged:
         return Diverged(
             f"{self.algorithm.name} diverged in round {self.done}: {what}. Try a smaller learning rate."
-            f"{self.journal.last_checkpoint}"
+            f"{self.journal.last_checkpoint}",
+            self.journal.history,
         )
+
+    def chosen(self) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Return the solution of the run: the last one or, with early stopping, the best."""
+        return (self.best["x"], self.best.get("y")) if self.validation is not None else self.solution()
 
     def solution(self) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Return the solution of the state: x, and y if there is a dual."""
@@ -186,10 +241,9 @@ class Loop:
         """
         counts = dataclasses.asdict(self.clients.usage)
         failed = counts.pop("failed")
-        used: Row = {**counts, "seconds": self.seconds()}
+        used: Row = {**counts, "seconds": self.trained, "total_seconds": self._seconds()}
         if self.pretrain is not None:
             used = {k: v + self.pretrain.history[-1][k] for k, v in used.items()}
-        used["seconds"] = round(used["seconds"], 3)
         if self.settings.faults is not None:
             used["failed"] = failed
         if self.settings.channel.noise:
@@ -197,15 +251,25 @@ class Loop:
             used["epsilon"] = epsilon(self.settings.channel, releases, self.data.clients)
         return used
 
-    def seconds(self) -> float:
-        """Return how long the run has taken, without interruptions."""
+    def _seconds(self) -> float:
+        """Return how long the run has taken, with evaluations and checkpoints but without interruptions."""
         return time.perf_counter() - self.started
 
-    def summary(self) -> Row:
-        """Return the last row, and what a reader needs to understand it."""
+    def _final(self) -> Row:
+        """Return the last row; with early stopping its measures are those of the best solution."""
+        history = self.journal.history
+        if self.validation is None:
+            return history[-1]
+        best, costs = history[best_row(history)], _rounded(self.used())
+        return {**best, **costs, "round": history[-1]["round"], "best_round": best["round"]}
+
+    def summary(self, reason: str | None) -> Row:
+        """Return the last row, and what a reader needs to understand it; ``reason`` says why the run ended early."""
         summary: Row = {"status": "finished", "algorithm": self.algorithm.name, "problem": self.problem.name}
         summary |= {"data": self.data.name, "clients": self.data.clients, "seed": self.settings.seed}
-        summary |= {"chunk": min(self.clients.engine.chunk, self.clients.sampled), **self.journal.history[-1]}
+        summary |= {"chunk": min(self.clients.engine.chunk, self.clients.sampled), **self._final()}
+        if reason is not None:
+            summary["stopped_by"] = reason
         compiler = self.clients.engine.side.oracles.compiler
         if compiler is not None:
             summary["compile_seconds"] = compiler.seconds
@@ -219,7 +283,7 @@ class Loop:
         if self.settings.faults is not None:
             summary["left_out"] = {self.data.name_of(k): n for k, n in sorted(self.journal.left_out.items())}
         if isinstance(self.evaluation, Evaluator):
-            about = self.evaluation.about(self.problem, self.data, *self.solution()) if self.ranks.first else {}
+            about = self.evaluation.about(self.problem, self.data, *self.chosen()) if self.ranks.first else {}
             summary |= self.ranks.from_first(about)
         return summary
 
@@ -229,25 +293,6 @@ class Loop:
         return f"{who}, {self.clients.engine.describe(self.settings.chunk, self.clients.sampled)}{compiled}"
 
 
-def _numbers(measures: Any, row: Row) -> Measures:
-    """Return what an evaluation measured as numbers; raise if it is anything else, or a name is already in the row."""
-    wants = "a table of numbers by name, {'loss': 0.5}"
-    if not isinstance(measures, Mapping):
-        raise invalid("result of evaluate", type(measures).__name__, wants)
-    numbers = {}
-    for name, value in measures.items():
-        if not isinstance(name, str):
-            raise invalid("result of evaluate", measures, wants)
-        if name in row:
-            raise invalid("name of a measure", name, f"different from those of the row: {', '.join(row)}", "evaluate")
-        numbers[name] = _number(name, value)
-    return numbers
-
-
-def _number(name: str, value: Any) -> float:
-    try:
-        if not isinstance(value, str):
-            return float(value)
-    except (TypeError, ValueError, RuntimeError):  # a tensor of several numbers, for example
-        pass
-    raise invalid(f"measure {name!r} of evaluate", value, "a number")
+def _rounded(used: Row) -> Row:
+    """Return what was used, with times in milliseconds."""
+    return used | {name: round(used[name], 3) for name in TIMES}

@@ -27,7 +27,8 @@ AXES = {
     "samples": "samples drawn",
     "bytes_up": "bytes sent by clients",
     "bytes_down": "bytes sent to clients",
-    "seconds": "seconds",
+    "seconds": "seconds of training",
+    "total_seconds": "seconds, with evaluations and start-up",
 }
 
 _STYLES = ("-", "--", "-.", ":")

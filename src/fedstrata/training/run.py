@@ -31,6 +31,13 @@ class Run:
         measures = [f"{k} {v:.4g}" for k, v in self.history[-1].items() if k in PER_CLIENT]
         return f"<Run of {self.summary['algorithm']} on {self.summary['data']}: {', '.join(measures)}>"
 
+    @property
+    def final(self) -> Row:
+        """The measures of the solution and what the run used, as a row: the last of the history, or with early stopping
+        the measures of the best one.
+        """
+        return {name: self.summary[name] for name in self.history[-1]}
+
     def model(self) -> nn.Module:
         """Return the trained model as an ordinary module, in evaluation mode: the one at ``x``.
 

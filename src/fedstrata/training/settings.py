@@ -61,6 +61,25 @@ class Settings(Options, owner="the run"):
         least=1,
     )
     checkpoint_every: int = param(1, "rounds between checkpoints", least=1)
+    max_seconds: float | None = param(
+        None,
+        "seconds of training after which to stop; like the next two, a budget ends the run before a round that would "
+        "exceed it if it cost as much as the mean of those before, but at least one round is run",
+        above=0,
+    )
+    max_samples: int | None = param(None, "samples drawn by all clients after which to stop", least=1)
+    max_bytes: int | None = param(None, "bytes sent, up and down together, after which to stop", least=1)
+    patience: int | None = param(
+        None,
+        "stop after this many evaluations without improvement on validation data; the run then has the best model",
+        least=1,
+    )
+    validation: float = param(
+        0.2, "fraction of each client's training rows to keep for validation if patience is set", above=0, below=1
+    )
+    watch: str | None = param(
+        None, "measure on the validation data that patience judges by; by default auc, else accuracy, else loss"
+    )
     state_memory: int = param(
         4 << 30,
         "if a variable that clients keep needs more bytes than this, it goes to a memory-mapped file; by default 4 GiB",

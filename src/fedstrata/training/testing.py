@@ -39,6 +39,7 @@ from fedstrata.training.examples import (
     sized_example,
     started,
 )
+from fedstrata.training.metrics.catalogue import TIMES
 from fedstrata.training.rounds import one_round
 from fedstrata.training.settings import Settings
 from fedstrata.training.states import check_restorable, state_of, tensors_of
@@ -245,7 +246,7 @@ def check_resume(algorithm: Algorithm, problem: Problem, data: FederatedData) ->
     for name, a, b in (("x", resumed.x, straight.x), ("y", resumed.y, straight.y)):
         same = a is b is None or (a is not None and b is not None and torch.equal(a, b))
         _expect(same, f"{name} of a resumed run differs: is something kept outside the state and client.keep?")
-    histories = [[{**row, "seconds": 0} for row in run.history] for run in (resumed, straight)]
+    histories = [[{**row, **dict.fromkeys(TIMES, 0)} for row in run.history] for run in (resumed, straight)]
     _expect(histories[0] == histories[1], "the history of a resumed run differs.")
 
 

@@ -36,6 +36,7 @@ from fedstrata.training.preflight import check_run, device_of
 from fedstrata.training.run import Run
 from fedstrata.training.rundir import RunDirectory
 from fedstrata.training.settings import Settings, takes_settings
+from fedstrata.training.stopping import with_validation
 
 MakeEngine = Callable[[ClientSide, Channel, Faults | None], Engine]
 """Makes the engine of a run whose clients are not in this process."""
@@ -76,12 +77,13 @@ def train(
     ranks = ranks_here()
     if ranks.size > 1 and listeners:
         raise InputError("Diagnostics of local steps work in one process only: run without torchrun, or without them.")
+    data, validation = with_validation(data, settings, elsewhere=engine is not None)
     clients = make_clients(problem, data, settings, out, listeners, ranks, engine)
     directory = None if out is None or not ranks.first else RunDirectory(out)
     journal = Journal(directory, callbacks if ranks.first else (), ranks, kept=out is not None)
     evaluation = Evaluation() if evaluate is None else evaluate
     clients.unmarked = set()
-    loop = Loop(algorithm, settings, clients, evaluation, journal, pretrain)
+    loop = Loop(algorithm, settings, clients, evaluation, journal, pretrain, validation)
     try:
         if out is not None:
             config = settings_of(problem, data, algorithm, settings) if config is None else config

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
@@ -60,9 +60,17 @@ MEASURES: dict[str, Measure] = {measure.name: measure for measure in _ALL}
 """All measures by name; which of them a run has depends on its problem, data and evaluation."""
 
 
+VALIDATION = "validation_"
+"""Begins the name of a measure on validation data."""
+
+TIMES = ("seconds", "total_seconds")
+"""How long a run has trained, and how long it has taken with evaluations, tracing and checkpoints."""
+
+
 def measure(name: str) -> Measure:
     """Return the properties of a measure; a user's own measure gets the defaults."""
-    return MEASURES.get(name, Measure(name))
+    base = MEASURES.get(name.removeprefix(VALIDATION), Measure(name))
+    return base if base.name == name else replace(base, name=name, label="")
 
 
 PER_CLIENT = ("loss", "accuracy", "auc")

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import torch
 
+from fedstrata.core.errors import invalid
 from fedstrata.problems.erm import scores, squared
 from fedstrata.problems.problem import Arrays, Problem
 from fedstrata.training.metrics.catalogue import measure
@@ -97,3 +100,27 @@ def auc(scores: np.ndarray, targets: np.ndarray) -> float:
     _, inverse, counts = np.unique(scores, return_inverse=True, return_counts=True)
     ranks = (np.cumsum(counts) - (counts - 1) / 2)[inverse]
     return float((ranks[targets == 1].sum() - positives * (positives + 1) / 2) / (positives * negatives))
+
+
+def as_numbers(measures: Any, row: Mapping[str, Any]) -> Measures:
+    """Return what an evaluation measured as numbers; raise if it is anything else, or a name is already in the row."""
+    wants = "a table of numbers by name, {'loss': 0.5}"
+    if not isinstance(measures, Mapping):
+        raise invalid("result of evaluate", type(measures).__name__, wants)
+    numbers = {}
+    for name, value in measures.items():
+        if not isinstance(name, str):
+            raise invalid("result of evaluate", measures, wants)
+        if name in row:
+            raise invalid("name of a measure", name, f"different from those of the row: {', '.join(row)}", "evaluate")
+        numbers[name] = _number(name, value)
+    return numbers
+
+
+def _number(name: str, value: Any) -> float:
+    try:
+        if not isinstance(value, str):
+            return float(value)
+    except (TypeError, ValueError, RuntimeError):  # a tensor of several numbers, for example
+        pass
+    raise invalid(f"measure {name!r} of evaluate", value, "a number")
