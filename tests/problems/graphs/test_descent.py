@@ -11,6 +11,7 @@ from torch import nn
 
 import fedstrata as fs
 from fedstrata.data.batch import Batch
+from fedstrata.problems.graphs.compiler import Compiler
 from fedstrata.problems.graphs.descent import trace_descent
 from fedstrata.problems.oracles import Oracles
 
@@ -125,7 +126,9 @@ def test_rows_of_other_clients_are_refused_and_strides_do_not_matter() -> None:
             oracles.descend(x[:1].clone(), Batch(((plain, targets),)), RATE)
 
 
-def test_inner_gradients_of_a_step_are_written_straight_into_their_vector() -> None:
+def test_inner_gradients_of_a_step_are_written_straight_into_their_vector(pytestconfig: pytest.Config) -> None:
+    if pytestconfig.getoption("compile"):
+        pytest.skip("compiled code has a memory plan of its own")
     problem = fs.maml(nn.Sequential(nn.Linear(300, 300), nn.Tanh(), nn.Linear(300, 3)), inner_lr=0.1)
     oracles = Oracles(problem)
     batches = [Batch(((torch.randn(1, 5, 300), torch.randint(0, 3, (1, 5))),)) for _ in range(2)]
@@ -134,6 +137,20 @@ def test_inner_gradients_of_a_step_are_written_straight_into_their_vector() -> N
         oracles.descend_chain(x, batches, RATE, None)
     (step,) = (graph for key, graph in oracles._runner.graphs.items() if key[0] == "step")
     assert "out =" in step._run.__self__.code
+
+
+@pytest.mark.slow
+def test_a_step_with_large_inner_gradients_can_be_compiled() -> None:
+    problem = fs.maml(nn.Sequential(nn.Linear(300, 300), nn.Tanh(), nn.Linear(300, 3)), inner_lr=0.1)
+    batches = [Batch(((torch.randn(1, 5, 300), torch.randint(0, 3, (1, 5))),)) for _ in range(2)]
+    moved = []
+    for compiler in (Compiler(), None):
+        oracles, x = Oracles(problem, compiler), problem.x0[None].clone()
+        with torch.no_grad():
+            oracles.descend_chain(x, batches, RATE, None)
+        assert None not in oracles._runner.graphs.values()
+        moved.append(x)
+    torch.testing.assert_close(*moved)
 
 
 @pytest.mark.parametrize("gradient", [squares, product_with_x, in_place, branches])

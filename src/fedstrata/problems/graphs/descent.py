@@ -18,7 +18,7 @@ from fedstrata.problems.graphs.compiler import Compiler
 from fedstrata.problems.graphs.nodes import mutates, returned_with_ancestors
 from fedstrata.problems.graphs.simplify import simplify
 from fedstrata.problems.graphs.trace import REFUSALS, changed, close, record, runnable
-from fedstrata.problems.graphs.writes import Piece, pieces_of, write_gradients_in_place
+from fedstrata.problems.graphs.writes import Piece, pieces_of
 
 Scale = Callable[..., torch.Tensor]
 """Returns the factor of a step, [C, 1], from the results of the function after the first; [1] for a single client."""
@@ -82,7 +82,6 @@ def trace_descent(
         graph = record(function, *tensors)
         simplify(graph)
         parts = _split(graph)
-        write_gradients_in_place(graph)
         step = Descent(runnable(graph, tensors, compiler), parts)
         return step if _agrees(step, function, tensors, rough) else None
     except REFUSALS:

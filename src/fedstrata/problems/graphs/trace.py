@@ -82,7 +82,6 @@ def trace(
     try:
         graph = record(function, *tensors)
         simplify(graph)
-        write_gradients_in_place(graph)
         run = runnable(graph, tensors, compiler)
         return run if _agree(run, function, tensors, rough) else None
     except REFUSALS:
@@ -93,6 +92,7 @@ def runnable(graph: fx.GraphModule, tensors: tuple[torch.Tensor, ...], compiler:
     """Return a graph in its fastest form: compiled, if there is a compiler and it pays."""
     if compiler is not None and compiler.wants(graph):
         return compiler(graph, tensors)
+    write_gradients_in_place(graph)
     reuse_memory(graph)
     pool_by_maxima(graph)
     call_directly(graph, tensors)
