@@ -79,6 +79,20 @@ class FederatedData:
             client_names=tuple(self.client_names[k] for k in clients) if self.client_names else (),
         )
 
+    def pooled(self) -> FederatedData:
+        """Return the data with all clients joined into one: what training would have if all rows were in one place."""
+
+        def part(p: Part | None) -> Part | None:
+            return None if p is None else p.joined()
+
+        return replace(
+            self,
+            train=self.train.joined(),
+            support=part(self.support),
+            client_test=part(self.client_test),
+            client_names=("all clients",) if self.client_names else (),
+        )
+
     def to(self, device: torch.device, dtype: torch.dtype) -> FederatedData:
         """Return the data on ``device``, floating-point arrays as ``dtype``; shared arrays stay shared."""
         moved: dict[int, torch.Tensor] = {}

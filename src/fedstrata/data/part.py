@@ -70,6 +70,10 @@ class Part:
         places = np.arange(offsets[-1]) + np.repeat(self.offsets[clients] - offsets[:-1], sizes)
         return Part(self.arrays, self.rows[torch.from_numpy(places)], offsets)
 
+    def joined(self) -> Part:
+        """Return the rows of all clients as those of a single one."""
+        return Part.of(self.arrays, [self.rows.numpy()])
+
     def of_client(self, client: int) -> Arrays:
         """Return the samples of one client."""
         rows = self.rows[self.offsets[client] : self.offsets[client + 1]]

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Experiment:
-    """The ``data``, ``problem``, ``algorithm`` and ``evaluation`` of a configuration.
+    """The ``data``, ``problem``, ``algorithm``, ``settings`` and ``evaluation`` of a configuration.
 
     model:      the model of the problem; None if the problem brings its own data.
     pretrainer: the algorithm of ``[pretrain]``.
@@ -38,12 +38,17 @@ class Experiment:
         self.pretrained: Run | None = None
         self.model: torch.nn.Module | None = None
         self.evaluation = config.evaluate
+        self.settings = config.settings
         kind = config.problem.name
         builder = named_problem(config)
         if builder.data is None:
             self.data = build_data(config) if data is None else data
+            if config.data.sites == "pooled":
+                self.settings = config.settings.for_pooled(self.data.clients)
+                self.data = self.data.pooled()
             self.model = build_model(config, self.data)
-            self.problem: Problem = builder.on(self.model, self.data, **config.problem.options)
+            self._check_sites()
+            self.problem: Problem = self.problem_on(self.data)
         else:
             if config.data != DataTable() or config.model != ModelTable():
                 raise InputError(f"The problem {kind} brings its own data: leave out [data] and [model].")
@@ -51,6 +56,16 @@ class Experiment:
                 remedy = "leave out [pretrain], or set rounds = 0"
                 raise InputError(f"The problem {kind} has no model to pre-train: {remedy}.")
             self.problem, self.data = builder.data(**{"seed": config.train.seed, **config.problem.options})
+
+    def _check_sites(self) -> None:
+        """Raise if the clients cannot be trained alone."""
+        if self.config.data.sites == "local" and self.config.pretrain.rounds:
+            raise InputError("Clients that are trained alone cannot be pre-trained together: leave out [pretrain].")
+
+    def problem_on(self, data: FederatedData) -> Problem:
+        """Build the problem for these data."""
+        assert self.model is not None
+        return PROBLEMS[self.config.problem.name].on(self.model, data, **self.config.problem.options)
 
     def start_from(self, run: Run) -> None:
         """Rebuild the problem to start from the model of a previous run."""

@@ -1,103 +1,242 @@
-"""Compare algorithms, or variants of an experiment, over several seeds."""
+"""Compare methods over several seeds, and judge their differences."""
 
 from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
-from fedstrata.core.errors import Diverged
-from fedstrata.core.files import Row
-from fedstrata.experiments import runs
-from fedstrata.experiments.config import Config
+from fedstrata.core.errors import FedstrataError, InputError, invalid, unknown
+from fedstrata.core.files import Row, write_atomically
+from fedstrata.experiments import tables
+from fedstrata.experiments.judge import Difference, differences, final_values, interval
+from fedstrata.experiments.methods import Method, Outcome, Trial
 from fedstrata.experiments.overlay import slug
-from fedstrata.experiments.runs import Say, candidates, check_all
-from fedstrata.experiments.tables import as_markdown, measured_in_all
+from fedstrata.experiments.pool import check_jobs, run_all
+from fedstrata.training import plots
 from fedstrata.training.callbacks import Callback, Titled
-from fedstrata.training.run import Run
+from fedstrata.training.metrics.catalogue import RANKING
+from fedstrata.training.metrics.catalogue import measure as about
+
+if TYPE_CHECKING:
+    import pandas
+
+Say = Callable[[str], None]
+"""Prints a message to the user."""
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """The runs of each algorithm or variant (``kind``), one per seed; a run that diverged is None."""
+    """The runs of several methods with the same seeds.
+
+    kind:     what a label stands for: "algorithm", "variant" or "method".
+    outcomes: how the runs of each method ended, one per seed.
+    baseline: the method that the others are judged against.
+    measure:  the measure to judge by.
+    """
 
     kind: str
-    runs: dict[str, list[Run | None]]
+    outcomes: dict[str, list[Outcome]]
+    baseline: str
+    measure: str
+
+    def __repr__(self) -> str:
+        return f"<Comparison of {', '.join(self.outcomes)}: {self.seeds} seeds>"
+
+    @property
+    def seeds(self) -> int:
+        """How many seeds each method has."""
+        return len(self.outcomes[self.baseline])
 
     @cached_property
-    def finished(self) -> dict[str, list[Run]]:
+    def finished(self) -> dict[str, list[Outcome]]:
         """The runs that did not diverge, by label; a label may have none."""
-        return {label: [run for run in group if run is not None] for label, group in self.runs.items()}
+        return {label: [o for o in group if not o.diverged] for label, group in self.outcomes.items()}
+
+    @property
+    def diverged(self) -> dict[str, int]:
+        """How many runs of each method diverged, for those with any."""
+        counts = {label: sum(o.diverged for o in group) for label, group in self.outcomes.items()}
+        return {label: count for label, count in counts.items() if count}
 
     @property
     def histories(self) -> dict[str, list[list[Row]]]:
-        """The histories of the finished runs, by label, without labels that have none."""
-        return {label: [run.history for run in group] for label, group in self.finished.items() if group}
+        """The histories of all runs, by label; those of diverged runs end early."""
+        return {label: [o.history for o in group if o.history] for label, group in self.outcomes.items()}
 
     @property
     def datasets(self) -> list[str]:
         """The names of the data that the runs used."""
-        return list(dict.fromkeys(run.summary["data"] for group in self.finished.values() for run in group))
+        return list(dict.fromkeys(o.summary["data"] for group in self.finished.values() for o in group))
 
     @property
     def measured(self) -> str:
         """A sentence on the data that the runs were measured on."""
-        return measured_in_all({label: [run.summary for run in group] for label, group in self.finished.items()})
+        summaries = {label: [o.summary for o in group] for label, group in self.finished.items() if group}
+        return tables.measured_in_all(summaries)
+
+    @property
+    def best(self) -> str:
+        """The label with the best mean of the measure, among those of which no run diverged."""
+        means = {row[self.kind]: row[self.measure] for row in self.rows if self.measure in row}
+        if not means:
+            raise FedstrataError(f"No method has a mean of {self.measure}: all of them diverged.")
+        choose = max if about(self.measure).higher_is_better else min
+        return str(choose(means, key=lambda label: means[label]))
 
     @cached_property
     def rows(self) -> list[Row]:
-        """One row per label: mean and standard deviation over seeds at the end of the runs.
+        """One row per label: mean and standard deviation over seeds at the end of the runs, and ``values`` per seed.
 
-        ``NAME_seeds`` counts the runs with a finite value of a measure, if not all that finished had one.
+        A method of which a run diverged has no means: the mean of the others would flatter it.
         """
         rows = []
-        for label, group in self.finished.items():
-            total = len(self.runs[label])
-            row: Row = {self.kind: label, "seeds": total, "diverged": total - len(group)}
-            last = [run.history[-1] for run in group]
-            for key in dict.fromkeys(k for values in last for k in values):
-                values = [r[key] for r in last if key in r]
-                row[key] = statistics.fmean(values)
-                row[f"{key}_std"] = statistics.stdev(values) if len(values) > 1 else 0.0
-                if len(values) < len(last):
-                    row[f"{key}_seeds"] = len(values)
+        for label, group in self.outcomes.items():
+            failed = sum(o.diverged for o in group)
+            row: Row = {self.kind: label, "seeds": len(group), "diverged": failed}
+            names = dict.fromkeys(name for o in group for name in o.final or {})
+            if not failed:
+                for name in names:
+                    values = final_values(group, name)
+                    row[name] = statistics.fmean(values)
+                    row[f"{name}_std"] = statistics.stdev(values) if len(values) > 1 else 0.0
+                    if len(values) < len(group):
+                        row[f"{name}_seeds"] = len(values)
+            row["values"] = {name: [(o.final or {}).get(name) for o in group] for name in names}
+            row["errors"] = [o.error for o in group if o.error is not None]
             rows.append(row)
         return rows
 
+    def differences(self, measure: str | None = None) -> dict[str, Difference | str]:
+        """Compare every method with the baseline in a measure; a method without a verdict has a sentence instead."""
+        return differences(self.outcomes, self.baseline, measure or self.measure)
+
+    @cached_property
+    def verdicts(self) -> list[str]:
+        """A sentence on each method, compared with the baseline."""
+        return [d if isinstance(d, str) else d.words for d in self.differences().values()]
+
+    @property
+    def conditions(self) -> str:
+        """A sentence on how the verdicts were reached."""
+        judged = [d for d in self.differences().values() if isinstance(d, Difference)]
+        rows = " and test rows" if judged and all(d.over_rows for d in judged) else ""
+        correction = f"; p-values corrected for {len(judged)} comparisons (Holm)" if len(judged) > 1 else ""
+        seeds = f"{self.seeds} seed{'s' * (self.seeds > 1)}"
+        return f"Gains in {about(self.measure).heading} with 95 % intervals over {seeds}{rows}{correction}."
+
+    def frame(self) -> pandas.DataFrame:
+        """Return a pandas DataFrame with one row per method, seed and evaluation; needs ``fedstrata[frames]``."""
+        rows = [
+            {self.kind: label, "seed": outcome.seed, "diverged": outcome.diverged, **row}
+            for label, group in self.outcomes.items()
+            for outcome in group
+            for row in outcome.history
+        ]
+        return tables.frame(rows)
+
+    def table(self, form: Literal["markdown", "latex", "csv"] = "markdown", measures: Sequence[str] = ()) -> str:
+        """Return the results as a table in Markdown, LaTeX or CSV."""
+        return tables.formatted(self.rows, form, measures or None)
+
+    def plot(self, path: str | Path = "compare.png", **options: Any) -> Path:
+        """Plot the measures over rounds, or another ``axis``; see :func:`fedstrata.training.plots.plot`."""
+        return plots.plot(self.histories, path, diverged=self.diverged, **options)
+
+    def plot_ranking(self, path: str | Path = "ranking.png") -> Path:
+        """Plot the methods in the order of the measure, with intervals, and the differences from the baseline."""
+        judged = self.differences()
+        rows = []
+        for label, group in self.outcomes.items():
+            values, versus = final_values(group, self.measure), judged.get(label)
+            mean = interval(values) if values else None
+            rows.append(
+                plots.Ranked(
+                    label,
+                    values,
+                    mean and (mean.low, mean.high),
+                    sum(o.diverged for o in group),
+                    (versus.gain, versus.low, versus.high) if isinstance(versus, Difference) else None,
+                )
+            )
+        return plots.plot_ranking(rows, path, self.measure, self.baseline)
+
     def write(self, folder: Path, measures: Sequence[str] | None) -> None:
-        """Write compare.json and table.md."""
-        (folder / "compare.json").write_text(json.dumps(self.rows, indent=2))
-        (folder / "table.md").write_text(as_markdown(self.rows, measures) + f"\n{self.measured}\n")
+        """Write compare.json, verdicts.json, table.md, ranking.png."""
+        judged = [d if isinstance(d, str) else {**vars(d), "verdict": d.verdict} for d in self.differences().values()]
+        content = {"baseline": self.baseline, "measure": self.measure, "verdicts": self.verdicts, "differences": judged}
+        write_atomically(folder / "compare.json", json.dumps(self.rows, indent=2).encode())
+        write_atomically(folder / "verdicts.json", json.dumps(content, indent=2).encode())
+        words = "".join(f"- {sentence}\n" for sentence in self.verdicts)
+        text = f"{tables.as_markdown(self.rows, measures)}\n{self.measured}\n\n{words}\n{self.conditions}\n"
+        write_atomically(folder / "table.md", text.encode())
 
 
-def compare(
-    config: Config,
-    names: Sequence[str] | None,
+def compare_methods(
+    kind: str,
+    methods: Mapping[str, Method],
     seeds: Sequence[int],
-    out: Path | None,
-    callbacks: Sequence[Callback],
-    say: Say,
+    *,
+    baseline: str | None = None,
+    measure: str | None = None,
+    out: Path | None = None,
+    jobs: int = 1,
+    callbacks: Sequence[Callback] = (),
+    say: Say = lambda line: None,
 ) -> Comparison:
-    """Run each algorithm in ``names``, or each variant if it is None, with each seed.
+    """Run each method with each seed, at most ``jobs`` runs at a time.
 
     A run that is already in ``out`` is resumed, or skipped if it is finished. One that diverges does not stop the rest.
     """
-    kind, configs = candidates(config, names)
-    check_all(c.with_seed(seeds[0]) for c in configs.values())
-    results: dict[str, list[Run | None]] = {label: [] for label in configs}
-    plan = [(label, c, seed) for label, c in configs.items() for seed in seeds]
-    for number, (label, candidate, seed) in enumerate(plan, 1):
+    check_jobs(jobs)
+    if not methods:
+        raise InputError("There is nothing to compare.")
+    chosen = next(iter(methods)) if baseline is None else baseline
+    if chosen not in methods:
+        raise unknown(kind, chosen, methods, "baseline")
+    if jobs > 1:
+        methods = {label: method.with_threads(1) for label, method in methods.items()}
+    for method in methods.values():
+        method.check(seeds[0], Trial())
+    plan = [(label, seed) for label in methods for seed in seeds]
+    outcomes: dict[tuple[str, int], Outcome] = {}
+
+    def task(number: int, label: str, seed: int) -> Outcome:
         folder = None if out is None else out / f"{slug(label)}-seed{seed}"
-        listeners = [Titled(c, f"run {number} of {len(plan)}, {label} seed {seed}") for c in callbacks]
-        resume = folder is not None and folder.exists()
-        try:
-            run = runs.run_config(candidate.with_seed(seed), folder, resume, listeners, compared=True)
-        except Diverged as error:
-            say(f"{label}, seed {seed}: {error}")
-            results[label].append(None)
-        else:
-            results[label].append(run)
-    return Comparison(kind, results)
+        shown = [] if jobs > 1 else callbacks
+        listeners = [Titled(c, f"run {number} of {len(plan)}, {label} seed {seed}") for c in shown]
+        outcome = methods[label].run(seed, None, folder, listeners)
+        return outcome if jobs == 1 else outcome.without_run()
+
+    def done(number: int, outcome: Outcome) -> None:
+        outcomes[outcome.label, outcome.seed] = outcome
+        if outcome.error is not None:
+            say(f"{outcome.label}, seed {outcome.seed}: {outcome.error}")
+        elif jobs > 1:
+            result = tables.in_short(outcome.final)
+            say(f"{len(outcomes)} of {len(plan)}: {outcome.label}, seed {outcome.seed}: {result}")
+
+    tasks = [partial(task, number, label, seed) for number, (label, seed) in enumerate(plan, 1)]
+    run_all(tasks, jobs, done)
+    groups = {label: [outcomes[label, seed] for seed in seeds] for label in methods}
+    return Comparison(kind, groups, chosen, main_measure(groups, measure))
+
+
+def main_measure(groups: Mapping[str, Sequence[Outcome]], wanted: str | None) -> str:
+    """Return the measure to judge by: the wanted one, or the first of ``RANKING`` that all finished runs have."""
+    finals = [o.final for group in groups.values() for o in group if o.final is not None]
+    if not finals:
+        return wanted or "loss"
+    if wanted is not None:
+        known = dict.fromkeys(name for final in finals for name in final)
+        if wanted not in known:
+            raise unknown("measure", wanted, known)
+        return wanted
+    shared = [name for name in RANKING if all(name in final for final in finals)]
+    if not shared:
+        raise invalid("measure", None, "given: the methods have none of auc, accuracy and loss in common")
+    return shared[0]

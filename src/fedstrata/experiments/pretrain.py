@@ -56,7 +56,7 @@ class Pretraining:
             raise InputError(f"[pretrain] uses cross-entropy, which needs classes: the data {data.name} have none.")
         experiment.problem.check(data)
         options = {"loss": _loss(flat, data), "batchnorm": config.problem.options.get("batchnorm", "refuse")}
-        settings = config.settings.replace(rounds=config.pretrain.rounds)
+        settings = experiment.settings.replace(rounds=config.pretrain.rounds)
         clients = experiment.evaluation.clients  # the other keys of [evaluate] belong to the problem itself
         tables = config.to_toml(*OF_SEVERAL_RUNS, "algorithms", "evaluate", "label", "pretrain") | {
             "problem": {"name": "erm", **options},
@@ -101,7 +101,7 @@ def check_experiment(experiment: Experiment, pretraining: Pretraining | None) ->
         experiment.problem,
         experiment.data,
         experiment.algorithm,
-        experiment.config.settings,
+        experiment.settings,
         experiment.evaluation,
         pretrains=pretraining is not None,
     )

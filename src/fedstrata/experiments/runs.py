@@ -12,6 +12,7 @@ from fedstrata.experiments.config import OF_SEVERAL_RUNS, Config
 from fedstrata.experiments.pretrain import Pretraining, check_experiment, pretrain
 from fedstrata.training.callbacks import Callback
 from fedstrata.training.diagnostics import Diagnostics
+from fedstrata.training.local import LocalRun, train_local
 from fedstrata.training.run import Run
 from fedstrata.training.train import train
 
@@ -27,7 +28,7 @@ def run_config(
     experiment: Experiment | None = None,
     *,
     compared: bool = False,
-) -> Run:
+) -> Run | LocalRun:
     """Train a configuration; config.toml in ``out`` records every setting that the run depends on.
 
     In a comparison (``compared``) diagnostics skip what an algorithm does not report.
@@ -42,13 +43,25 @@ def run_config(
         if pretraining is not None and built.pretrained is None:
             pretrain(built, pretraining, tables, out, resume, callbacks)
             resume = resume or out is not None
+        if config.data.sites == "local":
+            return train_local(
+                built.problem_on,
+                built.data,
+                built.algorithm,
+                settings=built.settings,
+                evaluate=built.evaluation,
+                out=out,
+                resume=resume,
+                callbacks=callbacks,
+                config=tables,
+            )
         if out is not None and config.diagnostics:
             callbacks = [*callbacks, Diagnostics(**config.diagnostics, strict=not compared, folder=out)]
         return train(
             built.problem,
             built.data,
             built.algorithm,
-            settings=config.settings,
+            settings=built.settings,
             evaluate=built.evaluation,
             out=out,
             resume=resume,

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Self
+from typing import Any, Literal, Self
 
-from fedstrata.core.errors import invalid
+from fedstrata.core.errors import InputError, invalid
 from fedstrata.core.options import Options, build, options_of, param
 from fedstrata.data.dataset import AUXILIARY, HOLDOUT, SUPPORT
 from fedstrata.models.random import AUGMENTATIONS
 from fedstrata.training.plots import AXES
+
+SITES = ("local", "pooled")
+"""The baselines: each client alone, and all data in one place."""
+
+SAMPLERS = ("sobol", "latin", "tpe", "gp")
+"""How a search chooses points."""
 
 
 class WithOptions(Options):
@@ -90,20 +96,33 @@ class DataTable(Options, owner="the data table"):
     holdout: float = HOLDOUT
     support: float = SUPPORT
     auxiliary: int = AUXILIARY
+    sites: Literal["federated", "pooled", "local"] = param(
+        "federated",
+        "how the clients' data are used: in a federation; pooled in one place, where a step takes as many samples as "
+        "all clients together; or locally, each client alone with its own model",
+    )
     seed: int | None = param(None, "random seed of the data; by default that of the run", least=0)
 
 
-WITH_FOLDER = ("folder", "directory", "holdout", "support", "seed")
+WITH_FOLDER = ("folder", "directory", "holdout", "support", "sites", "seed")
 """The keys of ``[data]`` that apply to the user's own data, in ``data.folder``."""
 
 
 class CompareTable(Options, owner="the compare table"):
-    """How ``fedstrata compare`` and ``fedstrata reproduce`` repeat runs."""
+    """How ``fedstrata compare`` and ``fedstrata reproduce`` repeat runs, and judge the differences."""
 
     seeds: int | None = param(
-        None,
-        "runs of each algorithm or variant, with seeds counted from train.seed; by default 1, or 3 for reproduce",
-        least=1,
+        None, "runs of each algorithm or variant, with seeds counted from train.seed; by default 3", least=1
+    )
+    baseline: str | None = param(
+        None, "algorithm or variant that the others are compared with; by default the first one"
+    )
+    measure: str | None = param(None, "measure to judge by; by default auc, else accuracy, else loss")
+    baselines: Sequence[str] = param(
+        (),
+        "also run the first algorithm or variant with each client alone (local), or with all data in one place "
+        "(pooled), to see what a federation gains and costs",
+        choices=SITES,
     )
 
 
@@ -123,16 +142,41 @@ class PlotTable(Options, owner="the plot table"):
 
 
 class TuneTable(Options, owner="the tune table"):
-    """How ``fedstrata tune`` searches, with the same number of trials for every algorithm or variant."""
+    """How ``fedstrata tune`` searches, by the same rule for every algorithm or variant."""
 
-    trials: int = param(8, "trials for each algorithm or variant", least=1)
-    seeds: int = param(
-        1, "seeds per trial, whose results are averaged; a trial is discarded if one of them diverges", least=1
+    trials: int = param(
+        8,
+        "trials for each hyperparameter that is searched; the file's own settings and the algorithm's defaults are "
+        "tried as well",
+        least=1,
     )
+    seeds: int = param(3, "seeds per trial, whose results are averaged; a trial fails if one of them diverges", least=1)
     measure: str | None = param(
         None, "measure on the validation data to rank trials by; by default auc, else accuracy, else loss"
     )
     share: float = param(0.2, "fraction of each client's training rows used for validation", above=0, below=1)
+    sampler: str = param(
+        "sobol",
+        "how to choose points: scrambled Sobol points, a Latin hypercube, or Optuna's tpe or gp, which learn from "
+        "earlier trials",
+        choices=SAMPLERS,
+    )
+    rounds: int | None = param(
+        None,
+        "shorter trials: rounds of a trial; the best three are then run for train.rounds, and the best of these wins",
+        least=1,
+    )
+    halving: int | None = param(
+        None,
+        "successive halving: start with short trials, and run the best 1 / halving of them halving times as long, "
+        "until they have train.rounds",
+        least=2,
+    )
+    extend: bool = param(True, "if the best value lies at an edge of its range, search once more beyond the edge")
     search: dict[str, dict[str, tuple[float, float]]] = param(
         {}, "`search.NAME.OPTION = [low, high]` replaces the search range of the algorithm or variant NAME"
     )
+
+    def __post_init__(self) -> None:
+        if self.rounds is not None and self.halving is not None:
+            raise InputError("tune.rounds and tune.halving both shorten trials: set one of them.")

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import csv
+import io
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
+from fedstrata.core.errors import InputError, invalid
 from fedstrata.core.files import Row
-from fedstrata.training.metrics.catalogue import IN_TABLES, measure
+from fedstrata.training.metrics.catalogue import IN_PROGRESS, IN_TABLES, measure
+
+if TYPE_CHECKING:
+    import pandas
 
 
 def measured(summary: Row) -> str:
@@ -53,36 +60,89 @@ def mean_and_spread(row: Row, measures: Sequence[str] | None = None) -> Row:
     kind = next(iter(row))
     cells: Row = {kind: row[kind]}
     if row["diverged"]:
-        cells[kind] += f" ({row['diverged']} of {row['seeds']} diverged)"
+        first = next((m for m in measures or IN_TABLES if m in row["values"]), "loss")
+        return cells | {measure(first).heading: diverged_in(row)}
     for key in measures or IN_TABLES:
         if key in row:
             cells[measure(key).heading] = _mean_and_spread(row, key)
-    if "bytes_up" in row:
-        cells |= {"sent up": size(row["bytes_up"]), "seconds": f"{row['seconds']:.1f}"}
-    return cells
+    return cells | {"sent up": size(row["bytes_up"]), "seconds": f"{row['seconds']:.1f}"}
+
+
+def diverged_in(row: Row) -> str:
+    """Say in how many of its seeds a method diverged."""
+    return f"diverged in {row['diverged']} of {row['seeds']}"
+
+
+def in_short(row: Row | None) -> str:
+    """Return the main measures of a run in one line."""
+    names = [name for name in IN_PROGRESS if row is not None and name in row]
+    return "  ".join(f"{name} {row[name]:.4g}" for name in names) if row is not None else "diverged"
 
 
 def as_markdown(rows: Sequence[Row], measures: Sequence[str] | None = None) -> str:
     """Format the rows of a comparison as a Markdown table: mean ± standard deviation over seeds."""
-    columns = measures or [m for m in IN_TABLES if any(m in r for r in rows)]
+    return formatted(rows, "markdown", measures)
+
+
+def cells_of(rows: Sequence[Row], measures: Sequence[str] | None = None) -> list[list[str]]:
+    """Return the cells of a table of a comparison, with a head: measures and costs of each method."""
+    columns = measures or [m for m in IN_TABLES if any(m in r["values"] for r in rows)]
     kind = next(iter(rows[0]))
     head = [kind, *(measure(column).heading for column in columns), "samples", "bytes up", "seconds", "diverged"]
-    lines = [head, ["---", *["---:"] * (len(head) - 1)]]
+    lines = [head]
     for row in rows:
         cells = [_mean_and_spread(row, c) if c in row else "–" for c in columns]
         costs = ["–"] * 3
         if "samples" in row:
             costs = [f"{row['samples']:,.0f}", size(row["bytes_up"]), f"{row['seconds']:.1f}"]
-        lines.append([row[kind].replace("|", r"\|"), *cells, *costs, f"{row['diverged']} of {row['seeds']}"])
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+        lines.append([row[kind], *cells, *costs, f"{row['diverged']} of {row['seeds']}"])
+    return lines
+
+
+def formatted(rows: Sequence[Row], form: str, measures: Sequence[str] | None = None) -> str:
+    """Format the rows of a comparison in Markdown, LaTeX (with booktabs) or CSV."""
+    return formatted_cells(cells_of(rows, measures), form)
+
+
+def formatted_cells(cells: Sequence[Sequence[str]], form: str) -> str:
+    """Format a table, whose first line is its head, in Markdown, LaTeX (with booktabs) or CSV."""
+    head, *body = cells
+    if form == "markdown":
+        escaped = ([c.replace("|", r"\|") for c in line] for line in body)
+        return "".join(f"| {' | '.join(line)} |\n" for line in [head, ["---", *["---:"] * (len(head) - 1)], *escaped])
+    if form == "csv":
+        text = io.StringIO()
+        csv.writer(text, lineterminator="\n").writerows([head, *body])
+        return text.getvalue()
+    if form != "latex":
+        raise invalid("form of a table", form, "'markdown', 'latex' or 'csv'")
+    lines = [" & ".join(map(_latex, line)) + r" \\" for line in (head, *body)]
+    columns = "l" + "r" * (len(head) - 1)
+    rules = [rf"\begin{{tabular}}{{{columns}}}", r"\toprule", lines[0], r"\midrule", *lines[1:]]
+    return "\n".join([*rules, r"\bottomrule", r"\end{tabular}", ""])
+
+
+_LATEX = {"\\": r"\textbackslash{}", "±": r"$\pm$", "–": "--", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+
+
+def _latex(text: str) -> str:
+    return "".join(_LATEX.get(c, f"\\{c}" if c in "&%$#_{}" else c) for c in text)
+
+
+def frame(rows: Sequence[Row]) -> pandas.DataFrame:
+    """Return rows as a pandas DataFrame."""
+    try:
+        import pandas
+    except ImportError:
+        raise InputError("pandas is not installed: pip install 'fedstrata[frames]'.") from None
+    return pandas.DataFrame(rows)
 
 
 def _mean_and_spread(row: Row, name: str) -> str:
     mean, spread = row[name], row[f"{name}_std"]
     form = ".3f" if mean == 0 or 0.01 <= abs(mean) < 10_000 else ".2e"
     fewer = f" ({row[f'{name}_seeds']} of {row['seeds']})" if f"{name}_seeds" in row else ""
-    alone = row["seeds"] - row["diverged"] == 1
-    return f"{mean:{form}}{fewer}" if alone else f"{mean:{form}} ± {spread:{form}}{fewer}"
+    return f"{mean:{form}}{fewer}" if row["seeds"] == 1 else f"{mean:{form}} ± {spread:{form}}{fewer}"
 
 
 def size(count: float) -> str:

@@ -29,6 +29,8 @@ def check_config(config: Config, nodes: int) -> None:
         raise InputError(f"The problem {config.problem.name} brings its own data, which a federation cannot use.")
     if config.pretrain.rounds:
         raise InputError("A federation does not pre-train: leave out [pretrain].")
+    if config.data.sites != "federated":
+        raise invalid("key data.sites", config.data.sites, "'federated' in a federation: data stay on their nodes")
     default = Evaluation()
     if config.evaluate.clients == "train":
         raise invalid("key evaluate.clients", "train", "'auto', 'test' or 'none': a federation measures on test data")

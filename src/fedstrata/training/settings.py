@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeVar
 import torch
 
 from fedstrata.clients.channel import PLAIN, Channel
-from fedstrata.clients.cohort import Weighting
+from fedstrata.clients.cohort import Weighting, cohort_size
 from fedstrata.clients.faults import Faults
 from fedstrata.core.errors import InputError, invalid, unknown
 from fedstrata.core.options import Options, explained, options_of, param
@@ -91,6 +91,14 @@ class Settings(Options, owner="the run"):
         "how to handle clients that fail, and faults to inject; by default failures are not handled",
         in_file=False,
     )
+
+    def for_pooled(self, clients: int) -> Settings:
+        """Return the settings for the data of all clients in one place: a step takes as many samples as all of theirs.
+
+        clients: how many clients the data had before.
+        """
+        size = self.batch_size and self.batch_size * cohort_size(self.participation, clients)
+        return self.replace(batch_size=size, participation=1.0)
 
 
 def takes_settings(function: F) -> F:

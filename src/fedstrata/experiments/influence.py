@@ -1,0 +1,64 @@
+"""The influence of test rows on the measures of a run, from which their share of the uncertainty follows."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from fedstrata.data.federated import FederatedData
+from fedstrata.problems.erm import scores
+from fedstrata.problems.problem import Problem
+from fedstrata.training.local import LocalRun
+from fedstrata.training.metrics.evaluation import pooled
+from fedstrata.training.metrics.measures import classifies, correct, has_auc, predict
+from fedstrata.training.run import Run
+
+
+@torch.no_grad()
+def rows_of(run: Run | LocalRun, data: FederatedData) -> dict[str, np.ndarray] | None:
+    """Return the influence of each row of the pooled test data on each measure, [rows]; None without a model.
+
+    To first order, a measure changes by the mean of the influences of the rows that are drawn. Those of several models
+    are averaged, as their measures are. ``mark`` identifies the rows: equal marks mean the same test data.
+    """
+    each = [_influences(one.problem, one.x, data) for one in (run.runs if isinstance(run, LocalRun) else [run])]
+    rows = [one for one in each if one is not None]
+    if len(rows) < len(each):
+        return None
+    means = {name: np.mean([one[name] for one in rows], axis=0) for name in rows[0]}
+    inputs = pooled(data)[0]
+    return means | {"mark": inputs.double().reshape(len(inputs), -1).mean(1).cpu().numpy()}
+
+
+def _influences(problem: Problem, x: torch.Tensor, data: FederatedData) -> dict[str, np.ndarray] | None:
+    if problem.predict is None or problem.losses is None:
+        return None
+    outputs, targets = predict(problem, x, pooled(data.to(x.device, x.dtype)))
+    losses = problem.losses(outputs, targets).double().cpu().numpy()
+    if not np.isfinite(losses).all():
+        return None
+    influences = {"loss": losses - losses.mean()}
+    if classifies(problem, outputs, data.classes):
+        right = correct(outputs, targets).double().cpu().numpy()
+        influences["accuracy"] = right - right.mean()
+    if has_auc(outputs, data.classes):
+        influences["auc"] = auc_influence(scores(outputs).cpu().numpy(), targets.cpu().numpy())
+    return influences
+
+
+def auc_influence(score: np.ndarray, target: np.ndarray) -> np.ndarray:
+    """Return the influence of each row on AUC: how far its share of won pairs is from the mean, over its class's share.
+
+    DeLong, DeLong, Clarke-Pearson: "Comparing the areas under two or more correlated receiver operating characteristic
+    curves", Biometrics 1988.
+    """
+    positive = target == 1
+    influence = np.zeros(len(score))
+    if positive.all() or not positive.any():
+        return influence
+    for own, other, sign in ((positive, ~positive, 1), (~positive, positive, -1)):
+        others = np.sort(sign * score[other])
+        mine = sign * score[own]
+        won = (np.searchsorted(others, mine, "left") + np.searchsorted(others, mine, "right")) / (2 * len(others))
+        influence[own] = (won - won.mean()) * len(score) / own.sum()
+    return influence

@@ -1,0 +1,191 @@
+"""Judge the differences between methods: paired over seeds and over test rows, corrected for the number of methods.
+
+The difference of two methods is the mean over seeds of what they reach with the same seed. Its variance has two parts.
+That of the seeds is s^2 / n, with s^2 the variance of the n differences. That of the test rows, if all seeds share
+them, is the variance of the bootstrap, which draws rows with replacement, the same for both methods and all seeds; it
+is computed without drawing, from the influence of each row (the infinitesimal jackknife). If every seed has test rows
+of its own, the first part contains the second. Intervals and p-values are Student's t, whose degrees of freedom follow
+from the two parts (Satterthwaite). A percentile bootstrap over a handful of seeds would be too narrow: with five seeds
+it finds a difference between a method and itself in more than a tenth of all comparisons.
+
+With several methods, p-values are corrected by Holm's procedure, so that the probability of any false verdict is at
+most ``LEVEL``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from scipy.special import stdtr, stdtrit
+
+from fedstrata.core.files import Row
+from fedstrata.experiments.methods import Outcome
+from fedstrata.training.metrics.catalogue import measure as about
+
+LEVEL = 0.05
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A mean over seeds with its 95 % interval; ``low`` and ``high`` are None with a single seed."""
+
+    mean: float
+    low: float | None
+    high: float | None
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How much better a method is than the baseline in one measure: positive if it is better.
+
+    seeds:  how many seeds both have finished.
+    over_rows: whether the interval also covers the choice of test rows.
+    p:      the p-value, corrected for the number of methods; None with a single seed.
+    """
+
+    label: str
+    baseline: str
+    measure: str
+    seeds: int
+    gain: float
+    low: float | None
+    high: float | None
+    p: float | None
+    over_rows: bool
+
+    @property
+    def verdict(self) -> str:
+        """``"ahead"``, ``"behind"``, or ``"undecided"`` if the two cannot be told apart."""
+        if self.p is None or self.p >= LEVEL or self.gain == 0:
+            return "undecided"
+        return "ahead" if self.gain > 0 else "behind"
+
+    @property
+    def words(self) -> str:
+        """The verdict in a sentence."""
+        form = "{:.3f}" if abs(self.gain) >= 0.0005 or self.gain == 0 else "{:.2g}"
+        if self.p is None or self.low is None or self.high is None:
+            return (
+                f"{self.label} cannot be judged against {self.baseline} with one seed: it differs by "
+                f"{form.format(self.gain)}."
+            )
+        low, high = self.low, self.high
+        gain = self.gain
+        if self.verdict == "behind":
+            gain, low, high = -gain, -high, -low
+        numbers = f"{form.format(gain)} [{form.format(low)}, {form.format(high)}], {p_in_words(self.p)}"
+        if self.verdict == "undecided":
+            return f"{self.label} cannot be told apart from {self.baseline}: {numbers}."
+        return f"{self.label} is {self.verdict} of {self.baseline} by {numbers}.".replace("behind of", "behind")
+
+
+def p_in_words(p: float) -> str:
+    """Return a p-value for a sentence."""
+    return "p < 0.001" if p < 0.001 else f"p = {p:.2g}"
+
+
+def interval(values: Sequence[float]) -> Interval:
+    """Return the mean over seeds and its t-interval."""
+    mean, n = float(np.mean(values)), len(values)
+    if n < 2:
+        return Interval(mean, None, None)
+    half = _half_width(float(np.var(values, ddof=1)) / n, n - 1)
+    return Interval(mean, mean - half, mean + half)
+
+
+def _half_width(variance: float, freedom: float) -> float:
+    return float(stdtrit(freedom, 1 - LEVEL / 2)) * math.sqrt(variance)
+
+
+def differences(outcomes: Mapping[str, Sequence[Outcome]], baseline: str, measure: str) -> dict[str, Difference | str]:
+    """Compare each method with the baseline in one measure; a method that cannot be judged has a sentence instead."""
+    others = {label: group for label, group in outcomes.items() if label != baseline}
+    of_baseline = _no_verdict(outcomes[baseline], baseline, measure)
+    reasons = {label: _no_verdict(group, label, measure) or of_baseline for label, group in others.items()}
+    judged = {
+        label: difference(group, outcomes[baseline], measure)
+        for label, group in others.items()
+        if reasons[label] is None
+    }
+    corrected = holm({label: one.p for label, one in judged.items() if one.p is not None})
+    judged = {label: replace(one, p=corrected.get(label)) for label, one in judged.items()}
+    return {label: judged[label] if label in judged else str(reasons[label]) for label in others}
+
+
+def _no_verdict(group: Sequence[Outcome], label: str, measure: str) -> str | None:
+    """Return why a method cannot be judged, if it cannot."""
+    failed = sum(outcome.diverged for outcome in group)
+    if failed:
+        return f"{label} diverged in {failed} of {len(group)} seed{'s' * (len(group) > 1)}: no verdict."
+    without = sum(measure not in (outcome.final or {}) for outcome in group)
+    return f"{label} has no {about(measure).heading} in {without} of {len(group)}: no verdict." if without else None
+
+
+def difference(group: Sequence[Outcome], baseline: Sequence[Outcome], measure: str) -> Difference:
+    """Compare a method with the baseline over the seeds that both have run; ``p`` is not corrected."""
+    sign = 1.0 if about(measure).higher_is_better else -1.0
+    theirs = {outcome.seed: outcome for outcome in baseline}
+    pairs = [(one, theirs[one.seed]) for one in group if one.seed in theirs]
+    gains = np.array([sign * (_value(a, measure) - _value(b, measure)) for a, b in pairs])
+    n, gain = len(gains), float(gains.mean())
+    names = group[0].label, baseline[0].label
+    if n < 2:
+        return Difference(*names, measure, n, gain, None, None, None, False)
+    of_seeds = float(gains.var(ddof=1)) / n
+    of_rows = _variance_of_rows(pairs, measure)
+    variance = of_seeds + (of_rows or 0.0)
+    over_rows = of_rows is not None or _rows_differ(pairs, measure)
+    if variance == 0:
+        return Difference(*names, measure, n, gain, gain, gain, 1.0 if gain == 0 else 0.0, over_rows)
+    freedom = (n - 1) * (variance / of_seeds) ** 2 if of_seeds > 0 else math.inf
+    half = _half_width(variance, min(freedom, 1e9))
+    p = 2 * float(stdtr(min(freedom, 1e9), -abs(gain) / math.sqrt(variance)))
+    return Difference(*names, measure, n, gain, gain - half, gain + half, p, over_rows)
+
+
+def _value(outcome: Outcome, measure: str) -> float:
+    assert outcome.final is not None
+    return float(outcome.final[measure])
+
+
+def holm(p_values: Mapping[str, float]) -> dict[str, float]:
+    """Return the p-values corrected by Holm's procedure."""
+    corrected: dict[str, float] = {}
+    largest = 0.0
+    for rank, (label, p) in enumerate(sorted(p_values.items(), key=lambda item: item[1])):
+        largest = max(largest, min(1.0, (len(p_values) - rank) * p))
+        corrected[label] = largest
+    return corrected
+
+
+# --- test rows -------------------------------------------------------------------------------------------------------
+
+Rows = Mapping[str, np.ndarray]
+
+
+def _variance_of_rows(pairs: Sequence[tuple[Outcome, Outcome]], measure: str) -> float | None:
+    """Return the bootstrap variance of the mean difference over test rows; None if seeds do not share their rows."""
+    rows = [(a.rows, b.rows) for a, b in pairs]
+    each = [one for pair in rows for one in pair]
+    if any(one is None or measure not in one for one in each):
+        return None
+    marks = [one["mark"] for one in each if one is not None]
+    if not all(np.array_equal(mark, marks[0]) for mark in marks):
+        return None
+    influence = np.mean([a[measure] - b[measure] for a, b in rows if a is not None and b is not None], axis=0)
+    return float((influence**2).sum()) / len(influence) ** 2
+
+
+def _rows_differ(pairs: Sequence[tuple[Outcome, Outcome]], measure: str) -> bool:
+    """Whether each seed has test rows of its own, so that the variance over seeds covers their choice."""
+    marks = [a.rows["mark"] for a, _ in pairs if a.rows is not None and measure in a.rows]
+    return len(marks) == len(pairs) and not all(np.array_equal(mark, marks[0]) for mark in marks)
+
+
+def final_values(group: Sequence[Outcome], measure: str) -> list[float]:
+    """Return the value of each seed that finished and has this measure."""
+    rows: list[Row] = [outcome.final for outcome in group if outcome.final is not None]
+    return [row[measure] for row in rows if measure in row]

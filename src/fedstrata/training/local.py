@@ -1,0 +1,184 @@
+"""Training each client alone, on its own data: the baseline that a federation must beat."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedstrata.algorithms.algorithm import Algorithm
+from fedstrata.clients.ranks import ranks_here
+from fedstrata.core.errors import Diverged, InputError, invalid
+from fedstrata.core.files import Row
+from fedstrata.data.federated import FederatedData
+from fedstrata.problems.problem import Problem
+from fedstrata.training.callbacks import Callback, Titled
+from fedstrata.training.fingerprint import digest_of, settings_of
+from fedstrata.training.metrics.catalogue import measure
+from fedstrata.training.metrics.evaluation import Evaluate, Evaluation
+from fedstrata.training.plots import plot
+from fedstrata.training.run import Run
+from fedstrata.training.rundir import RunDirectory
+from fedstrata.training.settings import Settings, takes_settings
+from fedstrata.training.train import train
+
+SUMS = ("samples", "seconds", "total_seconds")
+"""What all clients have used together; local training sends nothing."""
+
+COSTS = ("round", "steps", "bytes_up", "bytes_down", *SUMS)
+
+
+@dataclass(frozen=True, repr=False)
+class LocalRun:
+    """The runs of all clients, each trained alone.
+
+    runs:      the run of each client; that of a client that cannot train has the starting point.
+    history:   one row per evaluation. Pooled measures, on the same data for all, are means over the clients' models.
+               ``_mean`` and ``_worst`` are over clients, each with its own model on its own data. Samples and seconds
+               are those of all clients; nothing is sent.
+    summary:   the last row, and ``untrained``: which clients cannot train alone, and why.
+    """
+
+    runs: list[Run]
+    history: list[Row]
+    summary: Row
+
+    def __repr__(self) -> str:
+        return f"<LocalRun of {self.summary['algorithm']} on {self.summary['data']}: {len(self.runs)} clients>"
+
+    @property
+    def final(self) -> Row:
+        """The measures of the solutions and what the runs used, as a row."""
+        return {name: self.summary[name] for name in self.history[-1]}
+
+
+@takes_settings
+def train_local(
+    problem: Problem | Callable[[FederatedData], Problem],
+    data: FederatedData,
+    algorithm: Algorithm,
+    *,
+    settings: Settings,
+    evaluate: Evaluate | None = None,
+    out: str | Path | None = None,
+    resume: bool = False,
+    callbacks: Sequence[Callback] = (),
+    config: dict[str, Any] | None = None,
+) -> LocalRun:
+    """Train every client alone, on its own data: ``fs.train_local(problem, data, algorithm, rounds=100)``.
+
+    A client that cannot train, for example because AUC needs two classes and it has one, keeps the starting point.
+
+    problem:   the problem, or a function that builds it from the data of one client.
+    settings:  the options below as one object, instead of as keywords; each client takes part in every round.
+    evaluate, callbacks: as in :func:`fs.train`, for each client.
+    out:       a directory to write, with a run directory for each client in ``clients/``.
+    resume:    resume what is in ``out``.
+    config:    what to write to config.toml, which a resumed run must agree with.
+    """
+    if not isinstance(data, FederatedData):
+        raise invalid("data", type(data).__name__, "FederatedData: call .split(...) on a data set first")
+    if ranks_here().size > 1:
+        raise InputError("Clients are trained alone in one process only: run without torchrun.")
+    if resume and out is None:
+        raise InputError("resume=True needs out: the directory to resume.")
+    if out is None:
+        return _train_each(problem, data, algorithm, settings, evaluate, None, callbacks)
+    with closing(RunDirectory(out)) as directory:
+        first = problem if isinstance(problem, Problem) else problem(data.only(np.array([0])))
+        config = settings_of(first, data, algorithm, settings) if config is None else config
+        directory.open({**config, "digest": digest_of(first, data)}, resume)
+        run = _train_each(problem, data, algorithm, settings, evaluate, directory.path / "clients", callbacks)
+        directory.metrics.path.unlink(missing_ok=True)
+        directory.metrics.append(*run.history)
+        directory.write_summary(run.summary)
+        plot({"local": [run.history]}, directory.path / "plot.png")
+    return run
+
+
+def _train_each(
+    problem: Problem | Callable[[FederatedData], Problem],
+    data: FederatedData,
+    algorithm: Algorithm,
+    settings: Settings,
+    evaluate: Evaluate | None,
+    out: Path | None,
+    callbacks: Sequence[Callback],
+) -> LocalRun:
+    runs, untrained = [], {}
+    error: InputError | None = None
+    evaluation = Evaluation() if evaluate is None else evaluate
+    for client in range(data.clients):
+        own, name = data.only(np.array([client])), data.name_of(client)
+        theirs = problem if isinstance(problem, Problem) else problem(own)
+        folder = None if out is None else out / f"client-{client:04d}"
+        try:
+            run = train(
+                theirs,
+                own,
+                algorithm,
+                settings=settings.replace(participation=1.0),
+                evaluate=evaluation,
+                out=folder,
+                resume=folder is not None and folder.exists(),
+                callbacks=[Titled(c, f"{name}, {client + 1} of {data.clients}") for c in callbacks],
+            )
+        except Diverged as failure:
+            raise Diverged(f"{name}, trained alone: {failure}", failure.history) from None
+        except InputError as failure:
+            untrained[name], error = str(failure), failure
+            run = _at_start(theirs, own, evaluation)
+        runs.append(run)
+    if error is not None and len(untrained) == data.clients:
+        raise error
+    return _joined(runs, data, algorithm, settings, untrained)
+
+
+@torch.no_grad()
+def _at_start(problem: Problem, data: FederatedData, evaluate: Evaluate) -> Run:
+    """Return the run of a client that cannot train."""
+    measures = evaluate(problem, data, problem.x0, problem.y0)
+    row = dict.fromkeys(COSTS, 0) | {name: value for name, value in measures.items() if math.isfinite(value)}
+    about = evaluate.about(problem, data, problem.x0, problem.y0) if isinstance(evaluate, Evaluation) else {}
+    return Run(problem.x0, problem.y0, [row], {**row, **about}, problem)
+
+
+def _joined(
+    runs: list[Run], data: FederatedData, algorithm: Algorithm, settings: Settings, untrained: dict[str, str]
+) -> LocalRun:
+    length = max(len(run.history) for run in runs)
+    history = [_together([run.history[min(i, len(run.history) - 1)] for run in runs]) for i in range(length)]
+    summary: Row = {"status": "finished", "algorithm": algorithm.name, "problem": runs[0].problem.name}
+    summary |= {"data": data.name, "clients": data.clients, "seed": settings.seed, "sites": "local"}
+    summary |= _together([run.final for run in runs]) | {"untrained": untrained}
+    first = next((run.summary for run in runs if "measured_on" in run.summary), None)
+    if first is not None:
+        names = first["per_client"]
+        summary["measured_on"] = first["measured_on"]
+        summary["per_client"] = {n: [run.summary["per_client"].get(n, [None])[0] for run in runs] for n in names}
+    if data.client_names:
+        summary["client_names"] = list(data.client_names)
+    return LocalRun(runs, history, summary)
+
+
+def _together(rows: list[Row]) -> Row:
+    """Return one row for all clients."""
+    together: Row = {"round": max(row["round"] for row in rows), "steps": max(row["steps"] for row in rows)}
+    together |= {"bytes_up": 0, "bytes_down": 0} | {name: sum(row[name] for row in rows) for name in SUMS}
+    for name in dict.fromkeys(key for row in rows for key in row if key not in COSTS):
+        values = np.array([row[name] for row in rows if name in row])
+        about = measure(name)
+        if name.endswith("_worst"):
+            together[name] = float(values.min() if about.higher_is_better else values.max())
+        elif name.endswith("_spread"):
+            own = np.array([row[f"{name.removesuffix('_spread')}_mean"] for row in rows])
+            together[name] = float(own.std())
+        else:
+            together[name] = float(values.mean())
+    return together
