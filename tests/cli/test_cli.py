@@ -22,6 +22,7 @@ from fedstrata.cli.demo import DEMO
 from fedstrata.core.schedules import StepDecay
 from fedstrata.experiments import runs
 from fedstrata.experiments.build import Experiment
+from fedstrata.training.metrics.evaluation import Evaluation
 
 QUICK = """
 [data]
@@ -115,6 +116,19 @@ def test_compare_continues_if_one_run_diverges(fedstrata, tmp_path):
     )
     assert code == 0
     assert "diverged in round" in err and "1 of 1 diverged" in printed
+
+
+def test_a_run_that_diverged_and_is_resumed_is_no_longer_marked(fedstrata, tmp_path, monkeypatch):
+    """Here its evaluation failed once."""
+    monkeypatch.setattr("fedstrata.training.plots.plot", lambda *_, **__: None)
+    path, out = tmp_path / "q.toml", tmp_path / "run"
+    path.write_text('[problem]\nname = "quadratic"\n[algorithm]\nname = "fedavg"\n[train]\nrounds = 4\n')
+    with monkeypatch.context() as patch:
+        patch.setattr(Evaluation, "__call__", lambda *_: {"loss": float("nan")})
+        assert fedstrata("run", path, "--out", out, "--quiet")[0] == 1
+    assert (out / "diverged.json").exists()
+    assert fedstrata("run", path, "--out", out, "--resume", "--quiet")[0] == 0
+    assert not (out / "diverged.json").exists() and (out / "summary.json").exists()
 
 
 @pytest.mark.slow
