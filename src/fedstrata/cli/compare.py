@@ -16,6 +16,7 @@ from fedstrata.core.errors import FedstrataError, InputError
 from fedstrata.core.files import Row
 from fedstrata.experiments.compare import compare as compare_runs
 from fedstrata.experiments.config import Config, presets, read
+from fedstrata.experiments.plots import diverged_runs
 from fedstrata.experiments.reproduce import ExperimentFile, find, find_all
 from fedstrata.experiments.tune import tune as tune_runs
 from fedstrata.training import plots
@@ -171,7 +172,8 @@ def run_comparison(
     if not comparison.histories:
         raise FedstrataError("Every run diverged. Try smaller learning rates.")
     if plot_file is not None:
-        plots.plot(comparison.histories, plot_file, **config.plot.to_table())
+        lost = {row[comparison.kind]: row["diverged"] for row in comparison.rows}
+        plots.plot(comparison.histories, plot_file, **config.plot.to_table(), diverged=diverged_runs(lost, out))
         if output == "table":
             echo(f"Plot: {plot_file}")
     return comparison.rows
