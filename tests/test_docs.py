@@ -37,6 +37,14 @@ def test_the_example_of_the_readme_learns():
     assert names["run"].summary["personal_accuracy_mean"] > 0.8 < names["base"].summary["personal_accuracy_mean"]
 
 
+def test_the_figures_of_the_configuration_page_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (code,) = (block for block in blocks("docs/configuration.md") if "plot_ranking" in block)
+    monkeypatch.chdir(tmp_path)
+    exec(code, {})
+    for name in ("ranking", "search", "response"):
+        assert (tmp_path / f"{name}.pdf").read_bytes().startswith(b"%PDF")
+
+
 @pytest.mark.slow
 def test_the_custom_problem_of_the_design_page_trains():
     names: dict = {}

@@ -1107,6 +1107,9 @@ def test_divergence_names_the_round_and_keeps_the_last_good_checkpoint(tmp_path:
     newest = max((tmp_path / "run" / "checkpoint").glob("*.json"))
     assert newest.name == f"round-{good - 1:08d}.json"
     assert torch.isfinite(load_file(newest.with_suffix(".safetensors"))["x"]).all()
+    marker = tmp_path / "run" / "diverged.json"
+    assert json.loads(marker.read_text()) == {"round": good, "error": str(diverged.value)}
+    assert RunDirectory(tmp_path / "run").diverged
     for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines():
         json.loads(line, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
 

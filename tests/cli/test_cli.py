@@ -22,6 +22,8 @@ from fedstrata.cli.demo import DEMO
 from fedstrata.core.schedules import StepDecay
 from fedstrata.experiments import runs
 from fedstrata.experiments.build import Experiment
+from fedstrata.experiments.plots import diverged_runs
+from fedstrata.training.metrics.evaluation import Evaluation
 
 QUICK = """
 [data]
@@ -115,6 +117,42 @@ def test_compare_continues_if_one_run_diverges(fedstrata, tmp_path):
     )
     assert code == 0
     assert "diverged in round" in err and "1 of 1 diverged" in printed
+
+
+def test_runs_that_diverged_are_passed_to_the_plot(fedstrata, tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(
+        "fedstrata.training.plots.plot", lambda runs, *_, diverged={}, **__: drawn.append((runs, diverged))
+    )
+    path, out = tmp_path / "q.toml", tmp_path / "out"
+    path.write_text(
+        '[problem]\nname = "quadratic"\n[algorithms.fedavg]\nlr = 1e3\n[train]\nrounds = 60\neval_every = 1\n'
+    )
+    words = ("compare", path, "--algorithms", "fedavg,scaffold", "--set", "algorithms.scaffold.lr=0.01", "--seeds", 2)
+    assert fedstrata(*words, "--quiet", "--out", out)[0] == 0
+    runs, diverged = drawn[-1]
+    assert list(runs) == ["scaffold"] and list(diverged) == ["fedavg"] and len(diverged["fedavg"]) == 2
+    assert all(0 < history[-1]["round"] < 60 for history in diverged["fedavg"])
+    assert fedstrata("plot", *sorted(out.glob("*-seed*")), "--out", tmp_path / "x.png")[0] == 0
+    assert drawn[-1] == (runs, diverged)
+    assert diverged_runs({"fedavg": 3, "scaffold": 0}, out) == {"fedavg": [*diverged["fedavg"], []]}
+    assert diverged_runs({"fedavg": 1}, None) == {"fedavg": [[]]}, "nothing was recorded"
+    (out / "fedavg-seed0/diverged.json").unlink()
+    assert fedstrata("plot", *sorted(out.glob("*-seed*")), "--out", tmp_path / "x.png")[0] == 0
+    assert {k: len(v) for k, v in drawn[-1][0].items()} == {"fedavg": 1, "scaffold": 2}, "one that was interrupted"
+
+
+def test_a_run_that_diverged_and_is_resumed_is_no_longer_marked(fedstrata, tmp_path, monkeypatch):
+    """Here its evaluation failed once."""
+    monkeypatch.setattr("fedstrata.training.plots.plot", lambda *_, **__: None)
+    path, out = tmp_path / "q.toml", tmp_path / "run"
+    path.write_text('[problem]\nname = "quadratic"\n[algorithm]\nname = "fedavg"\n[train]\nrounds = 4\n')
+    with monkeypatch.context() as patch:
+        patch.setattr(Evaluation, "__call__", lambda *_: {"loss": float("nan")})
+        assert fedstrata("run", path, "--out", out, "--quiet")[0] == 1
+    assert (out / "diverged.json").exists()
+    assert fedstrata("run", path, "--out", out, "--resume", "--quiet")[0] == 0
+    assert not (out / "diverged.json").exists() and (out / "summary.json").exists()
 
 
 @pytest.mark.slow

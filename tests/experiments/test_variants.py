@@ -311,10 +311,20 @@ def test_plot_labels_runs_by_their_variants(fedstrata, write, tmp_path, monkeypa
     out = tmp_path / "out"
     assert fedstrata("compare", write(SMALL, VARIANTS, text), "--out", out, "--seeds", 2, "--quiet")[0] == 0
     assert fedstrata("plot", *sorted(out.glob("*-seed*")), "--out", tmp_path / "x.png")[0] == 0
-    (compared, options), (plotted, _) = drawn[out / "plot.png"], drawn[tmp_path / "x.png"]
+    (compared, options), (plotted, default) = drawn[out / "plot.png"], drawn[tmp_path / "x.png"]
+    assert default == {"range": "auto", "diverged": {}}
+    assert fedstrata("plot", *out.glob("*-seed*"), "--out", tmp_path / "x.png", "--range", "full")[0] == 0
+    assert drawn[tmp_path / "x.png"][1]["range"] == "full"
     assert {k: len(v) for k, v in compared.items()} == {k: len(v) for k, v in plotted.items()}
     assert set(compared) == {"noise = 0.5", "scaffold", "base"}
-    assert options == {"measures": ["loss"], "axis": "samples", "log": ["loss"], "title": "Noise"}
+    assert options == {
+        "measures": ["loss"],
+        "axis": "samples",
+        "log": ["loss"],
+        "title": "Noise",
+        "range": "auto",
+        "diverged": {},
+    }
 
 
 @pytest.mark.parametrize("command", ["compare", "tune"])

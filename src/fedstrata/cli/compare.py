@@ -12,23 +12,46 @@ from fedstrata.algorithms.algorithm import ALGORITHMS
 from fedstrata.cli.console import echo, say
 from fedstrata.cli.options import Algorithms, ConfigFile, Json, Preset, Quiet, Resume, Seeds, Set, check_out
 from fedstrata.cli.printing import print_comparison, print_grid, progress, progress_bars
-from fedstrata.core.errors import FedstrataError, InputError
+from fedstrata.core.errors import FedstrataError, InputError, invalid
 from fedstrata.core.files import Row
-from fedstrata.experiments.compare import compare as compare_runs
+from fedstrata.experiments.compare import Say, compare_methods
 from fedstrata.experiments.config import Config, presets, read
+from fedstrata.experiments.methods import Method, config_methods
 from fedstrata.experiments.reproduce import ExperimentFile, find, find_all
-from fedstrata.experiments.tune import tune as tune_runs
-from fedstrata.training import plots
+from fedstrata.experiments.schema import SITES
+from fedstrata.experiments.tune import best_config, claim_for, tune_methods, variant_tables, write_config
+from fedstrata.experiments.tuner import Tuner
+
+Jobs = Annotated[
+    int, typer.Option(min=1, metavar="N", help="Runs to do side by side, each in a process with one thread.")
+]
 
 
 def compare(
     experiment: ConfigFile,
     algorithms: Algorithms = None,
     seeds: Seeds = None,
+    baseline: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Algorithm or variant to compare the others with.",
+            show_default="compare.baseline in the file, or the first",
+        ),
+    ] = None,
+    baselines: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAMES",
+            help="Also run the first method as local (each client alone), pooled (all data in one place) or both.",
+            show_default="compare.baselines in the file",
+        ),
+    ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Directory for the runs, compare.json, table.md and plot.png."),
+        typer.Option(metavar="DIR", help="Directory for the runs, compare.json, verdicts.json, table.md and plots."),
     ] = None,
+    jobs: Jobs = 1,
     preset: Preset = None,
     set_: Set = None,
     resume: Resume = False,
@@ -37,17 +60,35 @@ def compare(
 ) -> None:
     """Compare algorithms or variants over several seeds.
 
-    EXPERIMENT is a TOML file. Its variants are compared, or the algorithms that --algorithms names. The options of an
-    algorithm come from the table algorithms.NAME; lr, dual_lr, steps, server_lr and weight_decay default to the
-    values in the table algorithm. The number of seeds defaults to compare.seeds in the file, or 1. The spread is the
-    standard deviation over seeds.
+    EXPERIMENT is a TOML file. Its variants are compared, or the algorithms that --algorithms names; local and pooled
+    may be among them. The options of an algorithm come from the table algorithms.NAME; lr, dual_lr, steps, server_lr
+    and weight_decay default to the values in the table algorithm. Differences from the baseline are paired by seed,
+    with 95 % intervals over seeds and test rows, and p-values corrected for the number of methods. A method of which a
+    run diverged has no mean and no verdict.
     """
     config = read(experiment, set_, preset)
+    config = _with_compare(config, baseline, baselines)
     names = _names(algorithms, config, experiment)
     check_out(out, resume)
     run_comparison(
-        config, names, seeds or config.compare.seeds or 1, out, quiet=quiet, output="json" if as_json else "table"
+        config,
+        names,
+        seeds or config.compare.seeds or 3,
+        out,
+        quiet=quiet,
+        output="json" if as_json else "table",
+        jobs=jobs,
     )
+
+
+def _with_compare(config: Config, baseline: str | None, baselines: str | None) -> Config:
+    """Return the configuration with what the command line says about baselines."""
+    table = config.compare
+    if baseline is not None:
+        table = table.replace(baseline=baseline)
+    if baselines is not None:
+        table = table.replace(baselines=tuple(n.strip() for n in baselines.split(",") if n.strip()))
+    return config.replace(compare=table)
 
 
 def tune(
@@ -56,50 +97,97 @@ def tune(
     trials: Annotated[
         int | None,
         typer.Option(
-            min=1, metavar="N", help="Trials per algorithm or variant.", show_default="tune.trials in the file, or 8"
+            min=1,
+            metavar="N",
+            help="Trials for each hyperparameter of an algorithm or variant.",
+            show_default="tune.trials in the file, or 8",
         ),
     ] = None,
     seeds: Annotated[
         int, typer.Option(min=0, metavar="N", help="Seeds for the final runs on the test data; 0 skips them.")
-    ] = 1,
+    ] = 3,
+    trial: Annotated[
+        int | None,
+        typer.Option(min=0, metavar="I", help="Run only trial I, counted from 0, e.g. in a job array; needs --out."),
+    ] = None,
     out: Annotated[
         Path | None,
         typer.Option(
             metavar="DIR", help="Directory for the trials, the final runs, and best.toml (variants: tuned.toml)."
         ),
     ] = None,
+    jobs: Jobs = 1,
     preset: Preset = None,
     set_: Set = None,
     resume: Resume = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Tune algorithms or variants with the same number of trials each.
+    """Tune algorithms or variants, with as many trials for each of their hyperparameters.
 
-    EXPERIMENT is a TOML file. Trials are compared on a validation split of the training data; the test data are used
-    only for the final runs, with the best options. For variants these options are printed, and written to tuned.toml,
-    as tables to paste into the file.
+    EXPERIMENT is a TOML file. The file's own settings and the algorithm's defaults are tried as well. Trials are
+    compared on a validation split of the training data; the test data are used only for the final runs, with the best
+    options. If the best value lies at an edge of its range, the search goes once beyond it. For variants the best
+    options are printed, and written to tuned.toml, as tables to paste into the file.
+
+    With --trial, only one trial is run, and its result stored in --out; run the command without it, and with --resume,
+    to do what is left.
     """
     config = read(experiment, set_, preset)
     if trials is not None:
         config = config.replace(tune=config.tune.replace(trials=trials))
     names = _names(algorithms, config, experiment)
+    kind, methods = config_methods(config, names)
+    tell = (lambda _: None) if quiet else say
+    if trial is not None:
+        _one_trial(config, names, methods, trial, out, tell)
+        return
     check_out(out, resume)
     folder, final = (None, None) if out is None else (out / "trials", out / "final")
-    tuned = tune_runs(config, names, folder, progress_bars(quiet), (lambda _: None) if quiet else say)
+    if folder is not None:
+        claim_for(config, names, folder)
+    tuned = tune_methods(
+        kind,
+        methods,
+        config.tune,
+        config.train.seed,
+        folder=folder,
+        jobs=jobs,
+        callbacks=progress_bars(quiet),
+        say=tell,
+    )
     if out is not None:
         tuned.write(out)
+        write_config(config, tuned, out)
     rows: list[Row] = []
     if seeds:
         output: Output = "none" if as_json else "table"
-        rows = run_comparison(tuned.best_config, names, seeds, final, quiet=quiet, output=output)
+        rows = run_comparison(best_config(config, tuned), names, seeds, final, quiet=quiet, output=output, jobs=jobs)
     if as_json:
-        print(json.dumps({"trials": tuned.trials, "best": tuned.best, "test": rows}))
-    elif names is None:
-        echo(tuned.variant_tables)
+        print(json.dumps({"trials": tuned.rows, "best": tuned.options, "notes": tuned.notes, "test": rows}))
+        return
+    for note in tuned.notes:
+        echo(note, wrap=True)
+    if kind == "variant":
+        echo(variant_tables(tuned))
     else:
-        for name, options in tuned.best.items():
+        for name, options in tuned.options.items():
             echo(f"{name}: {', '.join(f'{k} = {v}' for k, v in options.items())}")
+
+
+def _one_trial(
+    config: Config, names: list[str] | None, methods: dict[str, Method], number: int, out: Path | None, tell: Say
+) -> None:
+    """Run one trial of a search, and store its result."""
+    if out is None:
+        raise InputError("--trial needs --out, the directory where all trials are stored.")
+    folder = out / "trials"
+    tuner = Tuner(methods, config.tune, folder, 1, (), tell, config.train.seed)
+    trials = tuner.first()
+    if number >= len(trials):
+        raise invalid("--trial", number, f"from 0 to {len(trials) - 1}: the search has {len(trials)} trials")
+    claim_for(config, names, folder)
+    tuner.run_trials([(trials[number], tuner.rungs[trials[number].label][0][0])])
 
 
 def reproduce(
@@ -113,6 +201,7 @@ def reproduce(
         Path | None,
         typer.Option(metavar="DIR", help="Directory for the results.", show_default="runs/NAME-PRESET"),
     ] = None,
+    jobs: Jobs = 1,
     set_: Set = None,
     listing: Annotated[bool, typer.Option("--list", help="List the experiments and their presets.")] = False,
     quiet: Quiet = False,
@@ -142,7 +231,7 @@ def reproduce(
         check_out(folder, resume=True)
         if not quiet:
             say(f"Experiment {number} of {len(files)}: {file.name}, preset {chosen or '(none)'}, in {folder}")
-        run_comparison(config, None, seeds or config.compare.seeds or 3, folder, quiet=quiet)
+        run_comparison(config, None, seeds or config.compare.seeds or 3, folder, quiet=quiet, jobs=jobs)
 
 
 Output = Literal["table", "json", "none"]
@@ -157,23 +246,38 @@ def run_comparison(
     quiet: bool = False,
     output: Output = "table",
     plot_file: Path | None = None,
+    jobs: int = 1,
 ) -> list[Row]:
     """Compare the algorithms in ``names``, or the variants of the file; print, write and plot the result."""
-    first = config.train.seed
-    comparison = compare_runs(config, names, range(first, first + seeds), out, progress(quiet, brief=True), say)
+    table, first = config.compare, config.train.seed
+    kind, methods = config_methods(config, names, table.baselines)
+    comparison = compare_methods(
+        kind,
+        methods,
+        range(first, first + seeds),
+        baseline=table.baseline,
+        measure=table.measure,
+        out=out,
+        jobs=jobs,
+        callbacks=progress(quiet, brief=True),
+        say=(lambda _: None) if quiet else say,
+    )
     if out is not None:
         comparison.write(out, config.plot.measures)
         plot_file = out / "plot.png"
     if output == "json":
-        print(json.dumps(comparison.rows))
+        content = {"rows": comparison.rows, "baseline": comparison.baseline, "verdicts": comparison.verdicts}
+        print(json.dumps(content))
     elif output == "table":
-        print_comparison(comparison, seeds, config.plot.measures)
+        print_comparison(comparison, config.plot.measures)
     if not comparison.histories:
         raise FedstrataError("Every run diverged. Try smaller learning rates.")
     if plot_file is not None:
-        plots.plot(comparison.histories, plot_file, **config.plot.to_table())
+        comparison.plot(plot_file, **config.plot.to_table())
         if output == "table":
             echo(f"Plot: {plot_file}")
+    if out is not None and seeds > 1 and len(methods) > 1:
+        comparison.plot_ranking(out / "ranking.png")
     return comparison.rows
 
 
@@ -189,7 +293,8 @@ def _names(text: str | None, config: Config, path: Path) -> list[str] | None:
     if not names:
         raise InputError("--algorithms needs at least one name, e.g. --algorithms fedavg,scaffold.")
     for name in names:
-        ALGORITHMS.find(name)
+        if name not in SITES:
+            ALGORITHMS.find(name)
     return names
 
 

@@ -26,13 +26,20 @@ def plot(
     axis: Annotated[
         str, typer.Option(metavar="NAME", help="round, steps, samples, bytes_up, bytes_down or seconds.")
     ] = "round",
+    range_: Annotated[
+        str,
+        typer.Option(
+            "--range", metavar="NAME", help="auto, or full: do not cut off the start of curves that squeezes the rest."
+        ),
+    ] = "auto",
 ) -> None:
     """Plot finished runs.
 
     RUNS are run directories. Runs of the same algorithm or variant with different seeds are plotted as one line, their
-    mean, with a band of one standard deviation.
+    mean, with a band of one standard deviation. Runs that diverged are counted in the legend, and end in a cross.
     """
-    plots.plot(read_runs(runs), out, measure, axis)
+    finished, diverged = read_runs(runs)
+    plots.plot(finished, out, measure, axis, range=range_, diverged=diverged)
     echo(f"Plot written to {out}")
 
 

@@ -75,8 +75,13 @@ def _counted(times: dict[str, int]) -> str:
     return ", ".join(f"{name} {'once' if n == 1 else f'{n} times'}" for name, n in times.items())
 
 
-def print_comparison(comparison: Comparison, seeds: int, measures: Sequence[str] | None) -> None:
-    """Print the table of a comparison, and the data it was measured on."""
+def print_comparison(comparison: Comparison, measures: Sequence[str] | None) -> None:
+    """Print the table of a comparison, the data it was measured on, and the verdicts."""
+    seeds = comparison.seeds
     title = f"{', '.join(comparison.datasets)}, {seeds} seed{'s' * (seeds > 1)}: mean ± spread"
     print_table([mean_and_spread(row, measures) for row in comparison.rows], title)
     echo(comparison.measured, wrap=True)
+    if len(comparison.outcomes) > 1:
+        for sentence in comparison.verdicts:
+            echo(sentence, wrap=True)
+        echo(comparison.conditions, wrap=True)

@@ -58,15 +58,15 @@ class Comparison:
         return {label: [o for o in group if not o.diverged] for label, group in self.outcomes.items()}
 
     @property
-    def diverged(self) -> dict[str, int]:
-        """How many runs of each method diverged, for those with any."""
-        counts = {label: sum(o.diverged for o in group) for label, group in self.outcomes.items()}
-        return {label: count for label, count in counts.items() if count}
+    def diverged(self) -> dict[str, list[list[Row]]]:
+        """The histories of the runs that diverged, as far as they were recorded, by label."""
+        groups = {label: [o.history for o in group if o.diverged] for label, group in self.outcomes.items()}
+        return {label: group for label, group in groups.items() if group}
 
     @property
     def histories(self) -> dict[str, list[list[Row]]]:
-        """The histories of all runs, by label; those of diverged runs end early."""
-        return {label: [o.history for o in group if o.history] for label, group in self.outcomes.items()}
+        """The histories of the finished runs, by label, without labels that have none."""
+        return {label: [o.history for o in group] for label, group in self.finished.items() if group}
 
     @property
     def datasets(self) -> list[str]:
@@ -153,17 +153,9 @@ class Comparison:
         rows = []
         for label, group in self.outcomes.items():
             values, versus = final_values(group, self.measure), judged.get(label)
-            mean = interval(values) if values else None
-            rows.append(
-                plots.Ranked(
-                    label,
-                    values,
-                    mean and (mean.low, mean.high),
-                    sum(o.diverged for o in group),
-                    (versus.gain, versus.low, versus.high) if isinstance(versus, Difference) else None,
-                )
-            )
-        return plots.plot_ranking(rows, path, self.measure, self.baseline)
+            bounds = interval(values).bounds if values else None
+            rows.append(plots.Ranked(label, values, bounds, sum(o.diverged for o in group), *_shown(versus)))
+        return plots.plot_ranking(rows, path, self.baseline, measure=self.measure)
 
     def write(self, folder: Path, measures: Sequence[str] | None) -> None:
         """Write compare.json, verdicts.json, table.md, ranking.png."""
@@ -174,6 +166,17 @@ class Comparison:
         words = "".join(f"- {sentence}\n" for sentence in self.verdicts)
         text = f"{tables.as_markdown(self.rows, measures)}\n{self.measured}\n\n{words}\n{self.conditions}\n"
         write_atomically(folder / "table.md", text.encode())
+
+
+def _shown(versus: Difference | str | None) -> tuple[float | None, tuple[float, float] | None, float | None]:
+    """Return what a plot shows of a difference: its mean, as values and not as gains, its interval and p-value."""
+    if not isinstance(versus, Difference):
+        return None, None, None
+    sign = 1 if about(versus.measure).higher_is_better else -1
+    if versus.low is None or versus.high is None:
+        return sign * versus.gain, None, versus.p
+    low, high = sorted((sign * versus.low, sign * versus.high))
+    return sign * versus.gain, (low, high), versus.p
 
 
 def compare_methods(

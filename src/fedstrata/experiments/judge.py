@@ -36,6 +36,11 @@ class Interval:
     low: float | None
     high: float | None
 
+    @property
+    def bounds(self) -> tuple[float, float] | None:
+        """Both ends, if there are any."""
+        return None if self.low is None or self.high is None else (self.low, self.high)
+
 
 @dataclass(frozen=True)
 class Difference:

@@ -284,13 +284,13 @@ class ObjectMethod(Method):
 
     def check(self, seed: int, trial: Trial) -> None:
         """Raise if the run of a seed cannot work; each client alone may fail later, and then is left untrained."""
-        problem, data, algorithm, settings = self._parts(seed, trial)
+        problem, data, algorithm, settings = self.parts(seed, trial)
         if self.sites != "local":
             check_run(problem, data, algorithm, settings, self.evaluate)
 
     def train(self, seed: int, trial: Trial, out: Path | None, callbacks: Sequence[Callback]) -> Trained:
         """Run the method with a seed; a run that is already in ``out`` is resumed."""
-        problem, data, algorithm, settings = self._parts(seed, trial)
+        problem, data, algorithm, settings = self.parts(seed, trial)
         start = train_local if self.sites == "local" else train
         run: Run | LocalRun = start(
             problem,
@@ -304,7 +304,9 @@ class ObjectMethod(Method):
         )
         return run, data
 
-    def _parts(self, seed: int, trial: Trial) -> tuple[Problem, FederatedData, Algorithm, Settings]:
+    def parts(self, seed: int, trial: Trial | None = None) -> tuple[Problem, FederatedData, Algorithm, Settings]:
+        """Return what the run of a seed is made of."""
+        trial = trial or Trial()
         problem = self.problem if isinstance(self.problem, Problem) else self.problem(seed)
         data = self.data if isinstance(self.data, FederatedData) else self.data(seed)
         settings = self.own_settings.replace(seed=seed)

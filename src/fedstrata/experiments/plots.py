@@ -13,17 +13,25 @@ from fedstrata.data.federated import FederatedData
 from fedstrata.training.plots import new_figure, write_figure
 from fedstrata.training.rundir import RunDirectory
 
+Histories = dict[str, list[list[Row]]]
+"""The rows of runs by label, one list per seed."""
 
-def read_runs(paths: Iterable[Path]) -> dict[str, list[list[Row]]]:
-    """Read the histories in run directories; those of one algorithm or variant share a label."""
-    runs: dict[str, list[list[Row]]] = {}
+
+def read_runs(paths: Iterable[Path]) -> tuple[Histories, Histories]:
+    """Read the histories in run directories, and apart from them those of runs that diverged.
+
+    Runs of one algorithm or variant share a label.
+    """
+    finished: Histories = {}
+    diverged: Histories = {}
     for path in paths:
-        history = RunDirectory(path).metrics.read()
+        directory = RunDirectory(path)
+        history = directory.metrics.read()
         if not history:
             hint = f" Did you mean {path}/*?" if any(path.glob("*/metrics.jsonl")) else ""
             raise InputError(f"There is no run with metrics in {path}.{hint}")
-        runs.setdefault(_label(path), []).append(history)
-    return runs
+        (diverged if directory.diverged else finished).setdefault(_label(path), []).append(history)
+    return finished, diverged
 
 
 def _label(path: Path) -> str:
@@ -43,11 +51,11 @@ def plot_partition(data: FederatedData, path: str | Path, title: str | None = No
     else:
         figure, axes = new_figure(2, 1, (width, 4.6), sharex=True, height_ratios=(1, 3))
         image = axes[1, 0].imshow(counts.T, aspect="auto", cmap="Blues", interpolation="nearest", origin="lower")
-        axes[1, 0].set_ylabel("class")
-        figure.colorbar(image, ax=axes[1, 0], label="samples")
+        axes[1, 0].set_ylabel("Class")
+        figure.colorbar(image, ax=axes[1, 0], label="Samples")
     axes[0, 0].bar(np.arange(data.clients), data.sizes, width=1.0, color="0.55")
-    axes[0, 0].set_ylabel("samples")
-    axes[-1, 0].set_xlabel("client")
+    axes[0, 0].set_ylabel("Samples")
+    axes[-1, 0].set_xlabel("Client")
     if title is not None:
         figure.suptitle(title)
     return write_figure(figure, path)

@@ -9,7 +9,7 @@ from fedstrata.core.errors import InputError, invalid
 from fedstrata.core.options import Options, build, options_of, param
 from fedstrata.data.dataset import AUXILIARY, HOLDOUT, SUPPORT
 from fedstrata.models.random import AUGMENTATIONS
-from fedstrata.training.plots import AXES
+from fedstrata.training.plots import AXES, RANGES
 
 SITES = ("local", "pooled")
 """The baselines: each client alone, and all data in one place."""
@@ -135,6 +135,11 @@ class PlotTable(Options, owner="the plot table"):
     axis: str = param("round", "horizontal axis", choices=AXES)
     log: Sequence[str] = param((), "measures on a logarithmic scale")
     title: str | None = param(None, "title of the plot")
+    range: str = param(
+        "auto",
+        "vertical axis: `auto` cuts off the start of the curves if it would squeeze the rest, `full` shows everything",
+        choices=RANGES,
+    )
 
     def __post_init__(self) -> None:
         if self.measures == ():

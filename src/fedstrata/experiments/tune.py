@@ -90,23 +90,21 @@ class Tuned:
 
     def plot(self, path: str | Path = "search.png") -> Path:
         """Plot the best value so far against the number of trials, for each method."""
-        values = {
-            label: [trial.value(self.measure) for trial in sorted(trials, key=lambda t: t.number)]
-            for label, trials in self.trials.items()
-        }
-        return plots.plot_search(values, path, self.measure)
+        trials = {label: sorted(group, key=lambda trial: trial.number) for label, group in self.trials.items()}
+        shown = {label: [self._shown(trial) for trial in group] for label, group in trials.items()}
+        return plots.plot_search(shown, path, measure=self.measure)
+
+    def _shown(self, trial: Tried) -> plots.Trial:
+        return plots.Trial(trial.numbers, trial.value(self.measure))
 
     def plot_response(self, label: str, path: str | Path = "response.png") -> Path:
         """Plot the measure against each hyperparameter of a method."""
-        space, extended = self.spaces[label], self.extended[label]
-        return plots.plot_response(
-            [(trial.numbers, trial.value(self.measure)) for trial in self.trials[label]],
-            path,
-            self.measure,
-            {name: (r.low, r.high) for name, r in space.items()},
-            {name: (r.low, r.high) for name, r in extended.items()},
-            title=label,
-        )
+        space, beyond = self.spaces[label], self.extended[label]
+        extended = {name: r.with_(beyond[name]) for name, r in space.items() if name in beyond}
+        searched, grown = ({name: (r.low, r.high) for name, r in one.items()} for one in (space, extended))
+        complete = [trial for trial in self.trials[label] if space.keys() <= trial.numbers.keys()]
+        trials = [self._shown(trial) for trial in complete]
+        return plots.plot_response(trials, path, searched, grown, measure=self.measure, title=label)
 
     def compare(self, seeds: Sequence[int], **options: Any) -> Comparison:
         """Run every method with its best hyperparameters on the test data; see :func:`compare_methods`."""

@@ -10,7 +10,7 @@ from typing import Any
 from fedstrata.clients.clients import Clients
 from fedstrata.clients.engine import Engine
 from fedstrata.clients.ranks import Ranks
-from fedstrata.core.errors import invalid
+from fedstrata.core.errors import Diverged, invalid
 from fedstrata.core.files import Row
 from fedstrata.training.callbacks import Callback
 from fedstrata.training.checkpoint import Checkpoint
@@ -129,6 +129,11 @@ class Journal:
             checkpoint = dataclasses.replace(checkpoint, rows=rows, evaluations=len(self.history))
             self.directory.checkpoints.save(checkpoint, complete)
         engine.saved(checkpoint.round)
+
+    def diverged(self, round: int, error: Diverged) -> None:
+        """Record that the run diverged."""
+        if self.directory is not None:
+            self.directory.write_diverged(round, str(error))
 
     def finish(self, run: Run) -> None:
         """Write the model (the solution if there is no model), the summary and the plot."""

@@ -126,6 +126,9 @@ class Loop:
         except QuorumError as error:
             journal.faults(self.clients)
             raise QuorumError(f"{error}{journal.last_checkpoint}") from None
+        except Diverged as error:
+            journal.diverged(self.done, error)
+            raise
         finally:
             for callback in journal.callbacks:
                 callback.on_end(result)

@@ -1,7 +1,7 @@
 """A run directory: config.toml, metrics.jsonl, summary.json, model.safetensors, checkpoint/, plot.png.
 
-If clients were left out, ``faults.jsonl`` says which, when and why. The run directory of a ``[pretrain]`` stage is
-``pretrain/``.
+If clients were left out, ``faults.jsonl`` says which, when and why. A run that diverged has ``diverged.json``
+instead of a summary, a model and a plot. The run directory of a ``[pretrain]`` stage is ``pretrain/``.
 """
 
 from __future__ import annotations
@@ -57,6 +57,7 @@ class RunDirectory:
             old = read_toml(settings)
             _check_format(old, self.path)
             refuse_other_settings(old, config, self.path)
+            self._diverged.unlink(missing_ok=True)
             return
         self.refuse_if_used()
         self.path.mkdir(parents=True, exist_ok=True)
@@ -104,6 +105,19 @@ class RunDirectory:
         """Write config.toml, with the version that wrote it."""
         config = {**config, "written_by": {"version": __version__, "format": FORMAT}}
         write_atomically(self.path / "config.toml", tomli_w.dumps(config).encode())
+
+    @property
+    def _diverged(self) -> Path:
+        return self.path / "diverged.json"
+
+    @property
+    def diverged(self) -> bool:
+        """Whether the run diverged when it last ran."""
+        return self._diverged.exists()
+
+    def write_diverged(self, round: int, error: str) -> None:
+        """Write diverged.json: the round in which the run diverged, and the message."""
+        write_atomically(self._diverged, json.dumps({"round": round, "error": error}, indent=2).encode())
 
     def write_summary(self, summary: Row) -> None:
         """Write summary.json."""

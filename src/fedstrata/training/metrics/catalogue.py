@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 class Measure:
     """A number that says how good a model is.
 
-    label:            its name in plots; by default the heading.
+    label:            its name in plots, if it is more than the heading.
     higher_is_better: whether a larger value is better.
     tiny:             whether it may be far below 1, so that it is printed with significant digits.
     """
@@ -24,32 +24,38 @@ class Measure:
         """Its name in tables."""
         return self.name.replace("_", " ")
 
+    @property
+    def title(self) -> str:
+        """Its name in plots."""
+        text = self.label or " ".join("AUC" if word == "auc" else word for word in self.heading.split())
+        return text[:1].upper() + text[1:]
+
 
 _ALL = (
     Measure("loss"),
-    Measure("loss_mean"),
-    Measure("loss_worst"),
-    Measure("loss_spread"),
+    Measure("loss_mean", "loss, mean over clients"),
+    Measure("loss_worst", "loss of the worst client"),
+    Measure("loss_spread", "loss, spread over clients"),
     Measure("accuracy", higher_is_better=True),
     Measure("accuracy_mean", "accuracy, mean over clients", higher_is_better=True),
     Measure("accuracy_worst", "accuracy of the worst client", higher_is_better=True),
-    Measure("accuracy_spread"),
-    Measure("accuracy_worst_class", higher_is_better=True),
-    Measure("auc", "AUC, pooled", higher_is_better=True),
+    Measure("accuracy_spread", "accuracy, spread over clients"),
+    Measure("accuracy_worst_class", "accuracy of the worst class", higher_is_better=True),
+    Measure("auc", higher_is_better=True),
     Measure("auc_mean", "AUC, mean over clients", higher_is_better=True),
-    Measure("auc_worst", higher_is_better=True),
-    Measure("attacked_loss"),
+    Measure("auc_worst", "AUC of the worst client", higher_is_better=True),
+    Measure("attacked_loss", "loss under attack"),
     Measure("attacked_accuracy", "accuracy under attack", higher_is_better=True),
-    Measure("attacked_auc", higher_is_better=True),
+    Measure("attacked_auc", "AUC under attack", higher_is_better=True),
     Measure("adapted_loss"),
     Measure("adapted_accuracy", higher_is_better=True),
     Measure("adapted_auc", higher_is_better=True),
-    Measure("personal_loss_mean"),
-    Measure("personal_loss_worst"),
-    Measure("personal_loss_spread"),
-    Measure("personal_accuracy_mean", higher_is_better=True),
-    Measure("personal_accuracy_worst", higher_is_better=True),
-    Measure("personal_accuracy_spread"),
+    Measure("personal_loss_mean", "personal loss, mean over clients"),
+    Measure("personal_loss_worst", "personal loss of the worst client"),
+    Measure("personal_loss_spread", "personal loss, spread over clients"),
+    Measure("personal_accuracy_mean", "personal accuracy, mean over clients", higher_is_better=True),
+    Measure("personal_accuracy_worst", "personal accuracy of the worst client", higher_is_better=True),
+    Measure("personal_accuracy_spread", "personal accuracy, spread over clients"),
     Measure("distance", "distance to the solution", tiny=True),
     Measure("distance_dual", "distance of y to the solution", tiny=True),
     Measure("objective"),

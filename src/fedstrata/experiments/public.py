@@ -11,6 +11,9 @@ from fedstrata.core.errors import Diverged, FedstrataError, InputError, MissingD
 from fedstrata.core.schedules import CubeRoot, Epochs, Interval, Power, RoundDecay, StepDecay
 from fedstrata.data import Dataset, FederatedData
 from fedstrata.data import partitions as partition
+from fedstrata.experiments.compare import Comparison
+from fedstrata.experiments.python import compare, tune
+from fedstrata.experiments.tune import Tuned
 from fedstrata.problems import (
     Quadratic,
     adversarial,
@@ -34,6 +37,7 @@ from fedstrata.problems.problem import Problem
 from fedstrata.training import testing
 from fedstrata.training.callbacks import Callback, ShowProgress, TensorBoard
 from fedstrata.training.diagnostics import Diagnostics
+from fedstrata.training.local import LocalRun, train_local
 from fedstrata.training.metrics.evaluation import Evaluation
 from fedstrata.training.run import Run
 from fedstrata.training.train import train
@@ -44,6 +48,7 @@ __all__ = [
     "Channel",
     "Client",
     "Clients",
+    "Comparison",
     "CubeRoot",
     "Dataset",
     "Diagnostics",
@@ -56,6 +61,7 @@ __all__ = [
     "Inject",
     "InputError",
     "Interval",
+    "LocalRun",
     "MissingData",
     "Power",
     "Problem",
@@ -66,10 +72,12 @@ __all__ = [
     "ShowProgress",
     "StepDecay",
     "TensorBoard",
+    "Tuned",
     "Variables",
     "adversarial",
     "agnostic",
     "auc",
+    "compare",
     "composition",
     "compositional_auc",
     "damaml",
@@ -90,4 +98,6 @@ __all__ = [
     "testing",
     "tower",
     "train",
+    "train_local",
+    "tune",
 ]

@@ -1,0 +1,175 @@
+"""Compare and tune from Python: ``fs.compare`` and ``fs.tune``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fedstrata.algorithms.algorithm import Algorithm
+from fedstrata.core.errors import InputError, invalid
+from fedstrata.core.files import refuse_used
+from fedstrata.data.federated import FederatedData
+from fedstrata.experiments.compare import Comparison, compare_methods
+from fedstrata.experiments.methods import DataOf, Method, ObjectMethod, ProblemOf
+from fedstrata.experiments.schema import SITES, TuneTable
+from fedstrata.experiments.trials import claim
+from fedstrata.experiments.tune import Tuned, tune_methods
+from fedstrata.problems.problem import Problem
+from fedstrata.training.callbacks import Callback
+from fedstrata.training.fingerprint import digest_of, settings_of
+from fedstrata.training.metrics.evaluation import Evaluate
+from fedstrata.training.settings import Settings, takes_settings
+
+Methods = Mapping[str, tuple[ProblemOf, Algorithm]]
+
+
+@takes_settings
+def compare(
+    methods: Methods,
+    data: DataOf,
+    *,
+    settings: Settings,
+    seeds: int | Sequence[int] = 5,
+    baseline: str | None = None,
+    baselines: Sequence[str] = (),
+    measure: str | None = None,
+    evaluate: Evaluate | None = None,
+    out: str | Path | None = None,
+    resume: bool = False,
+    jobs: int = 1,
+    callbacks: Sequence[Callback] = (),
+) -> Comparison:
+    """Compare methods over several seeds, and judge their differences from a baseline.
+
+        fs.compare({"fedavg": (problem, fs.FedAvg(lr=0.1)), "fgda": (auc, fs.FGDA())}, data, rounds=50)
+
+    methods:   by label, a problem and an algorithm. Instead of a problem you can pass a function that builds one from
+               the seed, so that every seed starts from other weights.
+    data:      the data, or a function that splits them for a seed.
+    settings:  the options below as one object, instead of as keywords.
+    seeds:     how many seeds, counted from ``seed``, or the seeds themselves.
+    baseline:  the label to compare the others with; by default the first.
+    baselines: "local" and "pooled" also run the first method with each client alone, and with all data in one place.
+    measure:   the measure to judge by; by default auc, else accuracy, else loss.
+    evaluate:  as in :func:`fs.train`.
+    out:       a directory for the runs, which must be new unless ``resume`` is set.
+    resume:    resume what is in ``out``.
+    jobs:      how many runs to do side by side, each in a process with one thread.
+    callbacks: listeners of the runs, with a single job.
+    """
+    built = _methods(methods, data, settings, evaluate, baselines)
+    folder = _folder(out, resume)
+    comparison = compare_methods(
+        "method",
+        built,
+        _seeds(seeds, settings.seed),
+        baseline=baseline,
+        measure=measure,
+        out=folder,
+        jobs=jobs,
+        callbacks=callbacks,
+    )
+    if folder is not None:
+        comparison.write(folder, None)
+    return comparison
+
+
+@takes_settings
+def tune(
+    methods: Methods,
+    data: DataOf,
+    *,
+    settings: Settings,
+    table: TuneTable | None = None,
+    evaluate: Evaluate | None = None,
+    out: str | Path | None = None,
+    resume: bool = False,
+    jobs: int = 1,
+    callbacks: Sequence[Callback] = (),
+    **search: Any,
+) -> Tuned:
+    """Tune the hyperparameters of methods on validation data, by the same rule for each.
+
+        tuned = fs.tune({"fedavg": (problem, fs.FedAvg()), "fgda": (auc, fs.FGDA())}, data, trials=8, rounds=50)
+        tuned.best["fedavg"]                     # an algorithm; tuned.compare(range(5)) runs all on the test data
+
+    methods, data, settings, evaluate, out, resume, jobs, callbacks: as in :func:`fs.compare`.
+    search:    the keys of the table [tune] of a configuration file: ``trials``, ``sampler``, ``search``, ... Shorter
+               trials and the seeds of a trial are ``table=TuneTable(rounds=..., seeds=...)``.
+    """
+    if table is not None and search:
+        raise InputError(f"Pass either table or {', '.join(search)}, not both.")
+    chosen = TuneTable(**search) if table is None else table
+    built = _methods(methods, data, settings, evaluate, ())
+    folder = _folder(out, resume)
+    if folder is not None:
+        claim(folder / "trials", _identity(built, settings, chosen))
+    tuned = tune_methods(
+        "method",
+        built,
+        chosen,
+        settings.seed,
+        folder=None if folder is None else folder / "trials",
+        jobs=jobs,
+        callbacks=callbacks,
+    )
+    if folder is not None:
+        tuned.write(folder)
+    return tuned
+
+
+def _methods(
+    methods: Methods, data: DataOf, settings: Settings, evaluate: Evaluate | None, baselines: Sequence[str]
+) -> dict[str, Method]:
+    wants = "a table of (problem, algorithm) pairs by label: {'fedavg': (fs.erm(net), fs.FedAvg(lr=0.1))}"
+    if not isinstance(methods, Mapping) or not methods:
+        raise invalid("methods", type(methods).__name__ if methods else methods, wants)
+    built: dict[str, Method] = {}
+    for label, pair in methods.items():
+        problem, algorithm = pair if isinstance(pair, tuple) and len(pair) == 2 else (None, None)
+        if not isinstance(label, str) or not (isinstance(problem, Problem) or callable(problem)):
+            raise invalid("methods", f"{label!r}: {pair!r}", wants)
+        if not isinstance(algorithm, Algorithm):
+            raise invalid(f"algorithm of {label!r}", repr(algorithm), "an Algorithm, e.g. fs.FedAvg(lr=0.1)")
+        built[label] = ObjectMethod(label, problem, algorithm, data, settings, evaluate)
+    if not isinstance(data, FederatedData) and not callable(data):
+        raise invalid("data", type(data).__name__, "FederatedData, or a function that returns them for a seed")
+    first = next(iter(built.values()))
+    for sites in baselines:
+        if sites not in SITES or sites in built:
+            raise invalid("baselines", sites, f"of {', '.join(SITES)}, and not the label of a method")
+        assert isinstance(first, ObjectMethod)
+        built[sites] = ObjectMethod(sites, first.problem, first.own, data, settings, evaluate, sites)
+    return built
+
+
+def _seeds(seeds: int | Sequence[int], first: int) -> Sequence[int]:
+    if isinstance(seeds, int) and not isinstance(seeds, bool) and seeds >= 1:
+        return range(first, first + seeds)
+    if isinstance(seeds, Sequence) and seeds and all(isinstance(s, int) and s >= 0 for s in seeds):
+        return list(dict.fromkeys(seeds))
+    raise invalid("seeds", seeds, "a whole number of at least 1, or a list of seeds")
+
+
+def _folder(out: str | Path | None, resume: bool) -> Path | None:
+    if resume and out is None:
+        raise InputError("resume=True needs out: the directory to resume.")
+    if out is None:
+        return None
+    folder = Path(out)
+    if not (resume and folder.is_dir()):
+        refuse_used(folder, "Choose another, or pass resume=True.")
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def _identity(methods: Mapping[str, Method], settings: Settings, table: TuneTable) -> str:
+    """Return what the results of a search depend on, to compare a resumed one with."""
+    parts = {}
+    for label, method in methods.items():
+        assert isinstance(method, ObjectMethod)
+        problem, data, algorithm, own = method.parts(settings.seed)
+        parts[label] = {**settings_of(problem, data, algorithm, own), "digest": digest_of(problem, data)}
+    return json.dumps({"methods": parts, "tune": table.to_table()}, sort_keys=True, default=str)
