@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -395,9 +396,46 @@ def test_imbalance_keeps_the_labels_of_a_binary_set() -> None:
     assert int(task.targets.sum()) == 6  # 50 negatives: 6 of 56 is nearest to a tenth
 
 
+@pytest.mark.parametrize("positives", [[3], [2, 0], np.array([1, 2, 3])])
+def test_imbalance_takes_the_positive_classes(positives: Sequence[int]) -> None:
+    task = dataset(rows=400, classes=4, tests=8).imbalance(0.1, seed=2, positives=positives)
+    original = task.inputs.ravel().numpy() % 4
+    assert np.array_equal(task.targets.numpy(), np.isin(original, positives))
+    assert np.array_equal(task.test_targets.numpy(), np.isin(np.arange(400, 408) % 4, positives))
+    assert task.origins is not None and np.array_equal(task.origins, original)
+    assert float(task.targets.float().mean()) == pytest.approx(0.1, abs=0.01)
+
+
+def test_the_default_positives_are_the_first_half_of_the_classes() -> None:
+    whole = dataset(rows=400, classes=5, tests=8)
+    default, chosen = whole.imbalance(0.1, seed=2), whole.imbalance(0.1, seed=2, positives=[0, 1])
+    assert torch.equal(default.inputs, chosen.inputs) and torch.equal(default.targets, chosen.targets)
+
+
+def test_the_positive_class_of_a_binary_set_may_be_0() -> None:
+    for kind in (torch.int64, torch.float32):
+        whole = fs.Dataset.from_arrays(np.arange(100.0), (torch.arange(100) % 2).to(kind))
+        task = whole.imbalance(0.1, positives=[0])
+        assert torch.equal(task.targets, 1 - task.inputs.long() % 2)
+        assert task.origins is None and int(task.targets.sum()) == 6
+
+
+def test_class_groups_divide_the_chosen_positives() -> None:
+    task = dataset(rows=400, classes=5).imbalance(0.3, positives=[1, 4])
+    data = task.split(fs.partition.class_groups(), clients=4)
+    held = [set((data.train.of_client(k)[0].ravel().long() % 5).tolist()) for k in range(4)]
+    assert held == [{1, 0, 2}, {4, 3}] * 2
+
+
+@pytest.mark.parametrize("positives", [[], [4], [-1], [1, 1], [0, 1, 2, 3], [0.5], 1, "1", [True]])
+def test_imbalance_refuses_bad_positives(positives: Any) -> None:
+    with pytest.raises(fs.InputError, match=r"The positives of the imbalance must be .*Got"):
+        dataset(classes=4).imbalance(0.1, positives=positives)
+
+
 def test_imbalance_refuses_bad_input() -> None:
     for share in (0.0, 1.0, 2.0):
-        with pytest.raises(fs.InputError, match="fraction of positives must be between 0 and 1"):
+        with pytest.raises(fs.InputError, match="share of the imbalance must be a number above 0 and below 1"):
             dataset().imbalance(share)
     regression = fs.Dataset("r", torch.ones(2, 1), torch.ones(2), torch.ones(1, 1), torch.ones(1), classes=0)
     with pytest.raises(fs.InputError, match="has no classes"):

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -19,6 +20,12 @@ HOLDOUT = param(0.0, "fraction of each client's rows, class by class, held out a
 SUPPORT = param(0.0, "fraction of the rest, class by class, that only the inner levels draw from", least=0, below=1)
 AUXILIARY = param(
     0, "training rows of each class that the server gets instead of the clients; `local_sgdm_rl` needs some", least=0
+)
+IMBALANCE = param(
+    None, "make a binary task, some classes against the others, with this fraction of positives", above=0, below=1
+)
+POSITIVES = param(
+    None, "classes that are positive after `imbalance`; by default the first half, or class 1 of two", least=0
 )
 CLIENTS = param(..., "number of clients", least=1)
 SEED = param(0, "seed of all random choices", least=0)
@@ -91,23 +98,28 @@ class Dataset:
             return data
         return data._with(classes=intake.count_classes(data.targets, data.test_targets))
 
-    def imbalance(self, share: float, seed: int = 0) -> Dataset:
+    @options("the imbalance")
+    def imbalance(
+        self,
+        share: float = replace(IMBALANCE, default=...),
+        seed: int = SEED,
+        positives: Sequence[int] | None = POSITIVES,
+    ) -> Self:
         """Return a binary task with this fraction of positives in the training data.
 
-        The first half of the classes is positive (1), the second half negative (0), as in the AUC papers; a binary set
-        keeps its labels. Random positives are dropped from the training rows to reach ``share``, or random negatives
-        if there are too few positives. Test rows are relabelled, and all of them are kept. The ``origins`` of the
-        result are the original classes of its training rows.
+        The classes in ``positives`` become class 1, the others class 0. By default the first half of the classes is
+        positive, as in the AUC papers, and a binary set keeps its labels. Random positives are dropped from the
+        training rows to reach ``share``, or random negatives if there are too few positives. Test rows are relabelled,
+        and all of them are kept. The ``origins`` of the result are the original classes of its training rows.
         """
-        if not 0 < share < 1:
-            raise invalid("fraction of positives", share, "between 0 and 1, exclusive")
         if self.classes < 2:
             raise InputError(f"The data set {self.name} has no classes, so it cannot be made imbalanced.")
         targets, test_targets, origins = self.targets, self.test_targets, self.origins
         if self.classes > 2:
             origins = targets.numpy()
-            targets = (targets < self.classes // 2).long()
-            test_targets = (test_targets < self.classes // 2).long()
+        if self.classes > 2 or positives is not None:
+            chosen = torch.tensor(self._positive_classes(positives))
+            targets, test_targets = (torch.isin(t.long(), chosen).long() for t in (targets, test_targets))
         labels = targets.numpy()
         positive, negative = np.flatnonzero(labels == 1), np.flatnonzero(labels == 0)
         for name, rows in (("positive", positive), ("negative", negative)):
@@ -122,7 +134,17 @@ class Dataset:
         binary = self._with(targets=targets, test_targets=test_targets, classes=2, origins=origins)
         return binary._rows(np.sort(np.concatenate([positive, negative])))
 
-    def subset(self, samples: int, seed: int = 0) -> Dataset:
+    def _positive_classes(self, positives: Sequence[int] | None) -> Sequence[int]:
+        """Return the classes of the set that are positive in a binary task: these, or the first half."""
+        if positives is None:
+            return range(self.classes // 2)
+        distinct = set(positives)
+        if not 0 < len(distinct) == len(positives) < self.classes or max(distinct) >= self.classes:
+            wants = f"different classes from 0 to {self.classes - 1}, at least one and not all"
+            raise invalid("positives of the imbalance", list(positives), wants, f"data set {self.name}")
+        return positives
+
+    def subset(self, samples: int, seed: int = 0) -> Self:
         """Return the set with ``samples`` of its training rows, chosen at random, and all its test rows."""
         if isinstance(samples, bool) or not isinstance(samples, int) or not 0 < samples <= len(self.inputs):
             wants = f"a whole number from 1 to {len(self.inputs)}"
@@ -165,7 +187,7 @@ class Dataset:
         data = FederatedData(train, test=test, classes=self.classes, name=self.name)
         return data.reserve(holdout, support, seed)
 
-    def _split_off(self, per_class: int, seed: int) -> tuple[Dataset, Dataset]:
+    def _split_off(self, per_class: int, seed: int) -> tuple[Self, Self]:
         """Return ``per_class`` random training rows of each class, and the others."""
         if not self.classes:
             raise InputError(f"An auxiliary set needs classes, but the data set {self.name} has none.")
@@ -178,12 +200,12 @@ class Dataset:
         chosen = np.sort(np.concatenate([generator.choice(r, per_class, replace=False) for r in rows]))
         return self._rows(chosen), self._rows(np.setdiff1d(np.arange(len(labels)), chosen))
 
-    def _rows(self, rows: np.ndarray) -> Dataset:
+    def _rows(self, rows: np.ndarray) -> Self:
         keep = torch.from_numpy(rows)
         keys, origins = (None if values is None else values[rows] for values in (self.keys, self.origins))
         return self._with(inputs=self.inputs[keep], targets=self.targets[keep], keys=keys, origins=origins)
 
-    def _with(self, **changes: Any) -> Dataset:
+    def _with(self, **changes: Any) -> Self:
         """Return a copy with these changes, unchecked: their arrays come from this set, which has been checked."""
         changed = copy.copy(self)
         for field, value in changes.items():

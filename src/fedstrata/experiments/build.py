@@ -106,7 +106,7 @@ def build_data(config: Config) -> FederatedData:
     if table.subset is not None:
         dataset = dataset.subset(table.subset, seed)
     if table.imbalance is not None:
-        dataset = dataset.imbalance(table.imbalance, seed)
+        dataset = dataset.imbalance(table.imbalance, seed, table.positives)
     named = {"name": table.partition} if isinstance(table.partition, str) else dict(table.partition)
     if not isinstance(named.get("name"), str):
         raise InputError("The table data.partition must have a name, e.g. {name = 'dirichlet', alpha = 0.3}.")

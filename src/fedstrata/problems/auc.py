@@ -155,7 +155,7 @@ def _check(flat: Flat, data: FederatedData) -> None:
     if data.classes != 2:
         raise InputError(
             f"The auc problem needs two classes, 0 and 1. Got {data.classes} ({data.name}): label the data 0 and 1, or "
-            "turn the first half of the classes into class 1 with imbalance (data.imbalance in a configuration file)."
+            "turn some of the classes into class 1 with imbalance (data.imbalance in a configuration file)."
         )
     outputs, _ = try_model(flat, data)
     if outputs.numel() not in (2, 4):
