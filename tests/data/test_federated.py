@@ -138,17 +138,37 @@ BAD_ARRAYS: list[tuple[str, dict[str, Any], str]] = [
 ]
 
 
-PAIR = r"The data must be a pair \(inputs, targets\)\. Got"
+PAIR = r"The data must be a pair \(inputs, targets\), or several inputs and the targets: .* Got"
 BAD_ARRAYS += [
-    ("three arrays", {"clients": [(X, T), (X, X, T)]}, rf"{PAIR} 'tuple of 3 entries'\. \(client 1\)"),
+    ("one array", {"clients": [(X, T), (X,)]}, rf"{PAIR} 'tuple of 1 entries'\. \(client 1\)"),
+    (
+        "another number of arrays",
+        {"clients": [(X, T), (X, X, T)]},
+        r"The number of arrays of client 1 must be 2, as for client 0\. Got 3\.",
+    ),
+    (
+        "lengths of a second input",
+        {"clients": [(X, X, T), (X, X[:2], T)]},
+        r"The number of inputs_1 of client 1 must be 8, as many as inputs\. Got 2\.",
+    ),
+    (
+        "shape of a second input",
+        {"clients": [(X, X, T), (X, X[:, :2], T)]},
+        r"The shape of a row of inputs_1 of client 1 must be \(3,\), as for client 0\. Got \(2,\)\.",
+    ),
+    ("NaN in a third input", {"clients": [(X, X, NAN, T)]}, r"The inputs_2 of client 0 contain NaN or infinity\."),
     ("an array", {"clients": (X, T)}, rf"{PAIR} 'ndarray'\. \(client 0\)"),
     ("a dict per client", {"clients": [{"x": X, "y": T}]}, rf"{PAIR} 'dict of 2 entries'\. \(client 0\)"),
     ("a dict of clients", {"clients": {"a": (X, T)}}, r"clients must be a list with one \(inputs, targets\) pair per"),
-    ("three test arrays", {"clients": [(X, T)], "test": (X, X, T)}, rf"{PAIR} .* \(the test set\)"),
+    (
+        "three test arrays",
+        {"clients": [(X, T)], "test": (X, X, T)},
+        "The number of arrays of the test set must be 2, as for client 0",
+    ),
     (
         "three arrays to test a client",
         {"clients": [(X, T)], "client_tests": [(X, X, T)]},
-        rf"{PAIR} .* \(the test data of client 0\)",
+        "The number of arrays of the test data of client 0 must be 2, as for client 0",
     ),
 ]
 
@@ -182,11 +202,19 @@ def test_from_datasets_stacks_samples() -> None:
     [
         ([[(X[0], 0)], []], r"The data set of client 1 is empty\."),
         ([iter([(X[0], 0)])], r"The data set of client 0 must have a length and \(input, target\) samples"),
-        ([[1, 2]], r"The data set of client 0 must have a length and \(input, target\) samples"),
+        (
+            [[1, 2]],
+            r"The sample must be an \(input, target\) pair.* Got 'int'\. \(sample 0 of the data set of client 0\)",
+        ),
         (
             [[(X[0], 0)], TensorDataset(torch.ones(2, 3), torch.ones(2, 3), torch.zeros(2))],
-            r"The sample must be an \(input, target\) pair.* Got 'tuple of 3 entries'\. \(sample 0 .* of client 1\)",
+            r"The number of arrays of client 1 must be 2, as for client 0\. Got 3\.",
         ),
+        (
+            [[(X[0], 0), (X[0], X[0], 0)]],
+            r"The sample must be an \(input, target\) pair.* Got 'tuple of 3 entries'\. \(sample 1 .* of client 0\)",
+        ),
+        ([torch.zeros(4, 3)], r"The sample must be an \(input, target\) pair.* Got 'Tensor'"),
         ([TensorDataset(torch.ones(2, 3))], r"Got 'tuple of 1 entries'\. \(sample 0 of the data set of client 0\)"),
         ([[{"image": X[0], "label": 0}]], r"Got 'dict of 2 entries'\. \(sample 0 of the data set of client 0\)"),
         ([[(X[0], 0), (X[0, :2], 0)]], r"The data set of client 0 must have"),
@@ -194,7 +222,20 @@ def test_from_datasets_stacks_samples() -> None:
         ([[([[1], [1, 2]], 0)]], r"The data set of client 0 must have"),
         ([], "no clients"),
     ],
-    ids=["empty", "iterable", "no pairs", "triples", "inputs only", "dicts", "shapes", "text", "ragged", "none"],
+    ids=[
+        "empty",
+        "iterable",
+        "no pairs",
+        "triples",
+        "unequal",
+        "rows",
+        "inputs only",
+        "dicts",
+        "shapes",
+        "text",
+        "ragged",
+        "none",
+    ],
 )
 def test_bad_datasets_are_refused(sets: list[Any], message: str) -> None:
     with pytest.raises(fs.InputError, match=message):
@@ -485,8 +526,8 @@ def test_keys_follow_their_rows() -> None:
         assert np.array_equal(some.keys, some.inputs.ravel().numpy() * 10)
 
 
-def test_a_data_set_of_three_arrays_is_refused() -> None:
-    with pytest.raises(fs.InputError, match=r"The data must be a pair .* \(the test part of mine\)"):
+def test_a_test_part_unlike_the_training_part_is_refused() -> None:
+    with pytest.raises(fs.InputError, match="arrays of the test part of mine must be 2, as for the training part"):
         fs.Dataset.from_arrays(X, T, test=(X, X, T), name="mine")  # type: ignore[arg-type]
     with pytest.raises(fs.InputError, match=r"test part of mine must be \(3,\), as for the training part\. Got \(2,\)"):
         fs.Dataset.from_arrays(X, T, test=(X[:, :2], T), name="mine")

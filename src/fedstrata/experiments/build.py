@@ -130,7 +130,7 @@ def _from_folder(table: DataTable, folder: str, seed: int) -> FederatedData:
 
 def build_model(config: Config, data: FederatedData) -> torch.nn.Module:
     """Build the model that ``[model]`` names for the shape of the data."""
-    inputs, targets = data.train.arrays
+    inputs, *_, targets = data.train.arrays
     width = 1 if targets.dim() == 1 else targets.shape[1]
     one_per_target = config.problem.options.get("loss") in ("binary_cross_entropy", "squared")
     outputs = width if one_per_target else data.classes or width

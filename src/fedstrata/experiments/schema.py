@@ -74,7 +74,8 @@ class DataTable(Options, owner="the data table"):
     folder: str | None = param(
         None,
         "your own data instead: a folder with one .npz per client (`inputs`, `targets`; optionally `test_inputs`, "
-        "`test_targets`), and optionally a pooled `test.npz`",
+        "`test_targets`; further inputs of a model are `inputs_1`, `inputs_2`, ...), and optionally a pooled "
+        "`test.npz`",
     )
     clients: int = param(10, "number of clients", least=1)
     partition: str | dict[str, Any] = param(
