@@ -3,6 +3,8 @@
 It was written with version 0.1.0. Since then these were recorded again, because a defect was fixed:
 
     examples/digits, examples/agnostic, examples/damaml   the hold-out is stratified: other rows are held out
+    examples/adaptive, agnostic, auc, digits, fair and federation   the Dirichlet partition rounds without bias: other
+                           rows for every client; before, the last client got a row of nearly every class
     fgda with faults       a client that missed a synchronisation is lost for the rest of the round, and then rejoins at
                            the server's point; before, it went on from its own stale point
 

@@ -304,6 +304,11 @@ BAD = {
     "device": ("train.device=warp", "The device 'warp' cannot be used"),
     "share": ("data.holdout=1.0", "data.holdout"),
     "imbalance": ("data.imbalance=2", "data.imbalance"),
+    "positives alone": ("data.positives=[3]", "The key data.positives applies only with data.imbalance"),
+    "positives of a wrong type": (
+        "data.positives=3",
+        "The key data.positives must be a list of whole numbers of at least 0",
+    ),
     "labels outside the model's range": (
         "problem.loss=binary_cross_entropy",
         "The labels of the data must be between 0 and 1",

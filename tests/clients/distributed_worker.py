@@ -42,6 +42,7 @@ from fedstrata.experiments.runs import run_config
 from fedstrata.problems.oracles import Oracles
 from fedstrata.problems.runner import Runner
 from fedstrata.training.states import tensors_of
+from masked import Masked, sites
 from saddle_worlds import SADDLES
 from support import example_for, make_setting, mixture_of, sized_data, smooth_example, started
 
@@ -119,7 +120,17 @@ def adapting() -> tuple[fs.Problem, fs.FederatedData]:
     return fs.maml(problem.flat.module, inner_lr=RoundDecay(0.2, 0.5)), data
 
 
-OTHERS: dict[str, Callable[[], tuple[fs.Problem, fs.FederatedData]]] = {"robust": robust, "maml": adapting}
+@functools.cache
+def masked() -> tuple[fs.Problem, fs.FederatedData]:
+    """A problem whose model takes two inputs."""
+    return fs.maml(Masked(3), inner_lr=0.2), sites()[0]
+
+
+OTHERS: dict[str, Callable[[], tuple[fs.Problem, fs.FederatedData]]] = {
+    "robust": robust,
+    "maml": adapting,
+    "masked": masked,
+}
 
 CHANNELS = [
     fs.Channel(clip=0.01),
@@ -168,6 +179,7 @@ SPECIAL: list[Case] = [
     *(Case("comfedl", {"normalise": n}, "robust", participation=3) for n in (True, False)),
     Case("mfcgd", {}, "robust", weighting="samples"),
     Case("comfedl", {}, "maml", participation=3, rounds=2),
+    Case("comfedl", {}, "masked", clients=5, weighting="samples"),
     Case("fedlalr", {"aggregate": "max"}, participation=1),
     Case("coda", {"stage_steps": 4, "factor": 1.5}, "auc, prepared, scaled", clients=5, weighting="samples"),
     Case("codasca", {"stage_rounds": 2}, "auc, prepared, scaled", clients=5),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -137,17 +138,37 @@ BAD_ARRAYS: list[tuple[str, dict[str, Any], str]] = [
 ]
 
 
-PAIR = r"The data must be a pair \(inputs, targets\)\. Got"
+PAIR = r"The data must be a pair \(inputs, targets\), or several inputs and the targets: .* Got"
 BAD_ARRAYS += [
-    ("three arrays", {"clients": [(X, T), (X, X, T)]}, rf"{PAIR} 'tuple of 3 entries'\. \(client 1\)"),
+    ("one array", {"clients": [(X, T), (X,)]}, rf"{PAIR} 'tuple of 1 entries'\. \(client 1\)"),
+    (
+        "another number of arrays",
+        {"clients": [(X, T), (X, X, T)]},
+        r"The number of arrays of client 1 must be 2, as for client 0\. Got 3\.",
+    ),
+    (
+        "lengths of a second input",
+        {"clients": [(X, X, T), (X, X[:2], T)]},
+        r"The number of inputs_1 of client 1 must be 8, as many as inputs\. Got 2\.",
+    ),
+    (
+        "shape of a second input",
+        {"clients": [(X, X, T), (X, X[:, :2], T)]},
+        r"The shape of a row of inputs_1 of client 1 must be \(3,\), as for client 0\. Got \(2,\)\.",
+    ),
+    ("NaN in a third input", {"clients": [(X, X, NAN, T)]}, r"The inputs_2 of client 0 contain NaN or infinity\."),
     ("an array", {"clients": (X, T)}, rf"{PAIR} 'ndarray'\. \(client 0\)"),
     ("a dict per client", {"clients": [{"x": X, "y": T}]}, rf"{PAIR} 'dict of 2 entries'\. \(client 0\)"),
     ("a dict of clients", {"clients": {"a": (X, T)}}, r"clients must be a list with one \(inputs, targets\) pair per"),
-    ("three test arrays", {"clients": [(X, T)], "test": (X, X, T)}, rf"{PAIR} .* \(the test set\)"),
+    (
+        "three test arrays",
+        {"clients": [(X, T)], "test": (X, X, T)},
+        "The number of arrays of the test set must be 2, as for client 0",
+    ),
     (
         "three arrays to test a client",
         {"clients": [(X, T)], "client_tests": [(X, X, T)]},
-        rf"{PAIR} .* \(the test data of client 0\)",
+        "The number of arrays of the test data of client 0 must be 2, as for client 0",
     ),
 ]
 
@@ -181,11 +202,19 @@ def test_from_datasets_stacks_samples() -> None:
     [
         ([[(X[0], 0)], []], r"The data set of client 1 is empty\."),
         ([iter([(X[0], 0)])], r"The data set of client 0 must have a length and \(input, target\) samples"),
-        ([[1, 2]], r"The data set of client 0 must have a length and \(input, target\) samples"),
+        (
+            [[1, 2]],
+            r"The sample must be an \(input, target\) pair.* Got 'int'\. \(sample 0 of the data set of client 0\)",
+        ),
         (
             [[(X[0], 0)], TensorDataset(torch.ones(2, 3), torch.ones(2, 3), torch.zeros(2))],
-            r"The sample must be an \(input, target\) pair.* Got 'tuple of 3 entries'\. \(sample 0 .* of client 1\)",
+            r"The number of arrays of client 1 must be 2, as for client 0\. Got 3\.",
         ),
+        (
+            [[(X[0], 0), (X[0], X[0], 0)]],
+            r"The sample must be an \(input, target\) pair.* Got 'tuple of 3 entries'\. \(sample 1 .* of client 0\)",
+        ),
+        ([torch.zeros(4, 3)], r"The sample must be an \(input, target\) pair.* Got 'Tensor'"),
         ([TensorDataset(torch.ones(2, 3))], r"Got 'tuple of 1 entries'\. \(sample 0 of the data set of client 0\)"),
         ([[{"image": X[0], "label": 0}]], r"Got 'dict of 2 entries'\. \(sample 0 of the data set of client 0\)"),
         ([[(X[0], 0), (X[0, :2], 0)]], r"The data set of client 0 must have"),
@@ -193,7 +222,20 @@ def test_from_datasets_stacks_samples() -> None:
         ([[([[1], [1, 2]], 0)]], r"The data set of client 0 must have"),
         ([], "no clients"),
     ],
-    ids=["empty", "iterable", "no pairs", "triples", "inputs only", "dicts", "shapes", "text", "ragged", "none"],
+    ids=[
+        "empty",
+        "iterable",
+        "no pairs",
+        "triples",
+        "unequal",
+        "rows",
+        "inputs only",
+        "dicts",
+        "shapes",
+        "text",
+        "ragged",
+        "none",
+    ],
 )
 def test_bad_datasets_are_refused(sets: list[Any], message: str) -> None:
     with pytest.raises(fs.InputError, match=message):
@@ -395,9 +437,46 @@ def test_imbalance_keeps_the_labels_of_a_binary_set() -> None:
     assert int(task.targets.sum()) == 6  # 50 negatives: 6 of 56 is nearest to a tenth
 
 
+@pytest.mark.parametrize("positives", [[3], [2, 0], np.array([1, 2, 3])])
+def test_imbalance_takes_the_positive_classes(positives: Sequence[int]) -> None:
+    task = dataset(rows=400, classes=4, tests=8).imbalance(0.1, seed=2, positives=positives)
+    original = task.inputs.ravel().numpy() % 4
+    assert np.array_equal(task.targets.numpy(), np.isin(original, positives))
+    assert np.array_equal(task.test_targets.numpy(), np.isin(np.arange(400, 408) % 4, positives))
+    assert task.origins is not None and np.array_equal(task.origins, original)
+    assert float(task.targets.float().mean()) == pytest.approx(0.1, abs=0.01)
+
+
+def test_the_default_positives_are_the_first_half_of_the_classes() -> None:
+    whole = dataset(rows=400, classes=5, tests=8)
+    default, chosen = whole.imbalance(0.1, seed=2), whole.imbalance(0.1, seed=2, positives=[0, 1])
+    assert torch.equal(default.inputs, chosen.inputs) and torch.equal(default.targets, chosen.targets)
+
+
+def test_the_positive_class_of_a_binary_set_may_be_0() -> None:
+    for kind in (torch.int64, torch.float32):
+        whole = fs.Dataset.from_arrays(np.arange(100.0), (torch.arange(100) % 2).to(kind))
+        task = whole.imbalance(0.1, positives=[0])
+        assert torch.equal(task.targets, 1 - task.inputs.long() % 2)
+        assert task.origins is None and int(task.targets.sum()) == 6
+
+
+def test_class_groups_divide_the_chosen_positives() -> None:
+    task = dataset(rows=400, classes=5).imbalance(0.3, positives=[1, 4])
+    data = task.split(fs.partition.class_groups(), clients=4)
+    held = [set((data.train.of_client(k)[0].ravel().long() % 5).tolist()) for k in range(4)]
+    assert held == [{1, 0, 2}, {4, 3}] * 2
+
+
+@pytest.mark.parametrize("positives", [[], [4], [-1], [1, 1], [0, 1, 2, 3], [0.5], 1, "1", [True]])
+def test_imbalance_refuses_bad_positives(positives: Any) -> None:
+    with pytest.raises(fs.InputError, match=r"The positives of the imbalance must be .*Got"):
+        dataset(classes=4).imbalance(0.1, positives=positives)
+
+
 def test_imbalance_refuses_bad_input() -> None:
     for share in (0.0, 1.0, 2.0):
-        with pytest.raises(fs.InputError, match="fraction of positives must be between 0 and 1"):
+        with pytest.raises(fs.InputError, match="share of the imbalance must be a number above 0 and below 1"):
             dataset().imbalance(share)
     regression = fs.Dataset("r", torch.ones(2, 1), torch.ones(2), torch.ones(1, 1), torch.ones(1), classes=0)
     with pytest.raises(fs.InputError, match="has no classes"):
@@ -447,8 +526,8 @@ def test_keys_follow_their_rows() -> None:
         assert np.array_equal(some.keys, some.inputs.ravel().numpy() * 10)
 
 
-def test_a_data_set_of_three_arrays_is_refused() -> None:
-    with pytest.raises(fs.InputError, match=r"The data must be a pair .* \(the test part of mine\)"):
+def test_a_test_part_unlike_the_training_part_is_refused() -> None:
+    with pytest.raises(fs.InputError, match="arrays of the test part of mine must be 2, as for the training part"):
         fs.Dataset.from_arrays(X, T, test=(X, X, T), name="mine")  # type: ignore[arg-type]
     with pytest.raises(fs.InputError, match=r"test part of mine must be \(3,\), as for the training part\. Got \(2,\)"):
         fs.Dataset.from_arrays(X, T, test=(X[:, :2], T), name="mine")

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 import fedstrata as fs
 from fedstrata.data import intake
+from fedstrata.data.batch import Arrays
 from fedstrata.experiments import config
 from fedstrata.experiments.build import build_data, build_model
 from fedstrata.training.metrics.catalogue import TIMES
@@ -169,13 +170,13 @@ def test_integers_may_be_below_zero_unless_classes_are_declared() -> None:
 
 def test_rows_of_a_data_set_are_not_checked_again(monkeypatch: pytest.MonkeyPatch) -> None:
     checks: list[str] = []
-    original = intake.pair
+    original = intake.checked
 
-    def counted(arrays: Any, what: str, *rest: Any, **options: Any) -> intake.Pair:
+    def counted(arrays: Any, what: str, *rest: Any, **options: Any) -> Arrays:
         checks.append(what)
         return original(arrays, what, *rest, **options)
 
-    monkeypatch.setattr(intake, "pair", counted)
+    monkeypatch.setattr(intake, "checked", counted)
     whole = fs.Dataset.from_arrays(X, np.arange(60) % 3, test=(X, np.arange(60) % 3), name="mine")
     whole.subset(50).imbalance(0.2).split("iid", clients=2, holdout=0.2)
     assert checks == ["the data set mine", "the test part of mine"]

@@ -103,6 +103,48 @@ def test_dirichlet_shares_have_the_variance_of_the_distribution() -> None:
     assert np.var(sizes) == pytest.approx(expected, rel=0.25)
 
 
+def small_classes() -> np.ndarray:
+    """Divide 100 classes of 50 rows, as in a part of CIFAR-100, over 100 clients; counts [seeds, clients, classes]."""
+    targets = np.repeat(np.arange(100), 50)
+    divisions = [Dirichlet(0.3)(targets, None, 100, np.random.default_rng(seed)) for seed in range(200)]
+    return np.array([[np.bincount(targets[rows], minlength=100) for rows in dealt] for dealt in divisions])
+
+
+def assert_same_mean(*samples: np.ndarray) -> None:
+    """Check that samples, one per seed, have means within five standard errors of the first one's."""
+    first, *others = samples
+    for other in others:
+        error = np.sqrt((first.var() + other.var()) / len(first))
+        assert abs(first.mean() - other.mean()) < 5 * error
+
+
+def test_dirichlet_favours_no_client() -> None:
+    counts = small_classes()
+    rows, classes = counts.sum(axis=2), (counts > 0).sum(axis=2)
+    for held in (rows, classes):
+        assert_same_mean(held[:, 0], held[:, 50], held[:, -1])
+    assert rows.sum() == 200 * 5000
+
+
+def test_dirichlet_favours_no_pair_of_clients() -> None:
+    """With one order of the clients for all classes, neighbours would have a sixth fewer classes in common."""
+    held = small_classes() > 0
+    common = [(held & np.roll(held, distance, axis=1)).sum(axis=2).mean(axis=1) for distance in (50, 1, 2)]
+    assert_same_mean(*common)
+
+
+def test_dirichlet_rounds_shares_down_or_up() -> None:
+    """With a huge alpha every share is 1 / clients."""
+    targets = np.repeat(np.arange(6), [7, 10, 23, 1, 41, 30])
+    seen = set()
+    for seed in range(20):
+        for rows in Dirichlet(1e12)(targets, None, 10, np.random.default_rng(seed)):
+            counts = np.bincount(targets[rows], minlength=6)
+            assert np.all(np.abs(counts - np.array([0.7, 1.0, 2.3, 0.1, 4.1, 3.0])) < 1 + 1e-6)
+            seen |= set(enumerate(counts.tolist()))
+    assert {(0, 0), (0, 1), (2, 2), (2, 3), (3, 0), (3, 1), (4, 4), (4, 5)} <= seen
+
+
 def test_dirichlet_respects_min_samples() -> None:
     assert min(len(rows) for rows in divide(Dirichlet(0.5, min_samples=60), 20)) >= 60
 

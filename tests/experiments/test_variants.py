@@ -7,12 +7,14 @@ import tomllib
 from pathlib import Path
 
 import pytest
+import torch
 
 from fedstrata.algorithms import ALGORITHMS
 from fedstrata.core.errors import Diverged, InputError
 from fedstrata.core.options import options, param
+from fedstrata.data import load
 from fedstrata.experiments import runs, tune
-from fedstrata.experiments.build import Experiment
+from fedstrata.experiments.build import Experiment, build_data
 from fedstrata.experiments.config import Config, parse, presets, read
 from fedstrata.experiments.overlay import merge, slug
 from fedstrata.experiments.tables import measured_in_all
@@ -92,6 +94,30 @@ def test_a_preset_may_hold_anything_and_overrides_come_last(write):
     assert config.data.partition == {"name": "dirichlet", "alpha": 0.1} and config.data.clients == 4
     assert config.model.to_table() == {"name": "lenet5", "augment": ["flip"]}, "hidden of mlp is forgotten"
     assert config.variant("slow").algorithm.options == {"lr": 0.001}
+
+
+POSITIVES = """
+[data]
+clients = 2
+imbalance = 0.1
+[variants.rest]
+[variants.some.data]
+positives = [3, 5]
+[variants.unknown.data]
+positives = [3, 10]
+"""
+
+
+def test_a_file_chooses_the_positive_classes(write):
+    config = read(write(POSITIVES))
+    digits = load("digits")
+    for name, positives in (("rest", range(5)), ("some", [3, 5])):
+        data = build_data(config.variant(name))
+        whole = digits.imbalance(0.1, positives=positives)
+        assert sum(data.sizes) == len(whole) and data.train.class_counts.sum(0)[1] == whole.targets.sum()
+        assert data.test is not None and torch.equal(data.test[1], whole.test_targets)
+    with pytest.raises(InputError, match=r"different classes from 0 to 9, at least one and not all\. Got \[3, 10\]"):
+        build_data(config.variant("unknown"))
 
 
 @pytest.mark.parametrize(

@@ -147,8 +147,8 @@ def test_an_invalid_list_of_nodes_is_refused(text: str) -> None:
 # --- nodes that cannot take part --------------------------------------------------------------------------------------
 
 
-def written(nodes: Site, client: int, inputs: np.ndarray, targets: np.ndarray) -> None:
-    save_arrays(Path(nodes.here(client)["data"]) / "train.npz", (torch.from_numpy(inputs), torch.from_numpy(targets)))
+def written(nodes: Site, client: int, *arrays: np.ndarray, part: str = "train") -> None:
+    save_arrays(Path(nodes.here(client)["data"]) / f"{part}.npz", tuple(map(torch.from_numpy, arrays)))
 
 
 ROWS, LABELS = np.ones((4, 1, 8, 8), dtype=np.float32), np.arange(4)
@@ -160,6 +160,18 @@ ROWS, LABELS = np.ones((4, 1, 8, 8), dtype=np.float32), np.arange(4)
         (lambda n: written(n, 1, ROWS[:, 0, 0], LABELS), r"data of node1 must be like those of node0.*\[\[8\], \[\]\]"),
         (lambda n: written(n, 1, ROWS.astype("f8"), LABELS), r"data of node1 must be like those of node0.*float64"),
         (lambda n: written(n, 1, ROWS, np.zeros((4, 2))), r"data of node1 must be like those of node0.*\[2\]"),
+        (
+            lambda n: written(n, 1, ROWS, ROWS, LABELS),
+            r"data of node1 must be like those of node0.*\[1, 8, 8\], \[1, 8, 8\]",
+        ),
+        (
+            lambda n: written(n, 1, ROWS, ROWS, LABELS, part="test"),
+            r"test.npz must be 2, as for the training data\. Got 3",
+        ),
+        (
+            lambda n: written(n, 1, ROWS[..., 0], LABELS, part="support"),
+            r"support.npz must be .*as for the training data",
+        ),
         (lambda n: written(n, 1, ROWS[:0], LABELS[:0]), r"There are no samples"),
         (lambda n: written(n, 1, ROWS * np.nan, LABELS), r"contain NaN"),
         (lambda n: (Path(n.here(1)["data"]) / "train.npz").unlink(), r"must contain train.npz"),
@@ -189,6 +201,9 @@ def test_bad_data_and_keys_are_errors_that_name_the_node(
         {"shapes": [[-64], []]},
         {"shapes": [[2**31 - 1] * 3, []]},
         {"shapes": [[0, 2**31 - 1, 2**31 - 1], []]},
+        {"shapes": [[2**14, 2**14], []]},
+        {"shapes": [[1]] * 3},
+        {"shapes": [[1]] * 17, "dtypes": ["float32"] * 17},
         {"dtypes": ["float32", "object"]},
         {"dtypes": [["float32"], "int64"]},
         {"classes": "ten"},

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -16,8 +17,11 @@ from cases import one_per
 from federation.stand_in import CANCER, DIGITS, Sent, Site, Tables, made, simulated, site
 from fedstrata.algorithms import ALGORITHMS
 from fedstrata.clients.faults import Fault
+from fedstrata.core.options import options as with_options
 from fedstrata.federation.node import faults
 from fedstrata.federation.wire import Reply
+from fedstrata.models.zoo import MODELS
+from masked import Masked, rows
 
 USED = ("steps", "samples", "bytes_up", "bytes_down")
 SMALL: Tables = {"model": {"name": "mlp", "hidden": [5]}}
@@ -157,6 +161,34 @@ def test_nodes_do_what_simulated_clients_do(case: Case, tmp_path: Path) -> None:
     assert not nodes.faults()
     assert bool((run.x != run.problem.x0.to(run.x)).any())
     assert_same(run, expected)
+
+
+@pytest.mark.parametrize("inner", [{}, {"support": 0.4, "holdout": 0.2}], ids=["plain", "support and holdout"])
+def test_nodes_take_samples_with_several_inputs(inner: Tables, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    @with_options("the masked model")
+    def masked(shape: Sequence[int], outputs: int) -> Masked:
+        return Masked(outputs, dtype=torch.float32)
+
+    monkeypatch.setitem(MODELS, "masked", masked)
+    (tmp_path / "sites").mkdir()
+    for k, size in enumerate((20, 31, 24)):
+        named = dict(zip(("inputs", "inputs_1", "targets"), rows(size, 3, k), strict=True))
+        np.savez(tmp_path / "sites" / f"{k}.npz", **named)
+    tables: Tables = {
+        "data": {"folder": str(tmp_path / "sites"), **inner},
+        "model": {"name": "masked"},
+        "problem": {"name": "maml", "inner_lr": 0.1},
+        "algorithm": {"name": "comfedl", "steps": 2, "lr": 0.1},
+        "train": {"rounds": 3, "batch_size": 8, "threads": 1, "weighting": "samples"},
+    }
+    config = made({}, tables)
+    nodes = site(tmp_path, config)
+    run = nodes.serve()
+    expected = simulated(config)
+    assert not nodes.faults()
+    assert_same(run, expected)
+    if inner:  # the server has no test data of its own
+        assert run.summary["loss"] == pytest.approx(expected.summary["loss"], rel=1e-5)
 
 
 def test_the_order_in_which_nodes_answer_changes_no_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

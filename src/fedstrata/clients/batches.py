@@ -138,7 +138,8 @@ class Draws:
         active = now.active
         if isinstance(self._sampler, Independent):
             arrays = self._gathered(self._sampler, now)
-            batch, samples = Batch((arrays,), traced=active == len(self._ids)), active * self._size
+            batch = Batch((arrays,), traced=active == len(self._ids), fields=self._part.fields)
+            samples = active * self._size
         else:
             positions, lengths = self._sampler.positions(now.step, active)
             traced = positions.shape[1] == self._size and active == len(self._ids)

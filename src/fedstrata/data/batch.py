@@ -3,10 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
 Arrays = tuple[torch.Tensor, ...]
+
+
+class Fields(NamedTuple):
+    """What the arrays of a batch are: inputs, targets, then sample weights and client numbers, if any, and words.
+
+    inputs: how many arrays are inputs of the model; the next one holds the targets.
+    random: whether the last array, [C, 2], holds the random words that random layers draw from.
+    """
+
+    inputs: int = 1
+    random: bool = False
+
+
+PAIR = Fields()
+"""The usual arrays: one of inputs, and the targets."""
 
 
 @dataclass(frozen=True)
@@ -17,13 +33,13 @@ class Batch:
             otherwise clients with equally many samples share a part, and nothing is padded.
     where:  the clients of each part; None if there is one part for all.
     traced: whether this shape will occur again, so that tracing a graph for it pays off.
-    random: whether the last array of each part, [C, 2], holds the random words that random layers draw from.
+    fields: what the arrays of each part are.
     """
 
     parts: tuple[Arrays, ...]
     where: tuple[torch.Tensor, ...] | None = None
     traced: bool = True
-    random: bool = False
+    fields: Fields = PAIR
 
     @property
     def clients(self) -> int:
@@ -33,29 +49,37 @@ class Batch:
     def weighted(self, weights: torch.Tensor) -> Batch:
         """Return the batch, which has one part, with sample weights [C, B] appended to its arrays."""
         (part,) = self.parts
-        return Batch(((*part, weights),), traced=self.traced)
+        return Batch(((*part, weights),), traced=self.traced, fields=self.fields)
 
     def weighted_by_class(self, weights: torch.Tensor) -> Batch:
         """Return the batch with each sample's weight multiplied by that of its class, [C, classes]."""
-        parts = []
-        for i, (inputs, targets, *rest) in enumerate(self.parts):
-            own = (weights if self.where is None else weights[self.where[i]]).gather(1, targets.long())
-            words = [rest.pop()] if self.random else []
-            parts.append((inputs, targets, own * rest[0] if rest else own, *words))
-        return Batch(tuple(parts), self.where, self.traced, self.random)
+        parts, count = [], self.fields.inputs + 1
+        for i, part in enumerate(self.parts):
+            samples, rest = part[:count], list(part[count:])
+            own = (weights if self.where is None else weights[self.where[i]]).gather(1, samples[-1].long())
+            words = [rest.pop()] if self.fields.random else []
+            parts.append((*samples, own * rest[0] if rest else own, *words))
+        return Batch(tuple(parts), self.where, self.traced, self.fields)
 
     def numbered(self, numbers: torch.Tensor) -> Batch:
         """Return the batch with the number of each client, [C], appended to its arrays."""
-        rows = [numbers] if self.where is None else [numbers[w] for w in self.where]
-        parts = [(*part, n) for part, n in zip(self.parts, rows, strict=True)]
-        return Batch(tuple(parts), self.where, self.traced)
+        return self._with(numbers, self.fields)
 
     def randomised(self, words: torch.Tensor) -> Batch:
         """Return the batch with two words of each client, [C, 2], for random layers to draw from."""
-        rows = [words] if self.where is None else [words[w] for w in self.where]
-        parts = [(*part, r) for part, r in zip(self.parts, rows, strict=True)]
-        return Batch(tuple(parts), self.where, self.traced, random=True)
+        return self._with(words, Fields(self.fields.inputs, random=True))
+
+    def _with(self, rows: torch.Tensor, fields: Fields) -> Batch:
+        """Return the batch with one more array, which has a row for each client."""
+        own = [rows] if self.where is None else [rows[w] for w in self.where]
+        parts = [(*part, r) for part, r in zip(self.parts, own, strict=True)]
+        return Batch(tuple(parts), self.where, self.traced, fields)
 
 
 NO_DATA = Batch(((),))
 """The batch of a function that uses no data."""
+
+
+def stored(array: torch.Tensor) -> torch.Tensor:
+    """Return an array as a batch holds it: floats and booleans as they are, integers as int64."""
+    return array if array.is_floating_point() or array.dtype == torch.bool else array.long()

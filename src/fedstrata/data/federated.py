@@ -21,12 +21,13 @@ class FederatedData:
     """The data of N clients.
 
     Build it from your own data with :meth:`from_arrays`, :meth:`from_datasets` or :meth:`from_folder`, or split a
-    :class:`Dataset` with :meth:`Dataset.split`.
+    :class:`Dataset` with :meth:`Dataset.split`. A sample is ``(inputs, targets)``, or several inputs, which all go to
+    the model, and the targets: ``(inputs, mask, targets)``.
 
     train:        training samples. With ``support``, only the outer function draws from here (the query set) and the
                   inner levels draw from ``support``; without it, both draw from here, independently.
     support:      training samples of the inner levels, if they have their own.
-    test:         the pooled test set ``(inputs, targets)``, if there is one.
+    test:         the pooled test set, arrays like those of a client, if there is one.
     client_test:  a test part for each client, if there is one.
     classes:      the number of classes, 0 for regression.
     name:         the name of the data in messages and tables.
@@ -157,39 +158,44 @@ class FederatedData:
         assert held is not None
         return replace(data, test=tuple(a[held.rows.to(a.device)] for a in held.arrays))
 
-    def with_auxiliary(self, inputs: Any, targets: Any) -> FederatedData:
-        """Return the data with these samples on the server, at least one of each class, for methods that need them."""
+    def with_auxiliary(self, *arrays: Any) -> FederatedData:
+        """Return the data with samples on the server, at least one of each class, for methods that need them.
+
+        ``with_auxiliary(inputs, targets)`` takes arrays like those of the clients.
+        """
         if not self.classes:
             raise InputError(f"An auxiliary set needs classes, but the data {self.name!r} have none.")
-        first: Any = tuple(a[:1] for a in self.train.arrays)
-        arrays = intake.pair((inputs, targets), "the auxiliary set", first)
-        if not intake.are_labels(arrays[1]):
-            raise invalid("targets of the auxiliary set", str(arrays[1].dtype), "class numbers, one per row")
-        labels = arrays[1].numpy()
+        samples = intake.checked(arrays, "the auxiliary set", self.train.arrays)
+        targets = samples[-1]
+        if not intake.are_labels(targets):
+            raise invalid("targets of the auxiliary set", str(targets.dtype), "class numbers, one per row")
+        labels = targets.numpy()
         owned = [np.flatnonzero(labels == c) for c in range(self.classes)]
         missing = [c for c, rows in enumerate(owned) if len(rows) == 0]
         if missing or sum(map(len, owned)) < len(labels):
             got = f"none of class {missing[0]}" if missing else f"labels from {labels.min()} to {labels.max()}"
             raise invalid("auxiliary set", got, f"samples of every class, 0 to {self.classes - 1}, and of no other")
-        return replace(self, auxiliary=Part.of(arrays, owned))
+        return replace(self, auxiliary=Part.of(samples, owned))
 
     @staticmethod
     def from_arrays(
-        clients: Sequence[tuple[Any, Any]],
+        clients: Sequence[Sequence[Any]],
         *,
-        test: tuple[Any, Any] | None = None,
-        client_tests: Sequence[tuple[Any, Any]] | None = None,
+        test: Sequence[Any] | None = None,
+        client_tests: Sequence[Sequence[Any] | None] | None = None,
         classes: int | None = None,
         name: str = "arrays",
         client_names: Sequence[str] = (),
     ) -> FederatedData:
-        """Build from one ``(inputs, targets)`` pair of arrays or tensors per client.
+        """Build from the arrays or tensors of each client: ``(inputs, targets)``, or several inputs and the targets.
 
         clients:      the training data, e.g. ``[(x0, y0), (x1, y1)]``. The first axis of an array runs over samples;
-                      the inputs of all clients have the same shape, and so do the targets.
-        test:         a pooled test set ``(inputs, targets)``, if there is one.
-        client_tests: a test set for each client, if there are any; an empty pair for a client without one. Without
-                      ``test``, they also form the pooled test set.
+                      the inputs of all clients have the same shape, and so do the targets. If a model takes several
+                      inputs, ``model(x, mask)``, then ``[(x0, mask0, y0), (x1, mask1, y1)]``: the last array is the
+                      target. Integers become int64, booleans in inputs stay booleans.
+        test:         a pooled test set, arrays like those of a client, if there is one.
+        client_tests: a test set for each client, if there are any; None or empty arrays for a client without one.
+                      Without ``test``, they also form the pooled test set.
         classes:      the number of classes, 0 for regression. By default targets are classes if they are integers, or
                       floats that are 0 and 1, and the number of classes is the highest label plus 1. Set it if the last
                       class may be missing from the data, or if class labels are floats such as 0.0, 1.0, 2.0.
@@ -211,25 +217,26 @@ class FederatedData:
         declared = intake.check_classes(classes, f"the data {name!r}")
         all_rows = intake.together(clients, declared)
         if all_rows is None:
-            all_rows = intake.joined(_pairs(clients, titles, declared))
+            all_rows = intake.joined(_each_checked(clients, titles, declared))
         train, like = Part.of(*all_rows), all_rows[0]
-        pooled = None if test is None else intake.pair(test, "the test set", like, classes=declared)
+        pooled = None if test is None else intake.checked(test, "the test set", like, classes=declared)
         if pooled is not None and len(pooled[0]) == 0:
             raise InputError("The test set is empty. Leave it out if there is none.")
         tests = None
         if client_tests is not None:
             if len(client_tests) != len(clients):
                 raise invalid("number of clients' test sets", len(client_tests), f"{len(clients)}, one per client")
+            none = tuple(a[:0] for a in like)
             own = [
-                intake.pair(arrays, f"the test data of {title}", like, classes=declared)
+                none if arrays is None else intake.checked(arrays, f"the test data of {title}", like, classes=declared)
                 for title, arrays in zip(titles, client_tests, strict=True)
             ]
-            if any(len(x) for x, _ in own):
+            if any(len(arrays[0]) for arrays in own):
                 tests = Part.of(*intake.joined(own))
-                pooled = (tests.arrays[0], tests.arrays[1]) if pooled is None else pooled
+                pooled = tests.arrays if pooled is None else pooled
         if classes is None:
-            targets = [p.arrays[1] for p in (train, tests) if p is not None]
-            classes = intake.count_classes(*targets, *([] if pooled is None else [pooled[1]]))
+            targets = [p.arrays[-1] for p in (train, tests) if p is not None]
+            classes = intake.count_classes(*targets, *([] if pooled is None else [pooled[-1]]))
         return FederatedData(train, None, pooled, tests, classes, name, tuple(client_names))
 
     @staticmethod
@@ -238,12 +245,13 @@ class FederatedData:
     ) -> FederatedData:
         """Build from one map-style torch data set per client, whose samples are ``(input, target)`` pairs.
 
-        The samples of each set are read once and stacked, so transforms are applied once. ``test`` is a data set for
-        the pooled test set; ``classes`` and ``name`` are those of :meth:`from_arrays`.
+        A sample may have several inputs, which all go to the model: ``(input, mask, target)``. The samples of each set
+        are read once and stacked, so transforms are applied once. ``test`` is a data set for the pooled test set;
+        ``classes`` and ``name`` are those of :meth:`from_arrays`.
         """
-        pairs = [intake.stacked(d, f"client {k}") for k, d in enumerate(clients)]
+        arrays = [intake.stacked(d, f"client {k}") for k, d in enumerate(clients)]
         pooled = None if test is None else intake.stacked(test, "test data")
-        return FederatedData.from_arrays(pairs, test=pooled, classes=classes, name=name)
+        return FederatedData.from_arrays(arrays, test=pooled, classes=classes, name=name)
 
     @staticmethod
     def from_folder(folder: str | Path, *, classes: int | None = None) -> FederatedData:
@@ -252,7 +260,9 @@ class FederatedData:
         Each file holds the arrays ``inputs`` and ``targets`` (or ``x`` and ``y``) with one row per sample, as written
         by ``numpy.savez("sites/berlin.npz", inputs=inputs, targets=targets)``, and optionally ``test_inputs`` and
         ``test_targets``, the client's own test data. A file ``test.npz`` with ``inputs`` and ``targets`` is the pooled
-        test set. Clients are ordered and named by their file names; ``classes`` is that of :meth:`from_arrays`.
+        test set. If a model takes several inputs, the others are ``inputs_1``, ``inputs_2`` and so on (and
+        ``test_inputs_1``, ...), in this order. Clients are ordered and named by their file names; ``classes`` is that
+        of :meth:`from_arrays`.
         """
         path = Path(folder).expanduser()
         files = sorted(p for p in path.glob("*.npz") if p.name != "test.npz")
@@ -262,7 +272,7 @@ class FederatedData:
         pooled = path / "test.npz"
         return FederatedData.from_arrays(
             [own["train"] for own in parts],
-            client_tests=[own.get("test", ((), ())) for own in parts],
+            client_tests=[own.get("test") for own in parts],
             test=intake.read_parts(pooled)["train"] if pooled.exists() else None,
             classes=classes,
             name=path.name,
@@ -275,11 +285,11 @@ def client_name(names: Sequence[str], client: int) -> str:
     return names[client] if names else f"client {client}"
 
 
-def _pairs(clients: Sequence[Any], titles: Sequence[str], classes: int) -> list[intake.Pair]:
-    """Return the inputs and targets of each client, checked; errors name the client."""
-    pairs: list[intake.Pair] = []
+def _each_checked(clients: Sequence[Any], titles: Sequence[str], classes: int) -> list[Arrays]:
+    """Return the arrays of each client, checked; errors name the client."""
+    done: list[Arrays] = []
     for title, arrays in zip(titles, clients, strict=True):
-        pairs.append(intake.pair(arrays, title, pairs[0] if pairs else None, classes=classes))
-        if len(pairs[-1][0]) == 0:
+        done.append(intake.checked(arrays, title, done[0] if done else None, classes=classes))
+        if len(done[-1][0]) == 0:
             raise InputError(f"{title.capitalize()} has no data. Every client needs at least one sample.")
-    return pairs
+    return done

@@ -11,80 +11,88 @@ import torch
 
 from fedstrata.core.errors import InputError, invalid
 from fedstrata.data import formats
+from fedstrata.data.batch import Arrays
 
-Pair = tuple[torch.Tensor, torch.Tensor]
-"""Inputs and targets, one row per sample."""
+WANTED = "a pair (inputs, targets), or several inputs and the targets: (inputs, mask, targets)"
 
 
-def pair(arrays: Any, what: str, like: Pair | None = None, whose: str = "client 0", classes: int = 0) -> Pair:
+def checked(arrays: Any, what: str, like: Arrays | None = None, whose: str = "client 0", classes: int = 0) -> Arrays:
     """Return inputs and targets as checked tensors.
 
-    arrays:  ``(inputs, targets)``, anything that torch turns into tensors.
+    arrays:  ``(inputs, targets)``, or several inputs and the targets: anything that torch turns into tensors.
     what:    what they are, for error messages.
-    like:    a pair with the shapes that they must have; error messages call it ``whose``.
+    like:    arrays with the shapes that they must have; error messages call it ``whose``.
     classes: the number of classes, if the user has declared that targets are classes.
     """
-    inputs, targets = two_arrays(arrays, what)
-    x, y = _tensor(inputs, f"inputs of {what}"), _tensor(targets, f"targets of {what}")
-    if len(x) != len(y):
-        raise invalid(f"number of targets of {what}", len(y), f"{len(x)}, as many as inputs")
-    for name, array, other in (("an input", x, like and like[0]), ("a target", y, like and like[1])):
+    names = array_names(len(several(arrays, what)))
+    if like is not None and len(like) != len(names):
+        raise invalid(f"number of arrays of {what}", len(names), f"{len(like)}, as for {whose}")
+    tensors = [_tensor(a, f"{name} of {what}", name != "targets") for name, a in zip(names, arrays, strict=True)]
+    for name, array in zip(names[1:], tensors[1:], strict=True):
+        if len(array) != len(tensors[0]):
+            raise invalid(f"number of {name} of {what}", len(array), f"{len(tensors[0])}, as many as inputs")
+    for name, array, other in zip(names, tensors, like or [None] * len(names), strict=True):
         if array.is_floating_point() and not bool(torch.isfinite(array).all()):
-            raise InputError(f"The {name.split()[1]}s of {what} contain NaN or infinity.")
+            raise InputError(f"The {name} of {what} contain NaN or infinity.")
         if other is not None and len(array) and array.shape[1:] != other.shape[1:]:
+            one = {"inputs": "an input", "targets": "a target"}.get(name, f"a row of {name}")
             wants = f"{tuple(other.shape[1:])}, as for {whose}"
-            raise invalid(f"shape of {name} of {what}", tuple(array.shape[1:]), wants)
-    return x, _class_numbers(y, classes, what)
+            raise invalid(f"shape of {one} of {what}", tuple(array.shape[1:]), wants)
+    return (*tensors[:-1], _class_numbers(tensors[-1], classes, what))
 
 
-def together(clients: Sequence[Any], classes: int) -> tuple[Pair, list[np.ndarray]] | None:
+def array_names(count: int, inputs: str = "inputs", targets: str = "targets") -> list[str]:
+    """Return the names of the arrays of a sample, in messages and files: inputs, inputs_1, inputs_2, ..., targets."""
+    return [inputs, *(f"{inputs}_{i}" for i in range(1, count - 1)), targets]
+
+
+def together(clients: Sequence[Any], classes: int) -> tuple[Arrays, list[np.ndarray]] | None:
     """Return the samples of all clients, and the row numbers of each, if all are tensors of one form without a fault.
 
-    They are checked together, which takes a twentieth of the time; :func:`pair` names a client that is wrong.
+    They are checked together, which takes a twentieth of the time; :func:`checked` names a client that is wrong.
     """
     forms = set()
     for arrays in clients:
-        if type(arrays) is not tuple or len(arrays) != 2 or not all(type(a) is torch.Tensor for a in arrays):
+        if type(arrays) is not tuple or len(arrays) < 2 or not all(type(a) is torch.Tensor for a in arrays):
             return None
-        x, y = arrays
-        forms.add((x.dim() and y.dim() and len(x) == len(y) > 0, x.shape[1:], y.shape[1:], x.dtype, y.dtype))
+        rows = {len(a) if a.dim() else 0 for a in arrays}
+        forms.add((len(rows) == 1 and 0 not in rows, *[(a.shape[1:], a.dtype) for a in arrays]))
     if len(forms) != 1 or not forms.pop()[0]:
         return None
     every, owned = joined(clients)
     try:
-        return pair(every, "the clients", classes=classes), owned
+        return checked(every, "the clients", classes=classes), owned
     except InputError:
         return None
 
 
-def two_arrays(arrays: Any, what: str) -> tuple[Any, Any]:
-    """Return the inputs and targets in a pair, still unchecked."""
-    if not isinstance(arrays, tuple | list) or len(arrays) != 2:
-        raise invalid("data", _described(arrays), "a pair (inputs, targets)", what)
-    return arrays[0], arrays[1]
+def several(arrays: Any, what: str) -> Sequence[Any]:
+    """Return the arrays of some samples, still unchecked; raise unless they are at least inputs and targets."""
+    if not isinstance(arrays, tuple | list) or len(arrays) < 2:
+        raise invalid("data", _described(arrays), WANTED, what)
+    return arrays
 
 
-def joined(pairs: Sequence[Pair]) -> tuple[Pair, list[np.ndarray]]:
-    """Return all rows as one pair, and the row numbers of each pair in it."""
-    sizes = [len(x) for x, _ in pairs]
+def joined(clients: Sequence[Arrays]) -> tuple[Arrays, list[np.ndarray]]:
+    """Return the rows of all clients together, and the row numbers of each."""
+    sizes = [len(arrays[0]) for arrays in clients]
     ends = np.cumsum(sizes)
     owned = [np.arange(end - size, end) for end, size in zip(ends, sizes, strict=True)]
-    filled = [p for p, size in zip(pairs, sizes, strict=True) if size] or pairs[:1]
-    return (torch.cat([x for x, _ in filled]), torch.cat([y for _, y in filled])), owned
+    filled = [arrays for arrays, size in zip(clients, sizes, strict=True) if size] or clients[:1]
+    return tuple(torch.cat(column) for column in zip(*filled, strict=True)), owned
 
 
-def stacked(dataset: Any, what: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the ``(input, target)`` samples of a map-style torch data set as two tensors."""
+def stacked(dataset: Any, what: str) -> Arrays:
+    """Return the samples of a map-style torch data set, ``(input, target)`` or ``(input, ..., target)``, as tensors."""
     if hasattr(dataset, "__len__") and len(dataset) == 0:
         raise InputError(f"The data set of {what} is empty.")
     try:
         samples = [dataset[i] for i in range(len(dataset))]
         for i, sample in enumerate(samples):
-            if isinstance(sample, Mapping) or len(sample) != 2:
-                wants = "an (input, target) pair: wrap the data set so that it returns only these"
+            if not isinstance(sample, tuple | list) or len(sample) < 2 or len(sample) != len(samples[0]):
+                wants = "an (input, target) pair, or several inputs and the target, as many in every sample"
                 raise invalid("sample", _described(sample), wants, f"sample {i} of the data set of {what}")
-        inputs = torch.stack([torch.as_tensor(s[0]) for s in samples])
-        return inputs, torch.stack([torch.as_tensor(s[1]) for s in samples])
+        return tuple(torch.stack([torch.as_tensor(value) for value in column]) for column in zip(*samples, strict=True))
     except InputError:
         raise
     except (TypeError, ValueError, IndexError, KeyError, RuntimeError) as error:
@@ -93,24 +101,39 @@ def stacked(dataset: Any, what: str) -> tuple[torch.Tensor, torch.Tensor]:
         ) from None
 
 
-def read_parts(file: Path, *parts: str) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+def read_parts(file: Path, *parts: str) -> dict[str, tuple[np.ndarray, ...]]:
     """Return the inputs and targets in an .npz file by part: "train", and each of ``parts`` that the file has.
 
     Those of "train" are named ``inputs`` and ``targets`` (or ``x`` and ``y``), those of a part "test"
-    ``test_inputs`` and ``test_targets``. They are not checked yet: see :func:`pair`.
+    ``test_inputs`` and ``test_targets``; further inputs are ``inputs_1``, ``inputs_2`` and so on, in this order. They
+    are not checked yet: see :func:`checked`.
     """
     arrays = formats.npz(file)
     present = [part for part in parts if any(name.startswith(f"{part}_") for name in arrays)]
     return {"train": _named(arrays, file), **{part: _named(arrays, file, f"{part}_") for part in present}}
 
 
-def _named(arrays: Mapping[str, np.ndarray], path: Path, prefix: str = "") -> tuple[np.ndarray, np.ndarray]:
-    inputs = arrays.get(f"{prefix}inputs", arrays.get(f"{prefix}x"))
-    targets = arrays.get(f"{prefix}targets", arrays.get(f"{prefix}y"))
-    if inputs is None or targets is None:
+def _named(arrays: Mapping[str, np.ndarray], path: Path, prefix: str = "") -> tuple[np.ndarray, ...]:
+    inputs, targets = (
+        next((n for n in (prefix + long, prefix + short) if n in arrays), "")
+        for long, short in (("inputs", "x"), ("targets", "y"))
+    )
+    if not inputs or not targets:
         wants = f"{prefix}inputs and {prefix}targets (or {prefix}x and {prefix}y)"
         raise InputError(f"The file {path} must hold {wants}. It holds: {', '.join(arrays)}.")
-    return inputs, targets
+    further = [name for name in arrays if name.startswith(f"{inputs}_")]
+    names = array_names(2 + len(further), inputs, targets)
+    for name in further:
+        if name not in names:
+            wants = " and ".join(names[1:-1])
+            raise InputError(f"Further inputs in the file {path} must be named {wants}. It holds: {', '.join(arrays)}.")
+    return tuple(arrays[name] for name in names)
+
+
+def write(file: Path, arrays: Arrays) -> None:
+    """Write inputs and targets to an .npz file, as :func:`read_parts` reads them."""
+    named: dict[str, Any] = {n: a.cpu().numpy() for n, a in zip(array_names(len(arrays)), arrays, strict=True)}
+    np.savez(file, **named)
 
 
 def are_labels(targets: torch.Tensor) -> bool:
@@ -163,7 +186,7 @@ def _class_numbers(targets: torch.Tensor, classes: int, what: str) -> torch.Tens
     return targets.long() if classes > 2 and targets.is_floating_point() else targets
 
 
-def _tensor(array: Any, what: str) -> torch.Tensor:
+def _tensor(array: Any, what: str, keep_bool: bool) -> torch.Tensor:
     try:
         tensor = torch.as_tensor(array)
     except (TypeError, ValueError, RuntimeError) as error:
@@ -172,6 +195,8 @@ def _tensor(array: Any, what: str) -> torch.Tensor:
         raise invalid(what, tensor.item(), "an array with one row per sample")
     if tensor.is_complex():
         raise InputError(f"The {what} must be real numbers. Got {tensor.dtype}.")
+    if tensor.dtype == torch.bool and keep_bool:
+        return tensor
     if tensor.dtype in (torch.bool, torch.int8, torch.uint16, torch.uint32, torch.uint64):
         return tensor.long()
     return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor

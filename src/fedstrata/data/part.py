@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from fedstrata.core.errors import invalid
-from fedstrata.data.batch import Arrays, Batch
+from fedstrata.data.batch import Arrays, Batch, Fields, stored
 from fedstrata.data.intake import are_labels
 
 
@@ -18,7 +18,7 @@ from fedstrata.data.intake import are_labels
 class Part:
     """Rows of shared arrays, grouped by client and, within a client, sorted by class.
 
-    arrays:  tensors whose first axis runs over all rows: ``(inputs, targets)``.
+    arrays:  tensors whose first axis runs over all rows: ``(inputs, targets)``, or several inputs, then the targets.
     rows:    row numbers, one client after another; one row, expanded, as a placeholder for data that are elsewhere.
     offsets: client k has ``rows[offsets[k]:offsets[k + 1]]``.
     """
@@ -102,10 +102,10 @@ class Part:
     def gather(self, clients: np.ndarray, positions: np.ndarray, lengths: np.ndarray | None, traced: bool) -> Batch:
         """Return the samples at ``positions`` [C, B] of each client; with ``lengths`` [C], only that many of them."""
         if lengths is None:
-            return Batch((self._at(clients, positions),), traced=traced)
+            return Batch((self._at(clients, positions),), traced=traced, fields=self.fields)
         where = [np.flatnonzero(lengths == n) for n in np.unique(lengths)]
         parts = [self._at(clients[w], positions[w, : int(lengths[w[0]])]) for w in where]
-        return Batch(tuple(parts), tuple(torch.from_numpy(w).to(self.device) for w in where), traced=False)
+        return Batch(tuple(parts), tuple(torch.from_numpy(w).to(self.device) for w in where), False, self.fields)
 
     def _at(self, clients: np.ndarray, positions: np.ndarray) -> Arrays:
         at = torch.from_numpy(np.require(positions, requirements=["C", "W"]))
@@ -129,15 +129,19 @@ class Part:
         """Return the samples in these rows [...] of the arrays: [..., sample]."""
         flat, out = rows.reshape(-1), []
         for array in self.arrays:
-            chosen = array.index_select(0, flat)
-            chosen = chosen if chosen.is_floating_point() else chosen.long()
+            chosen = stored(array.index_select(0, flat))
             out.append(chosen.view(rows.shape + array.shape[1:]))
         return tuple(out)
 
     @cached_property
     def sample_bytes(self) -> int:
         """The bytes of one sample in a batch."""
-        return sum(a[0].numel() * (a.element_size() if a.is_floating_point() else 8) for a in self.arrays)
+        return sum(stored(a[:1]).nbytes for a in self.arrays)
+
+    @cached_property
+    def fields(self) -> Fields:
+        """What the arrays of a batch are."""
+        return Fields(inputs=len(self.arrays) - 1)
 
 
 def _stratified(labels: np.ndarray, share: float, keep: int) -> np.ndarray:

@@ -101,8 +101,9 @@ class Dirichlet(Partition):
     """Skewed classes: each class is divided among the clients in proportions drawn from Dirichlet(alpha).
 
     For every class c, p_c ~ Dir(alpha, ..., alpha) over the clients, and client i gets the fraction p_c[i] of the rows
-    of class c; every row is used. With a small ``alpha`` each client has few classes and sizes differ widely; a large
-    ``alpha`` approaches ``iid``. Proportions are redrawn, up to 100 times, until every client has ``min_samples`` rows.
+    of class c, rounded down or up at random so that its mean is exact; every row is used. No client is favoured for
+    its number. With a small ``alpha`` each client has few classes and sizes differ widely; a large ``alpha`` approaches
+    ``iid``. Proportions are redrawn, up to 100 times, until every client has ``min_samples`` rows.
 
     This is the form of Yurochkin et al., "Bayesian Nonparametric Federated Learning of Neural Networks", ICML 2019.
     Hsu et al., "Measuring the Effects of Non-Identical Data Distribution for Federated Visual Classification", 2019,
@@ -122,10 +123,7 @@ class Dirichlet(Partition):
                 f"there are {len(labels)} rows. Lower min_samples or use fewer clients."
             )
         for _ in range(self.tries):
-            shares = np.cumsum(rng.dirichlet(np.full(clients, self.alpha), size=len(totals)), axis=1)
-            cuts = np.floor(shares * totals[:, None]).astype(np.int64)
-            cuts[:, -1] = totals  # the last share may be 1 - 1e-16
-            counts = np.diff(cuts, axis=1, prepend=0).T
+            counts = self._counts(totals, clients, rng)
             if counts.sum(axis=1).min() >= self.min_samples:
                 return deal(labels, counts, rng)
         raise InputError(
@@ -133,6 +131,17 @@ class Dirichlet(Partition):
             f"tries that gives each of {clients} clients at least {self.min_samples}. "
             "Raise alpha, lower min_samples or use fewer clients."
         )
+
+    def _counts(self, totals: np.ndarray, clients: int, rng: np.random.Generator) -> np.ndarray:
+        """Return how many rows of each class each client gets, [clients, classes]."""
+        shares = rng.dirichlet(np.full(clients, self.alpha), size=len(totals))
+        # With one random offset per class, the mean of every count is its share; without it, the last client would get
+        # what the others lose by rounding, a row of nearly every class.
+        ends = np.cumsum(shares, axis=1) * totals[:, None] + rng.random((len(totals), 1))
+        cuts = np.minimum(np.floor(ends).astype(np.int64), totals[:, None])
+        cuts[:, -1] = totals  # the sum of the shares may be 1 - 1e-16
+        # Neighbours in a row of cuts rarely get a row of the same small class, so each class has its own order.
+        return rng.permuted(np.diff(cuts, axis=1, prepend=0), axis=1).T
 
 
 class Dominant(Partition):

@@ -121,7 +121,7 @@ def build_data(config: Config) -> FederatedData:
     if table.subset is not None:
         dataset = dataset.subset(table.subset, seed)
     if table.imbalance is not None:
-        dataset = dataset.imbalance(table.imbalance, seed)
+        dataset = dataset.imbalance(table.imbalance, seed, table.positives)
     named = {"name": table.partition} if isinstance(table.partition, str) else dict(table.partition)
     if not isinstance(named.get("name"), str):
         raise InputError("The table data.partition must have a name, e.g. {name = 'dirichlet', alpha = 0.3}.")
@@ -145,7 +145,7 @@ def _from_folder(table: DataTable, folder: str, seed: int) -> FederatedData:
 
 def build_model(config: Config, data: FederatedData) -> torch.nn.Module:
     """Build the model that ``[model]`` names for the shape of the data."""
-    inputs, targets = data.train.arrays
+    inputs, *_, targets = data.train.arrays
     width = 1 if targets.dim() == 1 else targets.shape[1]
     one_per_target = config.problem.options.get("loss") in ("binary_cross_entropy", "squared")
     outputs = width if one_per_target else data.classes or width

@@ -7,7 +7,7 @@ from typing import Any, Literal, Self
 
 from fedstrata.core.errors import InputError, invalid
 from fedstrata.core.options import Options, build, options_of, param
-from fedstrata.data.dataset import AUXILIARY, HOLDOUT, SUPPORT
+from fedstrata.data.dataset import AUXILIARY, HOLDOUT, IMBALANCE, POSITIVES, SUPPORT
 from fedstrata.models.random import AUGMENTATIONS
 from fedstrata.training.plots import AXES, RANGES
 
@@ -80,18 +80,15 @@ class DataTable(Options, owner="the data table"):
     folder: str | None = param(
         None,
         "your own data instead: a folder with one .npz per client (`inputs`, `targets`; optionally `test_inputs`, "
-        "`test_targets`), and optionally a pooled `test.npz`",
+        "`test_targets`; further inputs of a model are `inputs_1`, `inputs_2`, ...), and optionally a pooled "
+        "`test.npz`",
     )
     clients: int = param(10, "number of clients", least=1)
     partition: str | dict[str, Any] = param(
         "iid", 'a partition by name, or with its options: `{ name = "dirichlet", alpha = 0.3 }`'
     )
-    imbalance: float | None = param(
-        None,
-        "make a binary task, the first half of the classes against the second, with this fraction of positives",
-        above=0,
-        below=1,
-    )
+    imbalance: float | None = IMBALANCE
+    positives: Sequence[int] | None = POSITIVES
     subset: int | None = param(None, "number of training rows to use; by default all", least=1)
     holdout: float = HOLDOUT
     support: float = SUPPORT
@@ -102,6 +99,13 @@ class DataTable(Options, owner="the data table"):
         "all clients together; or locally, each client alone with its own model",
     )
     seed: int | None = param(None, "random seed of the data; by default that of the run", least=0)
+
+    def __post_init__(self) -> None:
+        if self.positives is not None and self.imbalance is None:
+            raise InputError(
+                f"The key data.positives applies only with data.imbalance, the fraction of positives. "
+                f"Got {list(self.positives)} without it."
+            )
 
 
 WITH_FOLDER = ("folder", "directory", "holdout", "support", "sites", "seed")

@@ -8,10 +8,9 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import numpy as np
-
 from fedstrata.core.errors import InputError, invalid, unknown
 from fedstrata.core.files import read_toml, refuse_used, write_atomically
+from fedstrata.data import intake
 from fedstrata.data.federated import Arrays, FederatedData
 from fedstrata.experiments.config import Config
 from fedstrata.federation import keys, templates
@@ -119,8 +118,8 @@ def write_node_data(data: FederatedData, folder: Path, names: list[str]) -> None
         own = folder / "nodes" / name / "data"
         own.mkdir(parents=True, exist_ok=True)
         for part, rows in (("train", data.train), ("support", data.support), ("test", data.client_test)):
-            pair = None if rows is None or not rows.sizes[client] else rows.of_client(client)
-            save_arrays(own / f"{part}.npz", pair)
+            arrays = None if rows is None or not rows.sizes[client] else rows.of_client(client)
+            save_arrays(own / f"{part}.npz", arrays)
     server = folder / "server" / "data"
     server.mkdir(parents=True, exist_ok=True)
     auxiliary = data.auxiliary
@@ -134,8 +133,7 @@ def save_arrays(path: Path, arrays: Arrays | None) -> None:
     """Write inputs and targets to a file; remove the file if ``arrays`` is None."""
     path.unlink(missing_ok=True)
     if arrays is not None:
-        inputs, targets = (a.cpu().numpy() for a in arrays)
-        np.savez(path, inputs=inputs, targets=targets)
+        intake.write(path, arrays)
 
 
 def _read_public(path: Path) -> str:

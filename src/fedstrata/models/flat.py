@@ -17,7 +17,7 @@ BatchNormRule = Literal["refuse", "group", "batch"]
 
 
 class Flat:
-    """A module as a pure function of a flat vector: ``outputs = flat(x, inputs)``.
+    """A module as a pure function of a flat vector: ``outputs = flat(x, *inputs)``.
 
     The vector holds the trainable parameters one after another, in the order of ``named_parameters()``; parameters are
     views into it, never copies. Frozen parameters and buffers are constants. The module is copied, and the copy never
@@ -94,28 +94,28 @@ class Flat:
         copies = {id(t): t.detach().to(device) for _, t in tensors}  # tied tensors stay tied
         self._constants[device] = {n: copies[id(t)] for n, t in tensors}
 
-    def pure(self, inputs: torch.Tensor) -> torch.Tensor:
+    def pure(self, *inputs: torch.Tensor) -> torch.Tensor:
         """Return the outputs at the initial weights; raise unless they are a pure function of weights and inputs."""
         name, buffers = type(self.module).__name__, [b.clone() for b in self.module.buffers()]
-        before, x, own = torch.get_rng_state(), self.initial.clone(), inputs.clone()
+        before, x, own = torch.get_rng_state(), self.initial.clone(), [a.clone() for a in inputs]
         with torch.no_grad():
-            outputs = self(x, own)
+            outputs = self(x, *own)
         if not torch.equal(before, torch.get_rng_state()):
             torch.set_rng_state(before)
             raise InputError(f"The model {name} draws random numbers, so it is not a pure function of its weights.")
         if any(not torch.equal(old, new) for old, new in zip(buffers, self.module.buffers(), strict=True)):
             raise InputError(f"The model {name} changes its buffers, so it is not a pure function of its weights.")
-        if not torch.equal(own, inputs):
+        if not all(map(torch.equal, own, inputs)):
             raise InputError(
                 f"The model {name} changes its inputs in place: make it work on a copy, or avoid in-place operations."
             )
         if not torch.equal(x, self.initial):
             raise InputError(f"The model {name} changes its weights in forward, so it is not a pure function of them.")
         if not self.random and outputs.is_floating_point():
-            self._check_gradient(inputs)
+            self._check_gradient(*inputs)
         return outputs
 
-    def _check_gradient(self, inputs: torch.Tensor) -> None:
+    def _check_gradient(self, *inputs: torch.Tensor) -> None:
         """Raise if the gradient at other weights differs from that of a module with those weights.
 
         It does if a part of the model runs again during the backward pass, which then uses the module's own weights.
@@ -126,7 +126,7 @@ class Flat:
             x = (1.5 * self.initial + 0.1).requires_grad_()
             for parameter, value in zip(own, self.views(x.detach()).values(), strict=True):
                 parameter.data.copy_(value)
-            ours, theirs = self(x, inputs).sum(), module(inputs).sum()
+            ours, theirs = self(x, *inputs).sum(), module(*inputs).sum()
             if not ours.requires_grad or not theirs.requires_grad:
                 return
             gradient = torch.autograd.grad(ours, x)[0]

@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from fedstrata.core.errors import invalid
+from fedstrata.core.errors import InputError, invalid
 from fedstrata.core.options import param
 from fedstrata.data.federated import FederatedData
 from fedstrata.models.flat import BatchNormRule
@@ -41,7 +41,12 @@ def adversarial(
         return base.outer(x, (perturbed(inputs, y), *rest))
 
     def check(data: FederatedData) -> None:
-        inputs = data.train.arrays[0]
+        inputs, *others, _ = data.train.arrays
+        if others:
+            raise InputError(
+                f"The adversarial problem perturbs the one input of a sample, but samples of {data.name} have "
+                f"{len(others) + 1} inputs."
+            )
         if tuple(inputs.shape[1:]) != tuple(shape) or not inputs.is_floating_point():
             kind = "" if inputs.is_floating_point() else " and are integers, which cannot be perturbed"
             got = f"{tuple(shape)}, but the inputs of {data.name} have shape {tuple(inputs.shape[1:])}{kind}"

@@ -11,9 +11,10 @@ from fedstrata.core.errors import invalid
 from fedstrata.core.options import param
 from fedstrata.data.federated import FederatedData
 from fedstrata.models.flat import BatchNormRule
-from fedstrata.problems.erm import BATCHNORM, LOSS, Losses, erm
+from fedstrata.problems.erm import BATCHNORM, LOSS, Losses, erm, weighted_mean
 from fedstrata.problems.problem import Arrays, Problem, builder
 from fedstrata.problems.projections import simplex
+from fedstrata.problems.samples import split
 
 
 @builder
@@ -29,10 +30,13 @@ def agnostic(
     own loss.
     """
     base = erm(model, loss, batchnorm)
+    flat, losses = base.flat, base.losses
+    assert flat is not None and losses is not None
 
     def outer(x: torch.Tensor, y: torch.Tensor, batch: Arrays) -> torch.Tensor:
-        *data, client = batch
-        return clients * y.gather(0, client.reshape(1)).squeeze(0) * base.outer(x, tuple(data))
+        inputs, targets, (*weights, client) = split(batch)
+        own = weighted_mean(losses(flat(x, *inputs), targets), weights)
+        return clients * y.gather(0, client.reshape(1)).squeeze(0) * own
 
     def check(data: FederatedData) -> None:
         if data.clients != clients:

@@ -27,6 +27,7 @@ from fedstrata.problems.erm import (
 from fedstrata.problems.problem import Arrays, Problem, builder
 from fedstrata.problems.projections import box
 from fedstrata.problems.queries import Query, class_shares, unanswered
+from fedstrata.problems.samples import split
 
 Activation = Callable[[torch.Tensor], torch.Tensor]
 
@@ -86,7 +87,7 @@ def auc(
         takes_weights=True,
         ranks_only=True,
         flat=flat,
-        predict=lambda x, inputs: flat(x[: flat.size], inputs),
+        predict=lambda x, *inputs: flat(x[: flat.size], *inputs),
         losses=either_cross_entropy,
         check=lambda data: _check(flat, data),
     )
@@ -114,10 +115,10 @@ def _with_fraction(
     strength = p * (1 - p)
     scale = math.sqrt(strength) if scale_dual else 1.0
 
-    def scored(w: torch.Tensor, batch: Arrays) -> tuple[torch.Tensor, torch.Tensor, list[torch.Tensor]]:
+    def scored(w: torch.Tensor, batch: Arrays) -> tuple[torch.Tensor, torch.Tensor, Arrays]:
         """Return scores, labels as 0.0 and 1.0, and the samples' weights, if any."""
-        inputs, targets, *weights = batch
-        s = activation(scores(flat(w, inputs)))
+        inputs, targets, weights = split(batch)
+        s = activation(scores(flat(w, *inputs)))
         return s, targets.to(s.dtype), weights
 
     def outer(x: torch.Tensor, y: torch.Tensor, batch: Arrays) -> torch.Tensor:
@@ -145,7 +146,7 @@ def either_cross_entropy(outputs: torch.Tensor, targets: torch.Tensor) -> torch.
 
 
 def _check(flat: Flat, data: FederatedData) -> None:
-    targets = data.train.arrays[1]
+    targets = data.train.arrays[-1]
     if not are_labels(targets):
         got = f"{targets.dtype} of shape {tuple(targets.shape[1:])} per sample ({data.name})"
         raise invalid("targets of the auc problem", got, "one integer per sample, 0 or 1")
@@ -155,7 +156,7 @@ def _check(flat: Flat, data: FederatedData) -> None:
     if data.classes != 2:
         raise InputError(
             f"The auc problem needs two classes, 0 and 1. Got {data.classes} ({data.name}): label the data 0 and 1, or "
-            "turn the first half of the classes into class 1 with imbalance (data.imbalance in a configuration file)."
+            "turn some of the classes into class 1 with imbalance (data.imbalance in a configuration file)."
         )
     outputs, _ = try_model(flat, data)
     if outputs.numel() not in (2, 4):

@@ -14,6 +14,7 @@ from fedstrata.problems.auc import FORM, MARGIN, SCALE_DUAL, SCORE, Form, P, auc
 from fedstrata.problems.erm import BATCHNORM, weighted_mean
 from fedstrata.problems.maml import FIRST_ORDER, with_gradient_steps
 from fedstrata.problems.problem import Arrays, Outer, Problem, builder
+from fedstrata.problems.samples import split
 
 
 @builder
@@ -52,7 +53,7 @@ def _cross_entropy(flat: Flat) -> Outer:
     """Return the mean cross-entropy as a function of a vector that starts with the model's weights."""
 
     def loss(u: torch.Tensor, batch: Arrays) -> torch.Tensor:
-        inputs, targets, *weights = batch
-        return weighted_mean(either_cross_entropy(flat(u, inputs), targets), weights)
+        inputs, targets, weights = split(batch)
+        return weighted_mean(either_cross_entropy(flat(u, *inputs), targets), weights)
 
     return loss

@@ -11,10 +11,12 @@ from torch.nn import functional as F
 
 from fedstrata.core.errors import InputError, invalid
 from fedstrata.core.options import param
+from fedstrata.data.batch import stored
 from fedstrata.data.federated import FederatedData
 from fedstrata.data.intake import are_labels
 from fedstrata.models.flat import BatchNormRule, Flat
 from fedstrata.problems.problem import Arrays, Problem, builder
+from fedstrata.problems.samples import split
 
 Losses = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
@@ -72,8 +74,8 @@ def erm(model: nn.Module, loss: str | Losses = LOSS, batchnorm: BatchNormRule = 
     flat = Flat(model, batchnorm)
 
     def outer(x: torch.Tensor, batch: Arrays) -> torch.Tensor:
-        inputs, targets, *weights = batch
-        return weighted_mean(losses(flat(x, inputs), targets), weights)
+        inputs, targets, weights = split(batch)
+        return weighted_mean(losses(flat(x, *inputs), targets), weights)
 
     def check(data: FederatedData) -> None:
         outputs, targets = try_model(flat, data)
@@ -92,24 +94,26 @@ def try_model(flat: Flat, data: FederatedData) -> tuple[torch.Tensor, torch.Tens
     The two samples are the first one twice, in the model's dtype: batch statistics need more than one.
     """
     twice = [torch.cat([a[:1], a[:1]]).to(flat.initial.device) for a in data.train.arrays]
-    inputs, targets = (a.to(flat.initial.dtype) if a.is_floating_point() else a.long() for a in twice)
+    *inputs, targets = (a.to(flat.initial.dtype) if a.is_floating_point() else stored(a) for a in twice)
     try:
-        return flat.pure(inputs), targets
+        return flat.pure(*inputs), targets
     except InputError:
         raise
-    except (RuntimeError, ValueError, IndexError) as error:
-        model, shape = type(flat.module).__name__, tuple(inputs.shape[1:])
-        reason = f"The model {model} cannot take inputs of shape {shape} ({data.name}): {error}."
-        remedy = "" if inputs.is_floating_point() else " Integer inputs, e.g. characters, need a model such as lstm."
+    except (RuntimeError, TypeError, ValueError, IndexError) as error:
+        model, shapes = type(flat.module).__name__, " and ".join(str(tuple(a.shape[1:])) for a in inputs)
+        taken = f"inputs of shape {shapes}" if len(inputs) == 1 else f"{len(inputs)} inputs of shapes {shapes}"
+        reason = f"The model {model} cannot take {taken} ({data.name}): {error}."
+        whole = len(inputs) == 1 and not inputs[0].is_floating_point()
+        remedy = " Integer inputs, e.g. characters, need a model such as lstm." if whole else ""
         raise InputError(reason + remedy) from None
 
 
 def check_targets(flat: Flat, outputs: torch.Tensor, data: FederatedData, loss: str) -> None:
     """Raise if the targets do not fit the loss and the model's ``outputs`` for two samples."""
     model, shape = f"the model {type(flat.module).__name__}", tuple(outputs.shape)
-    all_targets = [data.train.arrays[1]]
-    all_targets += [data.client_test.arrays[1]] if data.client_test is not None else []
-    all_targets += [data.test[1]] if data.test is not None else []
+    all_targets = [data.train.arrays[-1]]
+    all_targets += [data.client_test.arrays[-1]] if data.client_test is not None else []
+    all_targets += [data.test[-1]] if data.test is not None else []
     if loss == "cross_entropy":
         if outputs.dim() != 2:
             raise invalid(f"output of {model}", shape, "[samples, classes] for cross-entropy")

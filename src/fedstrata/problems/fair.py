@@ -17,6 +17,7 @@ from fedstrata.problems.erm import BATCHNORM, LOSS, Losses, erm, weighted_mean
 from fedstrata.problems.problem import Arrays, Problem, builder
 from fedstrata.problems.projections import simplex
 from fedstrata.problems.queries import Query, class_shares, unanswered
+from fedstrata.problems.samples import split
 
 
 @builder
@@ -70,9 +71,9 @@ def _over_classes(
         factor = torch.where(shares > 0, 1 / shares.clamp(min=torch.finfo(shares.dtype).tiny), 0)
 
         def outer(x: torch.Tensor, y: torch.Tensor, batch: Arrays) -> torch.Tensor:
-            inputs, targets, *weights = batch
+            inputs, targets, weights = split(batch)
             assert base.losses is not None and base.predict is not None
-            losses = base.losses(base.predict(x, inputs), targets)
+            losses = base.losses(base.predict(x, *inputs), targets)
             own = (y * factor).gather(0, targets.long())
             return weighted_mean(own * losses, weights) - 0.5 * regularise * (y @ y)
 

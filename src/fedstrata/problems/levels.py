@@ -10,6 +10,7 @@ from fedstrata.data.batch import Batch
 from fedstrata.data.federated import FederatedData
 from fedstrata.data.part import Part
 from fedstrata.problems.problem import Outer, Problem
+from fedstrata.problems.samples import samples_of
 
 
 def batch_of(problem: Problem, level: int, part: Part, clients: np.ndarray, positions: np.ndarray) -> Batch:
@@ -35,8 +36,9 @@ def level_sizes(problem: Problem, data: FederatedData, samples: int = 2, outer: 
 
 def _value(problem: Problem, level: int, u: torch.Tensor, data: FederatedData, samples: int) -> torch.Tensor:
     zeros = np.zeros((1, samples), dtype=np.int64)
-    (arrays,) = batch_of(problem, level, data.part(level), zeros[:, 0], zeros).parts
-    batch = tuple(a[0].to(u.dtype) if a.is_floating_point() else a[0] for a in arrays)
+    drawn = batch_of(problem, level, data.part(level), zeros[:, 0], zeros)
+    arrays = [a[0].to(u.dtype) if a.is_floating_point() else a[0] for a in drawn.parts[0]]
+    batch = samples_of(arrays, drawn.fields)
     function: Outer = problem.levels[level - 1] if level else problem.outer
     what = f"{f'level {level}' if level else 'outer function'} of the problem {problem.name}"
     dual = () if level or problem.y0 is None else (problem.y0,)
@@ -48,8 +50,8 @@ def _value(problem: Problem, level: int, u: torch.Tensor, data: FederatedData, s
     except (RuntimeError, TypeError, ValueError, IndexError, AttributeError) as error:
         given = f"{'x' if u is problem.x0 else 'u'} of {len(u)} numbers{''.join(f', y of {len(y)}' for y in dual)}"
         shapes = ", ".join(str(tuple(a.shape)) for a in batch)
-        drawn = f"a batch of shapes {shapes}" if shapes else "an empty batch (outer_draws is false)"
-        raise InputError(f"The {what} fails, given {given}, and {drawn}: {str(error).splitlines()[0]}") from error
+        got = f"a batch of shapes {shapes}" if shapes else "an empty batch (outer_draws is false)"
+        raise InputError(f"The {what} fails, given {given}, and {got}: {str(error).splitlines()[0]}") from error
     if not all(map(_same, batch, before)):
         raise InputError(f"The {what} must not change its batch in place, because others use it too. Make a copy.")
     if not isinstance(value, torch.Tensor) or value.dim() != (1 if level else 0):

@@ -13,6 +13,7 @@ from fedstrata.core.options import options, param
 from fedstrata.models.flat import BatchNormRule
 from fedstrata.problems.erm import BATCHNORM, LOSS, Losses, erm, weighted_mean
 from fedstrata.problems.problem import INNER_MEAN, Arrays, InnerMean, Level, Outer, Problem, builder
+from fedstrata.problems.samples import split
 
 GLOBAL_MEAN = replace(INNER_MEAN, default="global")
 
@@ -90,8 +91,8 @@ def risk_averse(
         return torch.cat([x, base.outer(x, batch).reshape(1)])
 
     def semideviation(u: torch.Tensor, batch: Arrays) -> torch.Tensor:
-        inputs, targets, *weights = batch
-        above = (losses(flat(u[:-1], inputs), targets) - u[-1]).relu()
+        inputs, targets, weights = split(batch)
+        above = (losses(flat(u[:-1], *inputs), targets) - u[-1]).relu()
         return torch.stack([u[-1], weighted_mean(above**power, weights)])
 
     def outer(u: torch.Tensor, batch: Arrays) -> torch.Tensor:

@@ -42,7 +42,8 @@ class Problem:
     """An objective in layers, made of pure functions of vectors and a batch.
 
     Each function is written for one client: ``u`` and ``y`` are vectors, ``batch`` is a tuple of tensors whose first
-    axis runs over the samples, e.g. ``(inputs, targets)``. The library runs it for many clients at once.
+    axis runs over the samples: the arrays of the data, e.g. ``(inputs, targets)``, or ``(inputs, mask, targets)`` if a
+    sample has two inputs. The library runs it for many clients at once.
 
     outer:      ``f(u, batch) -> scalar``, or ``f(u, y, batch) -> scalar`` with a dual.
     x0:         the starting point, a vector.
@@ -66,7 +67,7 @@ class Problem:
     known:      the solution (x, y) if it is known, for metrics; y is None without a dual.
     perturbs:   whether the dual is a perturbation added to every input: metrics then also measure under attack.
     flat:       the model whose weights are the first entries of the vector, if there is one.
-    predict:    ``predict(x, inputs) -> outputs`` of the model, for metrics.
+    predict:    ``predict(x, *inputs) -> outputs`` of the model, for metrics.
     losses:     ``losses(outputs, targets) -> one loss per sample``, for metrics.
     adapt:      (steps, lr) of the gradient steps that adapt the model to a client, for metrics; None if there are none.
     options:    the options it was built with, recorded in the run directory; a run resumes only with the same options.
@@ -93,7 +94,7 @@ class Problem:
     known: tuple[torch.Tensor, torch.Tensor | None] | None = None
     perturbs: bool = False
     flat: Flat | None = None
-    predict: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None
+    predict: Callable[..., torch.Tensor] | None = None
     losses: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None
     adapt: tuple[int, float] | None = None
     options: Mapping[str, object] = field(default_factory=dict)

@@ -2,32 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch.utils._pytree import register_pytree_node
 
 from fedstrata.problems.derivatives import Function
 from fedstrata.problems.problem import Problem
-
-
-class Randomised(tuple[torch.Tensor, ...]):
-    """The arrays of one client's batch, with the words that random layers draw from."""
-
-    words: torch.Tensor
-
-    @staticmethod
-    def of(arrays: Sequence[torch.Tensor]) -> Randomised:
-        """Return the arrays without the last one, which becomes ``words``."""
-        randomised = Randomised(arrays[:-1])
-        randomised.words = arrays[-1]
-        return randomised
-
-
-register_pytree_node(
-    Randomised, lambda batch: ([*batch, batch.words], None), lambda arrays, _: Randomised.of(list(arrays))
-)
 
 
 def with_random_layers(problem: Problem) -> Problem:

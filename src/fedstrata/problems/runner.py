@@ -17,7 +17,7 @@ import torch
 
 from fedstrata.core.errors import FedstrataError
 from fedstrata.core.stopwatch import Stopwatch
-from fedstrata.data.batch import Batch
+from fedstrata.data.batch import Batch, Fields
 from fedstrata.problems.derivatives import (
     Form,
     Function,
@@ -37,10 +37,11 @@ from fedstrata.problems.graphs.descent import Descent, Scale, trace_descent
 from fedstrata.problems.graphs.trace import close, trace
 from fedstrata.problems.precision import with_autocast
 from fedstrata.problems.problem import Arrays, Problem
-from fedstrata.problems.randomness import Randomised, with_random_layers
+from fedstrata.problems.randomness import with_random_layers
+from fedstrata.problems.samples import samples_of
 
-Name = tuple[str, tuple[bool, ...]]
-"""A function, and which of its batches have words for random layers."""
+Name = tuple[str, tuple[Fields, ...]]
+"""A function, and the fields of its batches."""
 
 TRACING = Stopwatch()
 """How long functions were traced, compiled and checked: a cost of starting, not of training."""
@@ -106,7 +107,7 @@ class Runner:
 
     def run(self, function: str, vectors: Tensors, batches: Sequence[Batch]) -> Tensors:
         """Return the results of a function for each client."""
-        name = (function, tuple(b.random for b in batches))
+        name = (function, tuple(b.fields for b in batches))
         if all(b.where is None for b in batches):
             return self._on(name, vectors, tuple(b.parts[0] for b in batches), all(b.traced for b in batches))
         out: list[torch.Tensor] = []
@@ -128,7 +129,7 @@ class Runner:
         scale: Scale | None = None,
     ) -> Tensors | None:
         """Take a traced step along the first result of a function; return the others. None if it cannot be traced."""
-        name = (function, tuple([b.random for b in batches]))
+        name = (function, tuple([b.fields for b in batches]))
         usual = not [b for b in batches if not b.traced or b.where is not None] and x.is_contiguous()
         if not usual or not self._can_trace or self.problem.dual or name in self._alone:
             return None
@@ -201,8 +202,8 @@ class Runner:
         """Return a function of one client or of several, with the arrays of its batches as separate arguments."""
         key = (name, single, lengths)
         if key not in self._flattened:
-            function, random = name
-            form = _flat(self._functions[single][function], vectors, lengths, random)
+            function, fields = name
+            form = _flat(self._functions[single][function], vectors, lengths, fields)
             self._flattened[key] = torch.func.vmap(form) if self._nested and not single else form
         return self._flattened[key]
 
@@ -228,14 +229,13 @@ class Runner:
         return tuple(torch.cat(column) for column in zip(*parts, strict=True))
 
 
-def _flat(function: Form, vectors: int, lengths: tuple[int, ...], random: tuple[bool, ...]) -> Form:
+def _flat(function: Form, vectors: int, lengths: tuple[int, ...], fields: tuple[Fields, ...]) -> Form:
     """Return the function with the arrays of its batches as separate arguments, as tracing needs them."""
 
     def flat(*args: Any) -> Tensors:
         batches, start = [], vectors
-        for length, has_words in zip(lengths, random, strict=True):
-            arrays = args[start : start + length]
-            batches.append(Randomised.of(arrays) if has_words else arrays)
+        for length, own in zip(lengths, fields, strict=True):
+            batches.append(samples_of(args[start : start + length], own))
             start += length
         return function(*args[:vectors], *batches)
 

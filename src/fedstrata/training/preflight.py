@@ -46,7 +46,7 @@ def check_run(
     if isinstance(evaluate, Evaluation):
         evaluate.part(data)
         evaluate.adaptation(problem)
-        evaluate.attacks(problem, data.train.arrays[0])
+        evaluate.attacks(problem, data.train.arrays)
 
 
 def device_of(settings: Settings, problem: Problem) -> torch.device:

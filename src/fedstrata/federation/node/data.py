@@ -11,7 +11,7 @@ import numpy as np
 
 from fedstrata.core.errors import InputError
 from fedstrata.data import intake
-from fedstrata.data.federated import FederatedData, Part
+from fedstrata.data.federated import Arrays, FederatedData, Part
 from fedstrata.experiments.config import Config
 from fedstrata.federation.wire import Call
 
@@ -30,11 +30,11 @@ def pools(node: Mapping[str, Any]) -> bool:
 
 @dataclass(frozen=True)
 class NodeData:
-    """The data on this node: (inputs, targets) to train on, for the inner levels, and to test on."""
+    """The data on this node: inputs and targets to train on, for the inner levels, and to test on."""
 
-    train: intake.Pair
-    support: intake.Pair | None
-    test: intake.Pair | None
+    train: Arrays
+    support: Arrays | None
+    test: Arrays | None
 
 
 def read_data(node: Mapping[str, Any], config: Config) -> NodeData:
@@ -57,16 +57,23 @@ def read_data(node: Mapping[str, Any], config: Config) -> NodeData:
     return NodeData(train, parts.get("support"), parts.get("test"))
 
 
-def _parts_of_folder(folder: Path) -> dict[str, intake.Pair]:
+def _parts_of_folder(folder: Path) -> dict[str, Arrays]:
     files = {part: folder / f"{part}.npz" for part in ("train", "support", "test")}
-    return {
-        part: intake.pair(intake.read_parts(file)["train"], str(file)) for part, file in files.items() if file.exists()
-    }
+    parts = {part: intake.read_parts(file)["train"] for part, file in files.items() if file.exists()}
+    return _checked(parts, {part: str(file) for part, file in files.items()})
 
 
-def _parts_of_file(file: Path) -> dict[str, intake.Pair]:
+def _parts_of_file(file: Path) -> dict[str, Arrays]:
     parts = intake.read_parts(file, "support", "test")
-    return {part: intake.pair(arrays, f"{part} of {file}") for part, arrays in parts.items()}
+    return _checked(parts, {part: f"{part} of {file}" for part in parts})
+
+
+def _checked(parts: Mapping[str, Any], titles: Mapping[str, str]) -> dict[str, Arrays]:
+    """Return the arrays of each part, checked; those for the inner levels and for tests must be like the others."""
+    checked: dict[str, Arrays] = {}
+    for part, arrays in parts.items():
+        checked[part] = intake.checked(arrays, titles[part], checked.get("train"), "the training data")
+    return checked
 
 
 def describe(own: NodeData, config: Config) -> dict[str, Any]:
@@ -74,13 +81,12 @@ def describe(own: NodeData, config: Config) -> dict[str, Any]:
 
     The number of samples is included only if the run weights clients by it.
     """
-    inputs, targets = own.train
-    pairs = [pair for pair in (own.train, own.support, own.test) if pair is not None]
-    rows = len(inputs) + (0 if own.support is None else len(own.support[0]))
+    parts = [arrays for arrays in (own.train, own.support, own.test) if arrays is not None]
+    rows = len(own.train[0]) + (0 if own.support is None else len(own.support[0]))
     return {
-        "shapes": [list(inputs.shape[1:]), list(targets.shape[1:])],
-        "dtypes": [str(t.dtype).removeprefix("torch.") for t in (inputs, targets)],
-        "classes": intake.count_classes(*(targets for _, targets in pairs), partial=True),
+        "shapes": [list(a.shape[1:]) for a in own.train],
+        "dtypes": [str(a.dtype).removeprefix("torch.") for a in own.train],
+        "classes": intake.count_classes(*(arrays[-1] for arrays in parts), partial=True),
         "rows": rows if config.train.weighting == "samples" else 1,
     }
 
@@ -88,10 +94,10 @@ def describe(own: NodeData, config: Config) -> dict[str, Any]:
 def federated_view(own: NodeData, call: Call, config: Config) -> FederatedData:
     """Return the data of all clients as this node sees them: its own rows, and none of the other clients."""
 
-    def part(pair: intake.Pair) -> Part:
-        return Part.of(pair, [np.arange(len(pair[0]))])
+    def part(arrays: Arrays) -> Part:
+        return Part.of(arrays, [np.arange(len(arrays[0]))])
 
-    support, test = (None if pair is None else part(pair) for pair in (own.support, own.test))
+    support, test = (None if arrays is None else part(arrays) for arrays in (own.support, own.test))
     data = FederatedData(part(own.train), support, own.test, test, call.classes, "federation")
     if config.data.holdout:
         train, held = data.train.hold_out(config.data.holdout, config.data_seed)

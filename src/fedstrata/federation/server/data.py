@@ -14,7 +14,7 @@ from fedstrata.clients.faults import QuorumError
 from fedstrata.core.errors import FedstrataError, InputError, invalid
 from fedstrata.core.version import __version__
 from fedstrata.data import intake
-from fedstrata.data.federated import FederatedData, Part
+from fedstrata.data.federated import Arrays, FederatedData, Part
 from fedstrata.federation import wire
 from fedstrata.federation.server.inbox import read_description
 from fedstrata.federation.server.nodes import Nodes
@@ -35,23 +35,23 @@ def data_of_nodes(nodes: Nodes, state: ServerState, server_data: Path | None, sa
     names = nodes.roster.names
     descriptions = _descriptions(nodes, state, say)
     shapes, dtypes = _common_form(descriptions, names)
-    row: Any = tuple(
+    row: Arrays = tuple(
         torch.zeros(1, *shape, dtype=wire.DTYPES[dtype]) for shape, dtype in zip(shapes, dtypes, strict=True)
     )
     sizes = [max(1, description["rows"]) for description in descriptions]
     offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
     rows = torch.zeros(1, dtype=torch.int64).expand(int(offsets[-1]))  # all rows are the same one
-    test = None if server_data is None else _read_pair(server_data / "test.npz", row)
+    test = None if server_data is None else _read(server_data / "test.npz", row)
     counts = [description["classes"] for description in descriptions]
     classes = max(counts) if all(counts) else 0  # floats 0 and 1 are classes only if no node has other values
     if test is not None and classes:
-        pooled = int(test[1].max()) + 1
+        pooled = int(test[-1].max()) + 1
         _check_classes(counts, names, pooled)
         classes = max(classes, pooled)
     elif classes:
         _check_classes(counts, names)
     data = FederatedData(Part(row, rows, offsets), None, test, None, classes, "federation", names)
-    auxiliary = None if server_data is None else _read_pair(server_data / "auxiliary.npz", row)
+    auxiliary = None if server_data is None else _read(server_data / "auxiliary.npz", row)
     return data if auxiliary is None else data.with_auxiliary(*auxiliary)
 
 
@@ -122,5 +122,5 @@ def _check_classes(counts: list[int], names: tuple[str, ...], pooled: int = 0) -
             )
 
 
-def _read_pair(file: Path, like: intake.Pair) -> intake.Pair | None:
-    return intake.pair(intake.read_parts(file)["train"], str(file), like) if file.exists() else None
+def _read(file: Path, like: Arrays) -> Arrays | None:
+    return intake.checked(intake.read_parts(file)["train"], str(file), like) if file.exists() else None

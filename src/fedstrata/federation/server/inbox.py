@@ -24,8 +24,8 @@ from fedstrata.training.metrics.catalogue import POOLED
 ANSWER_DTYPES = ("float32", "float64", "int64")
 """The dtypes that an answer may have before it is packed for the channel."""
 
-MOST_CLASSES, MOST_ROWS, MOST_NUMBERS = 1 << 16, 10**8, 1 << 28
-"""The largest numbers of classes, of samples, and of numbers in a sample that a node may report."""
+MOST_CLASSES, MOST_ROWS, MOST_NUMBERS, MOST_ARRAYS = 1 << 16, 10**8, 1 << 28, 16
+"""The largest numbers of classes, of samples, and of numbers and arrays in a sample that a node may report."""
 
 LARGEST_MEASURE = 1e30
 """Measures with a larger absolute value are dropped."""
@@ -188,10 +188,12 @@ def is_description(table: Any) -> bool:
     if not isinstance(table, dict):
         return False
     shapes, dtypes = table.get("shapes"), table.get("dtypes")
-    if not isinstance(shapes, list) or not isinstance(dtypes, list) or not len(shapes) == len(dtypes) == 2:
+    if not isinstance(shapes, list) or not isinstance(dtypes, list):
+        return False
+    if not 2 <= len(shapes) == len(dtypes) <= MOST_ARRAYS:
         return False
     good = all(isinstance(shape, list) and all(map(_is_count, shape)) for shape in shapes)
-    good = good and all(math.prod(max(1, size) for size in shape) <= MOST_NUMBERS for shape in shapes)
+    good = good and sum(math.prod(max(1, size) for size in shape) for shape in shapes) <= MOST_NUMBERS
     good = good and all(isinstance(dtype, str) and dtype in wire.DTYPES for dtype in dtypes)
     for field, most in (("classes", MOST_CLASSES), ("rows", MOST_ROWS)):
         count = table.get(field)

@@ -18,13 +18,13 @@ from fedstrata.training.metrics.measures import ROWS
 def adapt(problem: Problem, x: torch.Tensor, parts: Sequence[Arrays], steps: int, lr: float) -> torch.Tensor:
     """Return ``x`` after gradient steps x <- x - lr grad(mean loss of the model over the rows of all parts)."""
     assert problem.predict is not None and problem.losses is not None
-    rows = sum(len(targets) for _, targets in parts)
+    rows = sum(len(part[-1]) for part in parts)
     for _ in range(steps):
         gradient = torch.zeros_like(x)
-        for inputs, targets in parts:
+        for *inputs, targets in parts:
             leaf = x.detach().requires_grad_()
             with torch.enable_grad():
-                loss = problem.losses(problem.predict(leaf, inputs), targets).sum() / rows
+                loss = problem.losses(problem.predict(leaf, *inputs), targets).sum() / rows
             gradient += torch.autograd.grad(loss, leaf)[0]
         x = x - lr * gradient
     return x

@@ -153,7 +153,7 @@ class Evaluation(Options, owner="the evaluation"):
         self, problem: Problem, classes: int, x: torch.Tensor, y: torch.Tensor | None, arrays: Arrays
     ) -> Measures:
         """Return the pooled measures under the worst perturbation."""
-        if not self.attacks(problem, inputs=arrays[0]):
+        if not self.attacks(problem, arrays):
             return {}
         project = problem.projected if self.attack_radius is None else ball(self.attack_radius)
         inputs, targets = arrays
@@ -240,13 +240,15 @@ class Evaluation(Options, owner="the evaluation"):
             )
         return None
 
-    def attacks(self, problem: Problem, inputs: torch.Tensor) -> bool:
-        """Whether the model is also measured under attack."""
+    def attacks(self, problem: Problem, arrays: Arrays) -> bool:
+        """Whether the model is also measured under attack, on samples like those of ``arrays``."""
         if self.attack_radius is None and not problem.perturbs:
             return False
         if problem.predict is None:
             raise InputError(f"The problem {problem.name} has no model to attack: leave out attack_radius.")
-        if not inputs.is_floating_point():
+        if len(arrays) > 2:
+            raise InputError("Samples with several inputs cannot be perturbed: leave out attack_radius.")
+        if not arrays[0].is_floating_point():
             raise InputError("Integer inputs cannot be perturbed: leave out attack_radius of the evaluation.")
         return True
 

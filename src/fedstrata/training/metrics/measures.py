@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from fedstrata.core.errors import invalid
+from fedstrata.data.batch import stored
 from fedstrata.problems.erm import scores, squared
 from fedstrata.problems.problem import Arrays, Problem
 from fedstrata.training.metrics.catalogue import measure
@@ -27,11 +28,10 @@ PASS_BYTES = 1 << 20
 def predict(problem: Problem, x: torch.Tensor, arrays: Arrays) -> Arrays:
     """Return the model's outputs on all rows, and their targets."""
     assert problem.predict is not None
-    inputs, targets = arrays
-    parts = []
-    for rows in torch.split(inputs, max(ROWS, PASS_BYTES // max(1, inputs[:1].nbytes))):
-        parts.append(problem.predict(x, rows if rows.is_floating_point() else rows.long()))
-    return torch.cat(parts), targets
+    *inputs, targets = arrays
+    rows = max(ROWS, PASS_BYTES // max(1, sum(a[:1].nbytes for a in inputs)))
+    passes = zip(*(torch.split(a, rows) for a in inputs), strict=True)
+    return torch.cat([problem.predict(x, *map(stored, some)) for some in passes]), targets
 
 
 def pooled_measures(problem: Problem, classes: int, outputs: torch.Tensor, targets: torch.Tensor) -> Measures:
