@@ -13,7 +13,7 @@ import torch
 from fedstrata.clients.clients import Clients
 from fedstrata.clients.cohort import cohort_size
 from fedstrata.core.errors import InputError, invalid
-from fedstrata.core.options import Option, Options, build
+from fedstrata.core.options import Option, Options, Shares, build
 from fedstrata.core.options import param as param
 from fedstrata.core.registry import Registry
 from fedstrata.problems.problem import Problem
@@ -30,6 +30,9 @@ ANY_LEVELS = range(1, 100)
 """For ``levels``: one inner level or more."""
 
 ALGORITHMS: Registry[type[Algorithm]] = Registry("algorithm", hint="To add your own: fedstrata --import FILE ...")
+
+SHARES = Shares(0.05)
+"""The range to search for the weight of a fresh value in an average."""
 
 
 class Algorithm(Options, ABC):

@@ -50,7 +50,7 @@ from typing import ClassVar, NamedTuple
 
 from torch import Tensor
 
-from fedstrata.algorithms.algorithm import Algorithm, param
+from fedstrata.algorithms.algorithm import SHARES, Algorithm, param
 from fedstrata.algorithms.descent import FIRST_BATCHES, RATES, WEIGHTS, Pair, Tensors, gradients
 from fedstrata.algorithms.estimators import storm, weights_now
 from fedstrata.algorithms.matrices import FIRST_MATRIX, MATRICES, RHO, THETA, Matrix, divided
@@ -81,8 +81,8 @@ class FGDA(Algorithm):
     lam: float = param(0.1, "lambda, step size of y, multiplied by eta", above=0, search=RATES)
     eta: Rate = param(1.0, "eta_t: 1 with constant weights, or the theorem's cube_root schedule", above=0)
     steps: EqualSteps = param(10, "q, local steps per round including the synchronisation, or an Interval")
-    alpha: Rate = param(0.5, "weight of a fresh gradient in y; c_1 with weights = 'theorem'", least=0, search=(0.05, 1))
-    beta: Rate = param(0.5, "weight of a fresh gradient in x; c_2", least=0, search=(0.05, 1))
+    alpha: Rate = param(0.5, "weight of a fresh gradient in y; c_1 with weights = 'theorem'", least=0, search=SHARES)
+    beta: Rate = param(0.5, "weight of a fresh gradient in x; c_2", least=0, search=SHARES)
     weights: str = WEIGHTS
     matrix: str = param("identity", "the matrices A and B", choices=tuple(MATRICES))
     theta: Rate = THETA

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import torch
 
-from fedstrata.algorithms.algorithm import Algorithm, State, param
+from fedstrata.algorithms.algorithm import SHARES, Algorithm, State, param
 from fedstrata.algorithms.descent import LOCAL_LR
 from fedstrata.algorithms.estimators import moving_average, weight_of
 from fedstrata.clients import Client, Clients, remote
@@ -37,7 +37,7 @@ class LocalMOML(Algorithm):
 
     lr: Rate = LOCAL_LR
     steps: Steps = param(4, "local steps per round, H, or Epochs(e), or an Interval")
-    beta: Rate = param(0.9, "weight of a fresh inner value", above=0, search=(0.05, 1))
+    beta: Rate = param(0.9, "weight of a fresh inner value", above=0, search=SHARES)
     first_batches: int = param(4, "batches for the first inner value of each round", least=1)
 
     def round(self, s: State, clients: Clients) -> State:

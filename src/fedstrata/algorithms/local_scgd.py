@@ -30,7 +30,7 @@ from typing import ClassVar, NamedTuple
 
 import torch
 
-from fedstrata.algorithms.algorithm import Algorithm, param
+from fedstrata.algorithms.algorithm import SHARES, Algorithm, param
 from fedstrata.algorithms.descent import RATES
 from fedstrata.algorithms.estimators import moving_average, weight_of
 from fedstrata.clients import Client, Clients, remote
@@ -54,8 +54,8 @@ class LocalSCGDM(Algorithm):
 
     beta: Rate = param(0.1, "step size, multiplied by eta", above=0, search=RATES)
     eta: Rate = param(1.0, "eta_t, a common factor", above=0)
-    gamma: Rate = param(0.7, "weight of a fresh inner value, multiplied by eta", above=0, search=(0.05, 1))
-    alpha: Rate = param(0.8, "weight of a fresh gradient, multiplied by eta", above=0, search=(0.05, 1))
+    gamma: Rate = param(0.7, "weight of a fresh inner value, multiplied by eta", above=0, search=SHARES)
+    alpha: Rate = param(0.8, "weight of a fresh gradient, multiplied by eta", above=0, search=SHARES)
     momentum: bool = param(True, "step along a momentum; otherwise along the gradient itself")
     steps: Steps = param(5, "local steps per round, or Epochs(e), or an Interval")
 

@@ -33,7 +33,7 @@ from typing import ClassVar, NamedTuple
 
 import torch
 
-from fedstrata.algorithms.algorithm import Algorithm, param
+from fedstrata.algorithms.algorithm import SHARES, Algorithm, param
 from fedstrata.algorithms.descent import RATES, WEIGHT_DECAY, Pair, Tensors, descend_ascend, gradients
 from fedstrata.algorithms.estimators import moving_average, weight_of
 from fedstrata.algorithms.snapshots import check_snapshot, gradients_at_snapshot, keep_snapshot, snapshot
@@ -63,7 +63,7 @@ class LocalSGDAM(Algorithm):
     steps: EqualSteps = param(10, "local steps per round, tau, or an Interval")
     snapshot_every: int = param(1, "S, steps between snapshots: a multiple of steps, or 1; 0 means steps^2", least=0)
     alpha: Rate = param(1.0, "factor of both learning rates and of beta", above=0)
-    beta: float = param(0.5, "weight of a fresh gradient in the momenta, times alpha", above=0, search=(0.05, 1))
+    beta: float = param(0.5, "weight of a fresh gradient in the momenta, times alpha", above=0, search=SHARES)
     average_momentum: bool = param(True, "average the momenta with x and y; otherwise they stay on their clients")
     restart: bool = param(False, "start the momenta of every round at 0; needs at least 2 steps")
     weight_decay: float = WEIGHT_DECAY

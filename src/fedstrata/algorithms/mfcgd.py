@@ -46,7 +46,7 @@ from typing import ClassVar, NamedTuple
 
 import torch
 
-from fedstrata.algorithms.algorithm import Algorithm, param
+from fedstrata.algorithms.algorithm import SHARES, Algorithm, param
 from fedstrata.algorithms.descent import FIRST_BATCHES, RATES, WEIGHTS
 from fedstrata.algorithms.estimators import direction, estimate_first, estimate_next, stores_jacobian, weights_now
 from fedstrata.algorithms.matrices import FIRST_MATRIX, MATRICES, RHO, THETA, Matrix, divided
@@ -73,9 +73,9 @@ class MFCGD(Algorithm):
     gamma: float = param(0.1, "step size, multiplied by eta", above=0, search=RATES)
     eta: Rate = param(1.0, "eta_t: 1 with constant weights, or the theorem's cube_root schedule", above=0)
     steps: EqualSteps = param(5, "q, local steps per round including the synchronisation, or an Interval")
-    alpha: Rate = param(0.5, "weight of a fresh inner value; c_1 with weights = 'theorem'", above=0, search=(0.05, 1))
-    beta: Rate = param(0.5, "weight of a fresh inner Jacobian; c_2", above=0, search=(0.05, 1))
-    varrho: Rate = param(0.5, "weight of a fresh outer gradient; c_3", above=0, search=(0.05, 1))
+    alpha: Rate = param(0.5, "weight of a fresh inner value; c_1 with weights = 'theorem'", above=0, search=SHARES)
+    beta: Rate = param(0.5, "weight of a fresh inner Jacobian; c_2", above=0, search=SHARES)
+    varrho: Rate = param(0.5, "weight of a fresh outer gradient; c_3", above=0, search=SHARES)
     weights: str = WEIGHTS
     matrix: str = param("identity", "the matrix A", choices=tuple(MATRICES))
     theta: Rate = THETA

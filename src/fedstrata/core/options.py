@@ -21,7 +21,7 @@ import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Self, TypeVar, dataclass_transform, get_type_hints
+from typing import Any, ClassVar, NamedTuple, Self, TypeVar, dataclass_transform, get_type_hints
 
 from fedstrata.core.errors import InputError, unknown, within
 from fedstrata.core.kinds import Kind, Limits, Place, kind_of
@@ -30,6 +30,13 @@ from fedstrata.core.registry import Registry
 F = TypeVar("F", bound=Callable[..., Any])
 
 _EMPTY: Any = inspect.Parameter.empty
+
+
+class Shares(NamedTuple):
+    """A range to search for a weight or a share, which never exceeds 1."""
+
+    low: float
+    high: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -92,7 +99,8 @@ def param(
     """Declare an option: its default (``...`` for none), a one-line description, and its range.
 
     ``above`` and ``below`` are exclusive bounds, ``least`` and ``most`` inclusive; ``choices`` are the allowed strings
-    or integers. ``search`` is the range that ``fedstrata tune`` searches, on a logarithmic scale.
+    or integers. ``search`` is the range that ``fedstrata tune`` searches, on a logarithmic scale; if the best value
+    lies at its edge, it also searches beyond, but not above 1 for :class:`Shares`.
     ``only={"form": ("margin",)}`` means that the option applies only if another one has one of these values.
     ``in_file=False`` declares an option that is set in Python only and is not a key of a configuration file.
     """

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from fedstrata.algorithms.algorithm import Algorithm
 from fedstrata.core.errors import InputError, invalid
@@ -82,13 +81,20 @@ def tune(
     data: DataOf,
     *,
     settings: Settings,
-    table: TuneTable | None = None,
+    trials: int = 8,
+    seeds: int = 3,
+    measure: str | None = None,
+    share: float = 0.2,
+    sampler: str = "sobol",
+    trial_rounds: int | None = None,
+    halving: int | None = None,
+    extend: bool = True,
+    search: Mapping[str, Mapping[str, tuple[float, float]]] | None = None,
     evaluate: Evaluate | None = None,
     out: str | Path | None = None,
     resume: bool = False,
     jobs: int = 1,
     callbacks: Sequence[Callback] = (),
-    **search: Any,
 ) -> Tuned:
     """Tune the hyperparameters of methods on validation data, by the same rule for each.
 
@@ -96,12 +102,27 @@ def tune(
         tuned.best["fedavg"]                     # an algorithm; tuned.compare(range(5)) runs all on the test data
 
     methods, data, settings, evaluate, out, resume, jobs, callbacks: as in :func:`fs.compare`.
-    search:    the keys of the table [tune] of a configuration file: ``trials``, ``sampler``, ``search``, ... Shorter
-               trials and the seeds of a trial are ``table=TuneTable(rounds=..., seeds=...)``.
+    trials:       trials for each hyperparameter that is searched; the method's own settings and the defaults come on top.
+    seeds:        seeds per trial, counted from ``seed``.
+    measure:      the measure on validation data to rank by; by default auc, else accuracy, else loss.
+    share:        the fraction of each client's training rows used for validation.
+    sampler:      "sobol", "latin", or Optuna's "tpe" or "gp".
+    trial_rounds: shorter trials; the best three are then run at full length.
+    halving:      successive halving by this factor.
+    extend:       whether to search beyond an edge at which the best value lies.
+    search:       ``{label: {option: (low, high)}}``, instead of the ranges that algorithms declare.
     """
-    if table is not None and search:
-        raise InputError(f"Pass either table or {', '.join(search)}, not both.")
-    chosen = TuneTable(**search) if table is None else table
+    chosen = TuneTable(
+        trials=trials,
+        seeds=seeds,
+        measure=measure,
+        share=share,
+        sampler=sampler,
+        rounds=trial_rounds,
+        halving=halving,
+        extend=extend,
+        search={label: dict(ranges) for label, ranges in (search or {}).items()},
+    )
     built = _methods(methods, data, settings, evaluate, ())
     folder = _folder(out, resume)
     if folder is not None:

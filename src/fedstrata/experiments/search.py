@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from fedstrata.core.errors import InputError, invalid, is_number, unknown
-from fedstrata.core.options import Option, options_of
+from fedstrata.core.options import Option, Shares, options_of
 from fedstrata.experiments.methods import Method
 
 Point = dict[str, float]
@@ -62,8 +62,8 @@ class Range:
         return 1 if position > 1 - EDGE and self.most != self.high else 0
 
     def beyond(self, side: int) -> Range:
-        """Return the range next to an edge, half as wide on the logarithmic scale, within what is allowed."""
-        factor = max(math.sqrt(self.high / self.low), 2.0)
+        """Return the range next to an edge: a factor of 2 to 10, depending on the range, within what is allowed."""
+        factor = min(max(math.sqrt(self.high / self.low), 2.0), 10.0)
         if side < 0:
             low = self.low / factor
             return replace(self, low=low if self.least is None else max(low, self.least), high=self.low)
@@ -105,8 +105,8 @@ def _range(option: Option, low: float, high: float) -> Range:
     limits = option.limits
     least = [limits.least] if limits.least else [limits.above * (1 + INSIDE)] if limits.above else []
     most = [limits.most] if limits.most is not None else [limits.below * (1 - INSIDE)] if limits.below else []
-    if option.search is not None and option.search[1] == 1:
-        most.append(1.0)  # a share or a weight
+    if isinstance(option.search, Shares):
+        most.append(1.0)
     return Range(low, high, max(least, default=None), min(most, default=None), option.kind.whole)
 
 

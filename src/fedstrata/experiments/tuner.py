@@ -151,6 +151,8 @@ class Tuner:
             stage += self._add(
                 label, self._sampler(label, near, " beyond").ask(self.table.trials * len(sides)), "extension"
             )
+            more = f"{len(points)} more trials beyond the edge of {listed(list(sides))}, where the best one was"
+            self.notes.append(f"{label}: {more}.")
             self.say(f"{label}: the best {listed(list(sides))} is at an edge of its range; searching beyond it")
         self._run(stage)
 
