@@ -28,6 +28,7 @@ import torch.distributed as dist
 from safetensors.torch import save_file
 
 import fedstrata as fs
+from augmented import augmented_example
 from cases import changed_settings
 from clients.failing import Failing
 from fedstrata.algorithms import ALGORITHMS
@@ -119,7 +120,10 @@ def adapting() -> tuple[fs.Problem, fs.FederatedData]:
     return fs.maml(problem.flat.module, inner_lr=RoundDecay(0.2, 0.5)), data
 
 
-OTHERS: dict[str, Callable[[], tuple[fs.Problem, fs.FederatedData]]] = {"robust": robust, "maml": adapting}
+OTHERS: dict[str, Callable[[], tuple[fs.Problem, fs.FederatedData]]] = {
+    **{"robust": robust, "maml": adapting},
+    "random layers": functools.cache(augmented_example),
+}
 
 CHANNELS = [
     fs.Channel(clip=0.01),
@@ -168,6 +172,7 @@ SPECIAL: list[Case] = [
     *(Case("comfedl", {"normalise": n}, "robust", participation=3) for n in (True, False)),
     Case("mfcgd", {}, "robust", weighting="samples"),
     Case("comfedl", {}, "maml", participation=3, rounds=2),
+    *(Case("scaffold", {}, "random layers", participation=p, ranks=n) for p, n in ((1.0, 2), (4, 3))),
     Case("fedlalr", {"aggregate": "max"}, participation=1),
     Case("coda", {"stage_steps": 4, "factor": 1.5}, "auc, prepared, scaled", clients=5, weighting="samples"),
     Case("codasca", {"stage_rounds": 2}, "auc, prepared, scaled", clients=5),
