@@ -19,7 +19,7 @@ from fedstrata.models.random import RandomLayer
 Function = Callable[..., torch.Tensor]
 F = TypeVar("F", bound=Function)
 
-AUGMENTATIONS: Registry[Callable[..., RandomLayer]] = Registry("augmentation", hint=YOUR_OWN)
+AUGMENTATIONS: Registry[Callable[..., Augmentation]] = Registry("augmentation", hint=YOUR_OWN)
 """Every augmentation by its name in a configuration file."""
 
 
@@ -185,13 +185,13 @@ def augmentation(function: Any = None, *, numbers: int = 1) -> Any:
     return declare if function is None else declare(function)
 
 
-def augmentations(entries: Sequence[str | Mapping[str, Any]], shape: Sequence[int]) -> list[RandomLayer]:
+def augmentations(entries: Sequence[str | Mapping[str, Any]], shape: Sequence[int]) -> list[Augmentation]:
     """Build the layers that ``augment`` names, each by a name or a table of a name and options, for such inputs."""
     if isinstance(entries, str):
         raise invalid("augment", entries, "a list of augmentations, e.g. ['flip', 'crop']")
-    layers: list[RandomLayer] = [build_named(AUGMENTATIONS, entry, "augment") for entry in entries]
+    layers: list[Augmentation] = [build_named(AUGMENTATIONS, entry, "augment") for entry in entries]
     for layer in layers:
-        if getattr(layer, "images", False) and len(shape) != 3:
+        if layer.images and len(shape) != 3:
             raise InputError(
                 f"The augmentation {layer.name} needs images [channels, height, width]. Got inputs of shape "
                 f"{tuple(shape)}."
