@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 
 import pytest
 import torch
 
 from cases import short_run
 from fedstrata.cli.app import invoke
+from fedstrata.experiments.describe import KINDS
 from fedstrata.problems.graphs.compiler import Compiler
 from fedstrata.problems.problem import Problem
 from fedstrata.problems.runner import Runner
@@ -109,6 +112,26 @@ def _compiled(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
         prepare(self, problem, own or compiler, autocast)
 
     monkeypatch.setattr(Runner, "__init__", with_compiler)
+
+
+@pytest.fixture
+def registries() -> Iterator[None]:
+    """Forget what a test registers."""
+    kinds = [(registry, dict(registry)) for registry in KINDS.values()]
+    yield
+    for registry, before in kinds:
+        registry.clear()
+        registry.update(before)
+
+
+@pytest.fixture
+def own(tmp_path: Path, registries: None) -> Path:
+    """Return a folder with the files of docs/add-your-own.md: mine.py with something of every kind, and mine.toml."""
+    page = (Path(__file__).parents[1] / "docs" / "add-your-own.md").read_text()
+    blocks = {kind: re.findall(rf"```{kind}\n(.*?)```", page, flags=re.S) for kind in ("python", "toml")}
+    (tmp_path / "mine.py").write_text("\n\n".join(blocks["python"]))
+    (tmp_path / "mine.toml").write_text("\n".join(blocks["toml"]))
+    return tmp_path
 
 
 @pytest.fixture

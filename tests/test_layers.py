@@ -26,7 +26,7 @@ PUBLIC = {
     *("Callback", "ShowProgress", "TensorBoard", "Dataset", "FederatedData"),
     *("Epochs", "Interval", "CubeRoot", "Power", "RoundDecay", "StepDecay"),
     *("FedstrataError", "InputError", "MissingData", "Diverged", "QuorumError"),
-    *("data", "models", "partition", "projections", "schedules", "testing"),
+    *("data", "models", "partition", "problems", "projections", "schedules", "testing"),
     *(kind.__name__ for kind in ALGORITHMS.values()),
 }
 

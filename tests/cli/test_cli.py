@@ -339,7 +339,10 @@ BAD = {
         "algorithm.steps=99999999999999999999",
         "must be a number that fits in 64 bits",
     ),
-    "a partition without a name": ("data.partition={name=['iid']}", "The table data.partition must have a name"),
+    "a partition without a name": (
+        "data.partition={name=['iid']}",
+        "The key data.partition must be a name, or a table with a name",
+    ),
     "a device without numbers": ("train.device=meta", "The device 'meta' cannot be used"),
     "a search that is no range": ("tune.search.fedavg.lr=[1.0]", "tune.search.fedavg.lr"),
     "an override without a value": ("train.rounds", "must have the form key=value"),

@@ -28,6 +28,7 @@ import torch.distributed as dist
 from safetensors.torch import save_file
 
 import fedstrata as fs
+from augmented import augmented_example
 from cases import changed_settings
 from clients.failing import Failing
 from fedstrata.algorithms import ALGORITHMS
@@ -130,6 +131,7 @@ OTHERS: dict[str, Callable[[], tuple[fs.Problem, fs.FederatedData]]] = {
     "robust": robust,
     "maml": adapting,
     "masked": masked,
+    "random layers": functools.cache(augmented_example),
 }
 
 CHANNELS = [
@@ -180,6 +182,7 @@ SPECIAL: list[Case] = [
     Case("mfcgd", {}, "robust", weighting="samples"),
     Case("comfedl", {}, "maml", participation=3, rounds=2),
     Case("comfedl", {}, "masked", clients=5, weighting="samples"),
+    *(Case("scaffold", {}, "random layers", participation=p, ranks=n) for p, n in ((1.0, 2), (4, 3))),
     Case("fedlalr", {"aggregate": "max"}, participation=1),
     Case("coda", {"stage_steps": 4, "factor": 1.5}, "auc, prepared, scaled", clients=5, weighting="samples"),
     Case("codasca", {"stage_rounds": 2}, "auc, prepared, scaled", clients=5),

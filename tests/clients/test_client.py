@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -321,10 +320,9 @@ def test_a_stamp_does_not_clash_with_a_variable_of_the_same_name() -> None:
             client.require(**stale)
 
 
+@pytest.mark.usefixtures("registries")
 @pytest.mark.parametrize("chunk", [1, 3])
-def test_a_step_in_place_of_the_servers_vector_is_refused(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys.modules["fedstrata.algorithms.algorithm"], "ALGORITHMS", {})  # do not register it
-
+def test_a_step_in_place_of_the_servers_vector_is_refused(chunk: int) -> None:
     class Careless(fs.Algorithm):
         """Moves the server's vector."""
 

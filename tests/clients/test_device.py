@@ -6,7 +6,6 @@ host, is an error while a step runs.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,6 +15,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 import fedstrata as fs
+from augmented import augmented
 from clients.every import CASES, play
 from fedstrata.clients.client import Client
 from fedstrata.clients.variables import Variables
@@ -84,16 +84,15 @@ def test_a_step_of_a_run_stays_on_the_device(
     options: dict[str, Any], chunk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = fs.data.digits().split(fs.partition.iid(), clients=3, seed=0)
-    problem = fs.erm(fs.models.model("mlp", (1, 8, 8), 10, hidden=[8], dropout=0.2, seed=0))
+    problem = fs.erm(augmented(torch.float32))
     mode = OnDevice()
     guarded(mode, monkeypatch)
     with mode:
         fs.train(problem, data, fs.FedAvg(lr=0.1, steps=5), rounds=2, batch_size=16, chunk=chunk, **options)
 
 
+@pytest.mark.usefixtures("registries")
 def test_a_step_that_reads_a_value_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys.modules["fedstrata.algorithms.algorithm"], "ALGORITHMS", {})  # do not register it
-
     class Reads(fs.Algorithm):
         """Reads a number in every step."""
 

@@ -360,7 +360,7 @@ NOT_OPTIONS = {
     *("levels", "outer", "x0", "y0", "project_y"),  # of multilevel: functions and tensors
 }
 BUILDERS: dict[str, Any] = {
-    **{f"{kind} {name}": thing for kind, things in KINDS.items() for name, thing in things.items()},
+    **{f"{kind} {name}": thing for kind, things in KINDS.items() for name, thing in things.definitions().items()},
     **{f"table {name}": table for name, table in TABLES.items()},
     "multilevel": fs.multilevel,
     "config": Config,
@@ -427,7 +427,7 @@ def test_the_tables_of_a_file_are_the_options_of_python() -> None:
         parse({"train": {"channel": {}}}, "here")
 
 
-@pytest.mark.parametrize("name", [name for name, kind in PROBLEMS.items() if kind.data is None])
+@pytest.mark.parametrize("name", [name for name, kind in PROBLEMS.items() if not kind.brings_data])
 def test_a_problem_has_its_name_and_records_its_options(name: str) -> None:
     """So a run is resumed only with the same options."""
     data = fs.FederatedData.from_arrays([(np.ones((4, 3), np.float32), np.array([0, 1, 0, 1]))] * 2)

@@ -124,6 +124,18 @@ def test_batch_statistics_are_handled_as_the_problem_says() -> None:
     assert run.history[0]["loss"] == run.summary["pretrain"]["loss"]
 
 
+@pytest.mark.parametrize("dropout", ["on", "off"])
+def test_dropout_is_that_of_the_problem(dropout: str) -> None:
+    config = config_of(
+        '[data]\nclients = 2\nsubset = 40\n[model]\nname = "mlp"\nhidden = [4]\ndropout = 0.5\n',
+        problem={"name": "maml", "dropout": dropout},
+        pretrain={"rounds": 1, "steps": 1, "lr": 0.01},
+    )
+    before = Pretraining.of(Experiment(config))
+    assert before is not None and before.problem.flat is not None
+    assert before.config["problem"]["dropout"] == dropout and before.problem.flat.random == (dropout == "on")
+
+
 @pytest.mark.parametrize("problem", [{"name": "robust", "loss": "binary_cross_entropy"}, {"name": "auc"}], ids=str)
 def test_one_output_and_two_classes_make_it_binary(problem: dict[str, Any]) -> None:
     config = config_of(

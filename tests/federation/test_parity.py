@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import fedstrata as fs
+from augmented import register_shade
 from cases import one_per
 from federation.stand_in import CANCER, DIGITS, Sent, Site, Tables, made, simulated, site
 from fedstrata.algorithms import ALGORITHMS
@@ -25,6 +26,12 @@ from masked import Masked, rows
 
 USED = ("steps", "samples", "bytes_up", "bytes_down")
 SMALL: Tables = {"model": {"name": "mlp", "hidden": [5]}}
+AUGMENTED: Tables = {
+    "model": {
+        **{"name": "mlp", "hidden": [5], "dropout": 0.3},
+        "augment": ["flip", {"name": "crop", "padding": 1}, "jitter", {"name": "shade_", "strength": 0.8}],
+    }
+}
 AUC: Tables = {"problem": {"name": "auc", "score": "none"}}
 AUC_P: Tables = {"problem": {"name": "auc", "score": "none", "p": 0.6}}
 FAIR: Tables = {"problem": {"name": "fair"}}
@@ -189,6 +196,25 @@ def test_nodes_take_samples_with_several_inputs(inner: Tables, tmp_path: Path, m
     assert_same(run, expected)
     if inner:  # the server has no test data of its own
         assert run.summary["loss"] == pytest.approx(expected.summary["loss"], rel=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("registries")
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case("scaffold", DIGITS, (AUGMENTED,)),
+        Case("fgda", DIGITS, (AUGMENTED, FAIR)),
+        Case("mfcgd", DIGITS, (AUGMENTED, MAML)),
+    ],
+    ids=lambda case: case.id,
+)
+def test_random_layers_draw_the_same_on_nodes(case: Case, tmp_path: Path) -> None:
+    register_shade()
+    run, expected = site(tmp_path, case.config()).serve(), simulated(case.config())
+    assert_same(run, expected)
+    plain = simulated(replace(case, over=(*case.over, {"problem": {"dropout": "off"}})).config())
+    assert not torch.allclose(plain.x, expected.x, rtol=1e-3, atol=1e-3), "dropout matters"
 
 
 def test_the_order_in_which_nodes_answer_changes_no_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 import fedstrata as fs
 from fedstrata.models.flat import Flat
 from fedstrata.models.zoo import MODELS, model
+from fedstrata.problems import PROBLEMS
 
 
 class Tied(nn.Module):
@@ -222,8 +223,13 @@ def test_an_unknown_rule_is_refused() -> None:
     ids=["AlphaDropout", "LSTM", "MultiheadAttention"],
 )
 def test_dropout_that_cannot_be_drawn_by_names_is_refused(layer: nn.Module) -> None:
-    with pytest.raises(fs.InputError, match=r"The layer '1' .* draws random numbers that cannot be reproduced. Use"):
+    with pytest.raises(
+        fs.InputError, match=r"The layer '1' .* draws random numbers that cannot be reproduced. Use.*dropout='off'"
+    ):
         Flat(nn.Sequential(nn.Linear(2, 2), layer))
+    original = copy.deepcopy(layer)
+    Flat(nn.Sequential(nn.Linear(2, 2), layer), dropout="off")
+    assert repr(layer) == repr(original) and vars(layer).keys() == vars(original).keys(), "the user's own is unchanged"
 
 
 @pytest.mark.parametrize("model", [None, nn.Linear, lambda x: x, "mlp"], ids=["None", "class", "function", "name"])
@@ -238,6 +244,98 @@ def test_lazy_layers_and_half_precision_are_refused() -> None:
         Flat(nn.Sequential(nn.LazyLinear(2)))
     with pytest.raises(fs.InputError, match=r"parameters must be torch.float32 or torch.float64. Got torch.bfloat16"):
         Flat(nn.Linear(2, 2).bfloat16())
+
+
+class Functional(nn.Module):
+    """Drops in its forward: in training mode only, or always."""
+
+    def __init__(self, always: bool = False) -> None:
+        super().__init__()
+        self.linear, self.always, self.dropout = nn.Linear(6, 6), always, 0.5
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.dropout(self.linear(x), 0.5, self.always or self.training)
+
+
+class Attention(nn.Module):
+    """Attends to itself, with dropout on the weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.MultiheadAttention(6, 2, dropout=0.3, batch_first=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x, x, x)[0]
+
+
+class Recurrent(nn.Module):
+    """Two recurrent layers, with dropout between them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.LSTM(6, 6, num_layers=2, dropout=0.5, batch_first=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers(x)[0]
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        *(nn.Dropout(0.5), nn.Dropout1d(0.5), nn.AlphaDropout(0.2), nn.FeatureAlphaDropout(0.2)),
+        *(Functional(), Attention(), Recurrent()),
+        nn.TransformerEncoderLayer(6, 2, 8, dropout=0.2, batch_first=True),
+    ],
+    ids=lambda layer: type(layer).__name__,
+)
+def test_all_dropout_can_be_switched_off(layer: nn.Module) -> None:
+    module = nn.Sequential(nn.Linear(6, 6), layer).train()
+    inputs, expected = torch.randn(5, 3, 6), copy.deepcopy(module).eval()
+    flat = Flat(module, dropout="off")
+    assert not flat.random and module.training
+    outputs = flat.pure(inputs)
+    torch.testing.assert_close(outputs, expected(inputs))
+    torch.testing.assert_close(flat(flat.initial, inputs), outputs)
+    torch.testing.assert_close(flat.to_module(flat.initial)(inputs), outputs)
+
+
+def test_dropout_that_does_not_ask_for_the_mode_is_refused_even_if_off() -> None:
+    with pytest.raises(fs.InputError, match="draws random numbers, so it is not a pure function"):
+        Flat(Functional(always=True), dropout="off").pure(torch.randn(2, 6))
+    with pytest.raises(fs.InputError, match=r"dropout must be 'on' or 'off'\. Got 'no'"):
+        Flat(nn.Linear(2, 2), dropout="no")  # type: ignore[arg-type]
+
+
+def test_augmentation_stays_if_dropout_is_off() -> None:
+    flat = Flat(nn.Sequential(fs.models.RandomJitter(), nn.Dropout(0.5), nn.Conv2d(1, 1, 1)), dropout="off")
+    assert [type(layer).__name__ for layer in flat.module.children()] == ["RandomJitter", "Dropout", "Conv2d"]
+    images = torch.rand(3, 1, 2, 2)
+    with flat.drawing_from(torch.tensor([1, 2])):
+        assert not torch.allclose(flat(flat.initial, images), flat(flat.initial, images))
+
+
+DROPPING = [name for name, kind in PROBLEMS.items() if kind.takes_model]
+
+
+@pytest.mark.parametrize("name", DROPPING)
+def test_every_problem_on_a_model_can_switch_dropout_off(name: str) -> None:
+    data = fs.FederatedData.from_arrays([(torch.randn(6, 3), torch.arange(6) % 2)] * 2)
+    net = nn.Sequential(nn.Dropout(0.5), nn.Linear(3, PROBLEMS[name].outputs or 2))
+    problems = [PROBLEMS[name].on(net, data, dropout=rule) for rule in ("on", "off")]
+    assert [problem.flat is not None and problem.flat.random for problem in problems] == [True, False]
+    assert [problem.options["dropout"] for problem in problems] == ["on", "off"]
+
+
+def test_a_run_without_dropout_is_that_of_a_model_that_has_none() -> None:
+    data = fs.FederatedData.from_arrays([(torch.randn(20, 3), torch.arange(20) % 2) for _ in range(3)])
+    torch.manual_seed(1)
+    linear = nn.Linear(3, 2)
+    plain, with_dropout = linear, nn.Sequential(nn.Dropout(0.5), linear)
+    runs = [
+        fs.train(problem, data, fs.FedAvg(lr=0.1), rounds=2, batch_size=5)
+        for problem in (fs.erm(plain), fs.erm(with_dropout, dropout="off"), fs.erm(with_dropout))
+    ]
+    assert torch.equal(runs[0].x, runs[1].x) and not torch.equal(runs[0].x, runs[2].x)
 
 
 def test_dropout_of_zero_is_allowed() -> None:

@@ -291,7 +291,7 @@ def test_its_layers_are_the_point_with_the_mean_and_two_numbers() -> None:
     assert second.shape == (2, 2)
     torch.testing.assert_close(second[:, 0], first[:, 8], atol=1e-14, rtol=0)
     assert problem.options == {
-        **{"loss": "cross_entropy", "batchnorm": "refuse"},
+        **{"loss": "cross_entropy", "batchnorm": "refuse", "dropout": "on"},
         **{"weight": 0.5, "power": 2, "smoothing": 0.01},
     }
 

@@ -15,7 +15,7 @@ from fedstrata.clients.cohort import cohort_size
 from fedstrata.core.errors import InputError, invalid
 from fedstrata.core.options import Option, Options, Shares, build
 from fedstrata.core.options import param as param
-from fedstrata.core.registry import Registry
+from fedstrata.core.registry import YOUR_OWN, Registry
 from fedstrata.problems.problem import Problem
 
 
@@ -29,7 +29,7 @@ class State(NamedTuple):
 ANY_LEVELS = range(1, 100)
 """For ``levels``: one inner level or more."""
 
-ALGORITHMS: Registry[type[Algorithm]] = Registry("algorithm", hint="To add your own: fedstrata --import FILE ...")
+ALGORITHMS: Registry[type[Algorithm]] = Registry("algorithm", hint=YOUR_OWN)
 
 SHARES = Shares(0.05)
 """The range to search for the weight of a fresh value in an average."""
@@ -79,14 +79,8 @@ class Algorithm(Options, ABC):
             metadata = {"option": option}
             setattr(cls, name, dataclasses.field(default=option.default, init=False, repr=False, metadata=metadata))
         cls.declare(cls.name or cls.__name__)
-        if not cls.name:
-            return
-        other = ALGORITHMS.get(cls.name)
-        if other is not None and (other.__module__, other.__qualname__) != (cls.__module__, cls.__qualname__):
-            raise TypeError(
-                f"The name {cls.name!r} of {cls.__name__} is taken by {other.__module__}.{other.__qualname__}."
-            )
-        ALGORITHMS[cls.name] = cls
+        if cls.name:
+            ALGORITHMS.add(cls.name, cls)
 
     def __post_init__(self) -> None:
         """Raise if hyperparameters do not fit together; each has already been checked on its own."""

@@ -88,7 +88,11 @@ def _before_command(
     context: typer.Context,
     modules: Annotated[
         list[Path] | None,
-        typer.Option("--import", metavar="FILE", help="Python file with your own algorithms. Can be repeated."),
+        typer.Option(
+            "--import",
+            metavar="FILE",
+            help="Python file that registers your own algorithms, problems, models, ... Can be repeated.",
+        ),
     ] = None,
     version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")

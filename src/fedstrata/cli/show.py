@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 from typing import Annotated
 
@@ -13,21 +12,22 @@ from fedstrata.cli.console import echo
 from fedstrata.cli.options import Json
 from fedstrata.cli.printing import print_grid
 from fedstrata.core.errors import unknown
-from fedstrata.experiments.describe import KINDS, describe
+from fedstrata.experiments.describe import KINDS, describe, line_of
 
 
 def list_names(
     kind: Annotated[
         str | None,
         typer.Argument(
-            help="algorithms, problems, datasets, models, partitions or schedules.", show_default="all kinds"
+            help="algorithms, problems, datasets, models, augmentations, partitions or schedules.",
+            show_default="all kinds",
         ),
     ] = None,
     as_json: Json = False,
 ) -> None:
     """List the names that a configuration file can use.
 
-    KIND is algorithms, problems, datasets, models, partitions or schedules.
+    KIND is algorithms, problems, datasets, models, augmentations, partitions or schedules.
     """
     if kind is None:
         names = {group: sorted(targets) for group, targets in KINDS.items()}
@@ -35,7 +35,7 @@ def list_names(
         return
     if kind not in KINDS:
         raise unknown("kind", kind, KINDS)
-    lines = {name: (inspect.getdoc(target) or "").split("\n")[0] for name, target in sorted(KINDS[kind].items())}
+    lines = {name: line_of(target) for name, target in sorted(KINDS[kind].definitions().items())}
     if as_json:
         print(json.dumps(lines))
     else:

@@ -118,17 +118,6 @@ def options(owner: str) -> Callable[[F], F]:
     return declare
 
 
-def registered(registry: Registry[Any]) -> Callable[[F], F]:
-    """Check the options of a function, as :func:`options` does, and register it under its own name."""
-
-    def declare(function: F) -> F:
-        name = function.__name__
-        registry[name] = checked = options(f"the {name} {registry.kind}")(function)
-        return checked
-
-    return declare
-
-
 @dataclass_transform(frozen_default=True)
 class Options:
     """The base of a frozen dataclass of options: ``class Channel(Options, owner="the channel")``.
@@ -192,6 +181,9 @@ class Options:
 
 def _checked(function: F, owner: str, specs: Mapping[str, Option], hints: Mapping[str, Any]) -> F:
     """Return the function with its options checked and their defaults in its signature."""
+    for name in specs:
+        if name not in hints:
+            raise TypeError(f"The {name} of {owner} needs a type: {name}: float = param(...).")
     declared = {name: _declared(spec, owner, name, hints[name]) for name, spec in specs.items()}
     for option in declared.values():
         if not option.only.keys() <= declared.keys():

@@ -30,7 +30,7 @@ class Schedule(Options, ABC):
 
     def __init_subclass__(cls, **more: Any) -> None:
         super().__init_subclass__(owner=f"the {cls.name} schedule", **more)
-        SCHEDULES[cls.name] = cls
+        SCHEDULES.add(cls.name, cls)
 
     @abstractmethod
     def __call__(self, clock: Clock) -> float:

@@ -2,7 +2,7 @@
 
 from fedstrata.data.dataset import Dataset
 from fedstrata.data.federated import FederatedData, Part
-from fedstrata.data.sets import SETS, load
+from fedstrata.data.sets import SETS, load, register
 from fedstrata.data.sets.images import cifar10, cifar100, digits, fashion_mnist, mnist, omniglot
 from fedstrata.data.sets.medical import breastmnist, ham10000, pneumoniamnist
 from fedstrata.data.sets.synthetic import sinusoid
@@ -29,6 +29,7 @@ __all__ = [
     "mnist",
     "omniglot",
     "pneumoniamnist",
+    "register",
     "shakespeare",
     "sinusoid",
     "w8a",

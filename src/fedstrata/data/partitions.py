@@ -16,7 +16,7 @@ import numpy as np
 
 from fedstrata.core.errors import InputError, invalid
 from fedstrata.core.options import Options, build, param
-from fedstrata.core.registry import Registry
+from fedstrata.core.registry import YOUR_OWN, Registry
 from fedstrata.data.dealing import UNUSED, class_of_each, consecutive, deal, deal_groups
 
 
@@ -28,12 +28,12 @@ class Rows(NamedTuple):
     origins: np.ndarray | None = None
 
 
-PARTITIONS: Registry[type[Partition]] = Registry("partition")
+PARTITIONS: Registry[type[Partition]] = Registry("partition", hint=YOUR_OWN)
 """Every partition by its name in a configuration file."""
 
 
 class Partition(Options, ABC):
-    """A rule that divides rows among clients; subclasses choose the owner of each row.
+    """A rule that divides rows among clients; subclasses choose the owner of each row, and are registered.
 
     name:   its name in files and on the command line.
     remedy: what the error message for a client without data suggests.
@@ -44,8 +44,10 @@ class Partition(Options, ABC):
     family = ("name", PARTITIONS)
 
     def __init_subclass__(cls, **more: Any) -> None:
+        if not isinstance(vars(cls).get("name"), str):
+            raise TypeError(f"{cls.__name__} must have a name for files: name = '...'.")
         super().__init_subclass__(owner=f"the {cls.name} partition", **more)
-        PARTITIONS[cls.name] = cls
+        PARTITIONS.add(cls.name, cls)
 
     def __call__(
         self,
@@ -71,7 +73,7 @@ class Partition(Options, ABC):
             if values is not None and len(values) != len(targets):
                 wants = f"the number of rows ({len(targets)})"
                 raise invalid(f"number of {what}", len(values), wants, f"partition {self.name!r}")
-        owners = self._owners(Rows(targets, keys, origins), clients, rng)
+        owners = self.owners(Rows(targets, keys, origins), clients, rng)
         # A stable sort keeps the rows of each client in increasing order; unused rows come first.
         order = np.argsort(owners, kind="stable").astype(np.int64, copy=False)
         sizes = np.bincount(owners - UNUSED, minlength=clients + 1)
@@ -84,8 +86,8 @@ class Partition(Options, ABC):
         return np.split(order, np.cumsum(sizes)[:-1])[1:]
 
     @abstractmethod
-    def _owners(self, rows: Rows, clients: int, rng: np.random.Generator) -> np.ndarray:
-        """Return the client number of each row, or ``UNUSED``."""
+    def owners(self, rows: Rows, clients: int, rng: np.random.Generator) -> np.ndarray:
+        """Return the client number of each row, from 0, or ``UNUSED``."""
 
 
 class Iid(Partition):
@@ -93,7 +95,8 @@ class Iid(Partition):
 
     name: ClassVar[str] = "iid"
 
-    def _owners(self, rows: Rows, clients: int, rng: np.random.Generator) -> np.ndarray:
+    def owners(self, rows: Rows, clients: int, rng: np.random.Generator) -> np.ndarray:
+        """Return the client number of each row."""
         return rng.permutation(np.arange(len(rows.targets)) % clients)
 
 
@@ -115,7 +118,8 @@ class Dirichlet(Partition):
     alpha: float = param(0.5, "concentration; a smaller value gives each client fewer classes", above=0)
     min_samples: int = param(1, "minimum number of rows of a client", least=1)
 
-    def _owners(self, rows: Rows, clients: int, rng: np.random.Generator) -> np.ndarray:
+    def owners(self, rows: Rows, clients: int, rng: np.random.Generator) -> np.ndarray:
+        """Return the client number of each row."""
         labels, totals = class_of_each(rows.targets, self.name)
         if clients * self.min_samples > len(labels):
             raise InputError(
@@ -155,7 +159,8 @@ class Dominant(Partition):
     name: ClassVar[str] = "dominant"
     share: float = param(0.5, "fraction of a client's rows that are of its main class", least=0, most=1)
 
-    def _owners(self, rows: Rows, clients: int, rng: np.random.Generator) -> np.ndarray:
+    def owners(self, rows: Rows, clients: int, rng: np.random.Generator) -> np.ndarray:
+        """Return the client number of each row."""
         labels, totals = class_of_each(rows.targets, self.name)
         if len(totals) < 2:
             raise InputError("Partition 'dominant' needs rows of at least 2 classes. Use partition 'iid'.")
@@ -195,7 +200,8 @@ class OneLarge(Partition):
     large: int = param(5000, "rows of the large client", least=1)
     small: int = param(20, "rows of each other client", least=1)
 
-    def _owners(self, rows: Rows, clients: int, rng: np.random.Generator) -> np.ndarray:
+    def owners(self, rows: Rows, clients: int, rng: np.random.Generator) -> np.ndarray:
+        """Return the client number of each row."""
         sizes = np.full(clients, self.small)
         sizes[rng.integers(clients)] = self.large
         if sizes.sum() > len(rows.targets):
@@ -220,7 +226,8 @@ class Shards(Partition):
     remedy: ClassVar[str] = "Use fewer clients, a larger per_client or more data."
     per_client: int = param(2, "shards per client", least=1)
 
-    def _owners(self, rows: Rows, clients: int, rng: np.random.Generator) -> np.ndarray:
+    def owners(self, rows: Rows, clients: int, rng: np.random.Generator) -> np.ndarray:
+        """Return the client number of each row."""
         shards = clients * self.per_client
         dealt = rng.permutation(np.repeat(np.arange(clients), self.per_client))
         size = len(rows.targets)
@@ -247,7 +254,8 @@ class ClassGroups(Partition):
     name: ClassVar[str] = "class_groups"
     groups: int | None = param(None, "number of groups; by default as many as the clients and classes allow", least=1)
 
-    def _owners(self, rows: Rows, clients: int, rng: np.random.Generator) -> np.ndarray:
+    def owners(self, rows: Rows, clients: int, rng: np.random.Generator) -> np.ndarray:
+        """Return the client number of each row."""
         binary = rows.origins is not None
         labels, totals = class_of_each(rows.targets if rows.origins is None else rows.origins, self.name)
         sides = class_of_each(rows.targets, self.name)[0] if binary else np.zeros_like(labels)
@@ -277,7 +285,8 @@ class ByKey(Partition):
     name: ClassVar[str] = "by_key"
     min_samples: int = param(1, "minimum number of rows of a key", least=1)
 
-    def _owners(self, rows: Rows, clients: int, rng: np.random.Generator) -> np.ndarray:
+    def owners(self, rows: Rows, clients: int, rng: np.random.Generator) -> np.ndarray:
+        """Return the client number of each row."""
         if rows.keys is None:
             raise InputError("Partition 'by_key' needs a data set with keys, such as 'shakespeare' or 'omniglot'.")
         _, number, sizes = np.unique(rows.keys, return_inverse=True, return_counts=True)

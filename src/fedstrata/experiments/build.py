@@ -10,12 +10,14 @@ import torch
 from fedstrata.algorithms import Algorithm, algorithm
 from fedstrata.algorithms.algorithm import ALGORITHMS
 from fedstrata.core.errors import InputError, unknown, within
+from fedstrata.core.named import build_named
 from fedstrata.core.options import check, options_of
 from fedstrata.data import SETS, Dataset, FederatedData, load
-from fedstrata.data.partitions import partition_named
+from fedstrata.data.partitions import PARTITIONS
 from fedstrata.experiments.config import Config
 from fedstrata.experiments.schema import WITH_FOLDER, DataTable, ModelTable
 from fedstrata.models import zoo
+from fedstrata.models.augment import AUGMENTATIONS
 from fedstrata.problems import PROBLEMS, ProblemKind
 from fedstrata.problems.problem import Problem
 
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
 class Experiment:
     """The ``data``, ``problem``, ``algorithm``, ``settings`` and ``evaluation`` of a configuration.
 
-    model:      the model of the problem; None if the problem brings its own data.
+    model:      the model of the problem; None if the problem takes none.
     pretrainer: the algorithm of ``[pretrain]``.
     pretrained: the run whose model the problem starts from, set by :meth:`start_from`.
     """
@@ -37,40 +39,29 @@ class Experiment:
         self.pretrainer = build_pretrainer(config)
         self.pretrained: Run | None = None
         self.model: torch.nn.Module | None = None
+        self.problem: Problem
         self.evaluation = config.evaluate
         self.settings = config.settings
-        kind = config.problem.name
-        builder = named_problem(config)
-        if builder.data is None:
+        kind = named_problem(config)
+        _check_tables(config, kind)
+        if kind.brings_data:
+            self.problem, self.data = kind.with_data(config.train.seed, **config.problem.options)
+        else:
             self.data = build_data(config) if data is None else data
             if config.data.sites == "pooled":
                 self.settings = config.settings.for_pooled(self.data.clients)
                 self.data = self.data.pooled()
-            self.model = build_model(config, self.data)
-            self._check_sites()
-            self.problem: Problem = self.problem_on(self.data)
-        else:
-            if config.data != DataTable() or config.model != ModelTable():
-                raise InputError(f"The problem {kind} brings its own data: leave out [data] and [model].")
-            if config.pretrain.rounds:
-                remedy = "leave out [pretrain], or set rounds = 0"
-                raise InputError(f"The problem {kind} has no model to pre-train: {remedy}.")
-            self.problem, self.data = builder.data(**{"seed": config.train.seed, **config.problem.options})
-
-    def _check_sites(self) -> None:
-        """Raise if the clients cannot be trained alone."""
-        if self.config.data.sites == "local" and self.config.pretrain.rounds:
-            raise InputError("Clients that are trained alone cannot be pre-trained together: leave out [pretrain].")
+            self.model = build_model(config, self.data) if kind.takes_model else None
+            self.problem = self.problem_on(self.data)
 
     def problem_on(self, data: FederatedData) -> Problem:
         """Build the problem for these data."""
-        assert self.model is not None
         return PROBLEMS[self.config.problem.name].on(self.model, data, **self.config.problem.options)
 
     def start_from(self, run: Run) -> None:
         """Rebuild the problem to start from the model of a previous run."""
-        builder = PROBLEMS[self.config.problem.name]
-        self.problem = builder.on(run.model(), self.data, **self.config.problem.options)
+        kind = PROBLEMS[self.config.problem.name]
+        self.problem = kind.on(run.model(), self.data, **self.config.problem.options)
         self.pretrained = run
 
 
@@ -79,6 +70,26 @@ def named_problem(config: Config) -> ProblemKind:
     kind = PROBLEMS.find(config.problem.name)
     check(kind.build, config.problem.options)
     return kind
+
+
+def _check_tables(config: Config, kind: ProblemKind) -> None:
+    """Raise if there are tables that do not apply to the problem."""
+    name = config.problem.name
+    if kind.brings_data and (config.data != DataTable() or config.model != ModelTable()):
+        raise InputError(f"The problem {name} brings its own data: leave out [data] and [model].")
+    if not kind.takes_model and config.model != ModelTable():
+        raise InputError(f"The problem {name} takes no model: leave out [model].")
+    if not kind.takes_model and config.pretrain.rounds:
+        raise InputError(f"The problem {name} has no model to pre-train: leave out [pretrain], or set rounds = 0.")
+    if config.data.sites == "local" and config.pretrain.rounds:
+        raise InputError("Clients that are trained alone cannot be pre-trained together: leave out [pretrain].")
+
+
+def check_model(config: Config) -> None:
+    """Raise if ``[model]`` names no model, or has wrong options."""
+    check(zoo.MODELS.find(config.model.name), config.model.options)
+    for entry in config.model.augment:
+        build_named(AUGMENTATIONS, entry, "key model.augment")
 
 
 def build_algorithm(config: Config) -> Algorithm:
@@ -99,14 +110,15 @@ def build_pretrainer(config: Config) -> Algorithm:
         return algorithm(name, options)
 
 
-_loaded: dict[tuple[str, str | None, str], Dataset] = {}
+_loaded: dict[tuple[object, str | None, str], Dataset] = {}
 
 
 def _load(table: DataTable) -> Dataset:
     """Load a data set, or reuse the last one, since the runs of a comparison share it."""
-    key = (table.name, table.directory, repr(sorted(table.options.items())))
+    registered = SETS.find(table.name)  # a user's file, imported again, may load other data under the same name
+    key = (registered, table.directory, repr(sorted(table.options.items())))
     if key not in _loaded:
-        check(SETS.find(table.name), table.options)
+        check(registered, table.options)
         _loaded.clear()
         _loaded[key] = load(table.name, table.directory, lambda line: print(line, file=sys.stderr), **table.options)
     return _loaded[key]
@@ -122,11 +134,8 @@ def build_data(config: Config) -> FederatedData:
         dataset = dataset.subset(table.subset, seed)
     if table.imbalance is not None:
         dataset = dataset.imbalance(table.imbalance, seed, table.positives)
-    named = {"name": table.partition} if isinstance(table.partition, str) else dict(table.partition)
-    if not isinstance(named.get("name"), str):
-        raise InputError("The table data.partition must have a name, e.g. {name = 'dirichlet', alpha = 0.3}.")
     return dataset.split(
-        partition_named(**named),
+        build_named(PARTITIONS, table.partition, "key data.partition"),
         clients=table.clients,
         seed=seed,
         holdout=table.holdout,
@@ -151,7 +160,7 @@ def build_model(config: Config, data: FederatedData) -> torch.nn.Module:
     outputs = width if one_per_target else data.classes or width
     outputs = PROBLEMS[config.problem.name].outputs or outputs
     name, options = config.model.name, config.model.options
-    check(zoo.MODELS.find(name), options)  # checked first: an option called seed would clash with the argument
+    check_model(config)  # checked first: an option called seed would clash with the argument
     return zoo.model(
         name, tuple(inputs.shape[1:]), outputs, seed=config.train.seed, augment=config.model.augment, **options
     )

@@ -72,8 +72,11 @@ class Config(Options, owner="the configuration"):
         tables = {k: v for k, v in self.to_table().items() if k not in (*WRITTEN, *unset, *without)}
         if self.data.folder is not None and "data" in tables:
             tables["data"] = {k: v for k, v in tables["data"].items() if k in WITH_FOLDER}
+        kind = PROBLEMS.get(self.problem.name)
+        if kind is not None and not kind.takes_model:
+            tables.pop("model", None)
         if self.brings_data:
-            tables = {k: v for k, v in tables.items() if k not in ("data", "model")}
+            tables.pop("data", None)
         return tables
 
     @property
@@ -89,7 +92,7 @@ class Config(Options, owner="the configuration"):
     @property
     def brings_data(self) -> bool:
         """Whether the problem comes with its own data, so that [data] and [model] do not apply."""
-        return self.problem.name in PROBLEMS and PROBLEMS[self.problem.name].data is not None
+        return self.problem.name in PROBLEMS and PROBLEMS[self.problem.name].brings_data
 
     def options_of(self, name: str) -> dict[str, Any]:
         """Return an algorithm's options.
@@ -188,7 +191,7 @@ def parse(raw: Tables, where: str) -> Config:
 
 
 def import_file(path: Path) -> None:
-    """Run a user's Python file, to register the algorithms it defines."""
+    """Run a user's Python file, to register the algorithms, problems, models and data sets it defines."""
     if not path.exists():
         raise InputError(f"--import: there is no file {path}.")
     spec = importlib.util.spec_from_file_location(f"fedstrata_user_{path.stem}", path)

@@ -9,16 +9,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fedstrata.algorithms.algorithm import ALGORITHMS
-from fedstrata.algorithms.sent import sent
+from fedstrata.algorithms.algorithm import ALGORITHMS, Algorithm
+from fedstrata.algorithms.sent import Sent, sent
 from fedstrata.clients.channel import Channel
 from fedstrata.clients.faults import Faults, Inject
-from fedstrata.core.errors import unknown
+from fedstrata.core.errors import FedstrataError, unknown
 from fedstrata.core.options import Option, options_of, plain
+from fedstrata.core.registry import Registry
 from fedstrata.core.schedules import SCHEDULES
 from fedstrata.data.partitions import PARTITIONS
 from fedstrata.data.sets import SETS
 from fedstrata.experiments.schema import CompareTable, DataTable, PlotTable, PretrainTable, TuneTable
+from fedstrata.models.augment import AUGMENTATIONS
 from fedstrata.models.zoo import MODELS
 from fedstrata.problems import PROBLEMS
 from fedstrata.training.diagnostics import Diagnostics
@@ -40,11 +42,12 @@ TABLES: dict[str, Any] = {
 }
 """The tables of a configuration file with fixed keys."""
 
-KINDS: dict[str, Mapping[str, Any]] = {
+KINDS: dict[str, Registry[Any]] = {
     "algorithms": ALGORITHMS,
-    "problems": {name: kind.build for name, kind in PROBLEMS.items()},
+    "problems": PROBLEMS,
     "datasets": SETS,
     "models": MODELS,
+    "augmentations": AUGMENTATIONS,
     "partitions": PARTITIONS,
     "schedules": SCHEDULES,
 }
@@ -64,9 +67,10 @@ class Description:
         if self.name not in ALGORITHMS:
             defaults = {name: _default(option) for name, option in self.options.items()}
             return {"name": self.name, "text": self.text, "options": defaults}
-        first = sent(ALGORITHMS[self.name])[0]
+        first = _sent_by_default(ALGORITHMS[self.name])
         about = {n: {"default": _default(o), "type": o.wants, "doc": o.doc} for n, o in self.options.items()}
-        return {"name": self.name, "text": self.text, "hyperparameters": about, "up": first.up, "down": first.down}
+        said = {"up": None, "down": None} if first is None else {"up": first.up, "down": first.down}
+        return {"name": self.name, "text": self.text, "hyperparameters": about, **said}
 
     @property
     def rows(self) -> list[tuple[str, str, str, str]]:
@@ -75,19 +79,39 @@ class Description:
 
 
 def describe(name: str) -> Description:
-    """Describe an algorithm, problem, data set, model, partition, schedule or table of a file by its name."""
-    for group in (TABLES, *KINDS.values()):
-        if name in group:
-            table = f"The table [{name}] of a configuration file. " if group is TABLES else ""
-            return Description(name, table + text_of(group[name]), keys_of(group[name]))
-    raise unknown("name", name, [*TABLES, *(other for group in KINDS.values() for other in group)])
+    """Describe a table of a file, or anything that a file refers to by name."""
+    if name in TABLES:
+        text = f"The table [{name}] of a configuration file. {text_of(TABLES[name])}"
+        return Description(name, text, keys_of(TABLES[name]))
+    for registry in KINDS.values():
+        if name in registry:
+            target = registry.definition(registry[name])
+            return Description(name, text_of(target), keys_of(target))
+    raise unknown("name", name, [*TABLES, *(other for registry in KINDS.values() for other in registry)])
 
 
 def text_of(target: Any) -> str:
-    """Return the docstring of a class or function without its options; for an algorithm, that of its module."""
-    if target in ALGORITHMS.values():
+    """Return the docstring of a class or function without its options; for an algorithm, that of its module.
+
+    The file of a user's algorithm may have other things too; if it does not say what is sent, the class describes it.
+    """
+    if target in ALGORITHMS.values() and _sent_by_default(target) is not None:
         return inspect.getdoc(inspect.getmodule(target)) or ""
-    return (inspect.getdoc(target) or "").partition("\n\nOptions:\n")[0]
+    return re.split(r"(?:^|\n\n)Options:\n", inspect.getdoc(target) or "", maxsplit=1)[0]
+
+
+def line_of(target: Any) -> str:
+    """Return the first line of the docstring of a class or function."""
+    line = (inspect.getdoc(target) or "").split("\n")[0]
+    return "" if line == "Options:" else line
+
+
+def _sent_by_default(kind: type[Algorithm]) -> Sent | None:
+    """Return what an algorithm sends with its default options; None if its file does not say."""
+    try:
+        return sent(kind)[0]
+    except FedstrataError:
+        return None
 
 
 def keys_of(target: Any) -> dict[str, Option]:
@@ -123,7 +147,7 @@ def with_option_tables(page: str) -> str:
         if name in TABLES:
             return f"{block[1]}\n{_keys_as_markdown(keys_of(TABLES[name]))}\n{block[3]}"
         if name in KINDS:
-            return f"{block[1]}\n{_names_as_markdown(KINDS[name])}\n{block[3]}"
+            return f"{block[1]}\n{_names_as_markdown(KINDS[name].definitions())}\n{block[3]}"
         raise unknown("table of options", name, [*TABLES, *KINDS])
 
     return _BLOCK.sub(written, page)

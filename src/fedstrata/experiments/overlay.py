@@ -16,7 +16,7 @@ from fedstrata.data import SETS
 from fedstrata.data.partitions import PARTITIONS
 from fedstrata.experiments.schema import AlgorithmTable, DataTable, ModelTable, PretrainTable, ProblemTable
 from fedstrata.models import MODELS
-from fedstrata.problems import PROBLEMS, ProblemKind
+from fedstrata.problems import PROBLEMS
 
 Tables = dict[str, Any]
 
@@ -197,8 +197,7 @@ def _keys(tables: Tables, path: list[str]) -> set[str] | None:
     registry = _REGISTRIES.get(where, SCHEDULES)
     if not isinstance(name, str) or name not in registry:
         return None
-    found = registry[name]
-    declared = options_of(found.build if isinstance(found, ProblemKind) else found)
+    declared = options_of(registry.definition(registry[name]))
     own: dict[str, Iterable[str]] = {"data.options": (), "data.partition": ("name",)}
     own |= {kind: options_of(table).keys() - {"options"} for kind, table in _TABLES.items()}
     return {*own.get(where, ("schedule",)), *(key for key, option in declared.items() if option.in_file)}

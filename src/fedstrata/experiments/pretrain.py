@@ -55,7 +55,7 @@ class Pretraining:
         if not data.classes:
             raise InputError(f"[pretrain] uses cross-entropy, which needs classes: the data {data.name} have none.")
         experiment.problem.check(data)
-        options = {"loss": _loss(flat, data), "batchnorm": config.problem.options.get("batchnorm", "refuse")}
+        options = {"loss": _loss(flat, data), "batchnorm": flat.batchnorm, "dropout": flat.dropout}
         settings = experiment.settings.replace(rounds=config.pretrain.rounds)
         clients = experiment.evaluation.clients  # the other keys of [evaluate] belong to the problem itself
         tables = config.to_toml(*OF_SEVERAL_RUNS, "algorithms", "evaluate", "label", "pretrain") | {
@@ -64,7 +64,7 @@ class Pretraining:
             "train": settings.to_table(),
             "evaluate": {"clients": clients},
         }
-        problem = erm(experiment.model, **options)
+        problem = erm(experiment.model, **options)  # type: ignore[arg-type]
         return Pretraining(problem, data, experiment.pretrainer, settings, Evaluation(clients), tables)
 
     @property

@@ -1,7 +1,7 @@
 """The public interface: what ``fedstrata`` exports, gathered in one place."""
 
 from fedstrata import algorithms as _algorithms
-from fedstrata import data, models
+from fedstrata import data, models, problems
 from fedstrata.algorithms import *  # noqa: F403
 from fedstrata.clients import Client, Clients, Variables, remote
 from fedstrata.clients.channel import Channel
@@ -88,6 +88,7 @@ __all__ = [
     "models",
     "multilevel",
     "partition",
+    "problems",
     "projections",
     "quadratic",
     "quadratic_saddle",

@@ -102,7 +102,7 @@ def tune(
         tuned.best["fedavg"]                     # an algorithm; tuned.compare(range(5)) runs all on the test data
 
     methods, data, settings, evaluate, out, resume, jobs, callbacks: as in :func:`fs.compare`.
-    trials:       trials for each hyperparameter that is searched; the method's own settings and the defaults come on top.
+    trials:       trials for each hyperparameter that is searched; its own settings and the defaults are extra.
     seeds:        seeds per trial, counted from ``seed``.
     measure:      the measure on validation data to rank by; by default auc, else accuracy, else loss.
     share:        the fraction of each client's training rows used for validation.

@@ -8,7 +8,6 @@ from typing import Any, Literal, Self
 from fedstrata.core.errors import InputError, invalid
 from fedstrata.core.options import Options, build, options_of, param
 from fedstrata.data.dataset import AUXILIARY, HOLDOUT, IMBALANCE, POSITIVES, SUPPORT
-from fedstrata.models.random import AUGMENTATIONS
 from fedstrata.training.plots import AXES, RANGES
 
 SITES = ("local", "pooled")
@@ -43,7 +42,9 @@ class ModelTable(WithOptions, owner="the model table"):
     """A model and its options."""
 
     name: str = param("mlp", "a model from `fedstrata list models`")
-    augment: Sequence[str] = param((), "random changes to images in training", choices=tuple(AUGMENTATIONS))
+    augment: Sequence[str | dict[str, Any]] = param(
+        (), "random changes to inputs in training: names from `fedstrata list augmentations`, or tables with options"
+    )
     options: dict[str, Any] = _OPTIONS
 
 

@@ -148,9 +148,8 @@ class Tuner:
                 continue
             self.extended[label] = {name: space[name].beyond(side) for name, side in sides.items()}
             near = {n: self.extended[label].get(n) or space[n].around(number_of(best.options[n])) for n in space}
-            stage += self._add(
-                label, self._sampler(label, near, " beyond").ask(self.table.trials * len(sides)), "extension"
-            )
+            points = self._sampler(label, near, " beyond").ask(self.table.trials * len(sides))
+            stage += self._add(label, points, "extension")
             more = f"{len(points)} more trials beyond the edge of {listed(list(sides))}, where the best one was"
             self.notes.append(f"{label}: {more}.")
             self.say(f"{label}: the best {listed(list(sides))} is at an edge of its range; searching beyond it")

@@ -8,12 +8,15 @@ from typing import Any
 
 import tomli_w
 
+from fedstrata.algorithms import ALGORITHMS
 from fedstrata.clients.cohort import cohort_size
 from fedstrata.core.errors import InputError, invalid
-from fedstrata.core.options import check
-from fedstrata.experiments.build import build_algorithm, named_problem
+from fedstrata.core.registry import Registry
+from fedstrata.experiments.build import build_algorithm, check_model, named_problem
 from fedstrata.experiments.config import OF_SEVERAL_RUNS, Config, import_file
 from fedstrata.models import MODELS
+from fedstrata.models.augment import AUGMENTATIONS
+from fedstrata.problems import PROBLEMS
 from fedstrata.training.metrics.evaluation import Evaluation
 from fedstrata.training.preflight import check_channel_and_faults
 
@@ -22,8 +25,8 @@ def check_config(config: Config, nodes: int) -> None:
     """Raise if a federation of this many nodes cannot run the experiment, as far as can be checked without data."""
     named_problem(config)
     build_algorithm(config)
+    check_model(config)
     check_channel_and_faults(config.settings, nodes)
-    check(MODELS.find(config.model.name), config.model.options)
     cohort_size(config.train.participation, nodes)
     if config.brings_data:
         raise InputError(f"The problem {config.problem.name} brings its own data, which a federation cannot use.")
@@ -37,6 +40,24 @@ def check_config(config: Config, nodes: int) -> None:
     for name in ("adapt_steps", "adapt_lr", "adapt_rows", "stationarity"):
         if getattr(config.evaluate, name) != getattr(default, name):
             raise InputError(f"A federation does not support evaluate.{name}: leave it out.")
+
+
+def check_registered(config: Config) -> None:
+    """Raise if the experiment names something that is not registered on this node, such as the user's own."""
+    augment = [entry if isinstance(entry, str) else entry.get("name") for entry in config.model.augment]
+    names: list[tuple[Registry[Any], list[Any]]] = [
+        (PROBLEMS, [config.problem.name]),
+        (ALGORITHMS, [config.algorithm.name]),
+        (MODELS, [config.model.name]),
+        (AUGMENTATIONS, augment),
+    ]
+    for registry, used in names:
+        for name in used:
+            if name not in registry:
+                raise InputError(
+                    f"The node has no {registry.kind} {name!r}. If it is your own, its file must be on the node, and "
+                    "node.toml must name it: import = '/path/mine.py'."
+                )
 
 
 def tables_for_nodes(config: Config) -> dict[str, Any]:

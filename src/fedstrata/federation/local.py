@@ -40,7 +40,7 @@ def run_locally(
 ) -> Row:
     """Run an experiment as a federation on this machine; return the summary of the run.
 
-    modules: Python files with the user's own algorithms.
+    modules: Python files that register the user's own algorithms, problems, models, ...
     hook:    called repeatedly while the run is in progress, for tests.
     """
     commands()

@@ -34,7 +34,7 @@ clientapp = "fedstrata.federation.app:client_app"
 out = {out}
 resume = true
 server-data = {server_data}
-# Python files on the server with your own algorithms, separated by ':'; nodes name theirs in node.toml.
+# Python files on the server that register your own things, separated by ':'; nodes name theirs in node.toml.
 import = {modules}
 # The nodes that may take part, in the order of the clients: public keys by name.
 nodes = '{nodes}'

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from fedstrata.core.errors import InputError, invalid
-from fedstrata.models.random import Dropout, Noise, RandomLayer, by_names
+from fedstrata.models.random import Dropout, DropoutRule, Noise, RandomLayer, by_names, switch_off_dropout
 
 BatchNormRule = Literal["refuse", "group", "batch"]
 
@@ -27,9 +27,12 @@ class Flat:
     batchnorm: what to do with running statistics (BatchNorm), which are state that a pure function cannot hold:
                ``"refuse"`` raises an error, ``"group"`` replaces the layer with GroupNorm, ``"batch"`` always uses the
                statistics of the batch.
+    dropout:   ``"on"`` drops by reproducible numbers in training, and refuses layers in which PyTorch draws them itself
+               (``nn.LSTM(dropout=0.5)``); ``"off"`` trains without any dropout. Layers that are not PyTorch's own then
+               run in evaluation mode, because they may apply dropout if ``self.training``.
     """
 
-    def __init__(self, module: nn.Module, batchnorm: BatchNormRule = "refuse") -> None:
+    def __init__(self, module: nn.Module, batchnorm: BatchNormRule = "refuse", dropout: DropoutRule = "on") -> None:
         if not isinstance(module, nn.Module):
             raise invalid("model", module, "a torch.nn.Module, e.g. nn.Linear(4, 2) or fs.models.model('mlp', ...)")
         if any(isinstance(p, nn.parameter.UninitializedParameter) for p in module.parameters()):
@@ -37,7 +40,8 @@ class Flat:
                 f"The model {type(module).__name__} has lazy layers that have no weights yet: call it once on a batch "
                 "of inputs before you pass it."
             )
-        self.module = _without_state(copy.deepcopy(module), batchnorm)
+        self.batchnorm, self.dropout = batchnorm, dropout
+        self.module = _without_state(copy.deepcopy(module), batchnorm, dropout)
         trainable = [(n, p) for n, p in self.module.named_parameters() if p.requires_grad]
         if not trainable:
             raise InputError(f"The model {type(module).__name__} has no trainable parameters.")
@@ -68,7 +72,7 @@ class Flat:
 
     def __call__(self, x: torch.Tensor, *inputs: torch.Tensor) -> torch.Tensor:
         """Run the module with the weights in the first ``size`` entries of ``x``, on the device of ``x``."""
-        self._noise.calls += 1
+        self._noise.next_call()
         weights = self.views(x)
         weights.update(self._constants.get(x.device, {}))
         out = torch.func.functional_call(self.module, weights, inputs, tie_weights=bool(self._aliases))
@@ -95,14 +99,35 @@ class Flat:
         self._constants[device] = {n: copies[id(t)] for n, t in tensors}
 
     def pure(self, *inputs: torch.Tensor) -> torch.Tensor:
-        """Return the outputs at the initial weights; raise unless they are a pure function of weights and inputs."""
+        """Return the outputs at the initial weights; raise unless they are a pure function of weights and inputs.
+
+        With random layers, they must be one of the layers' numbers too.
+        """
+        outputs = self._tried(inputs, None)
+        if self.random:
+            words = torch.tensor([1, 2], device=inputs[0].device)
+            once, again = (self._tried(inputs, words).nan_to_num() for _ in range(2))
+            if not torch.equal(once, again):
+                raise self._draws_its_own()
+        elif outputs.is_floating_point():
+            self._check_gradient(*inputs)
+        return outputs
+
+    def _tried(self, inputs: tuple[torch.Tensor, ...], words: torch.Tensor | None) -> torch.Tensor:
+        """Return the outputs at the initial weights, with random layers that draw from these words."""
         name, buffers = type(self.module).__name__, [b.clone() for b in self.module.buffers()]
         before, x, own = torch.get_rng_state(), self.initial.clone(), [a.clone() for a in inputs]
-        with torch.no_grad():
+        with torch.no_grad(), self.drawing_from(words):
             outputs = self(x, *own)
         if not torch.equal(before, torch.get_rng_state()):
             torch.set_rng_state(before)
-            raise InputError(f"The model {name} draws random numbers, so it is not a pure function of its weights.")
+            if words is not None:
+                raise self._draws_its_own()
+            raise InputError(
+                f"The model {name} draws random numbers, so it is not a pure function of its weights. Use nn.Dropout "
+                "for dropout and fs.models.RandomFunction for other random changes, or pass dropout='off' if this is "
+                "dropout that a layer applies in training mode."
+            )
         if any(not torch.equal(old, new) for old, new in zip(buffers, self.module.buffers(), strict=True)):
             raise InputError(f"The model {name} changes its buffers, so it is not a pure function of its weights.")
         if not all(map(torch.equal, own, inputs)):
@@ -111,9 +136,13 @@ class Flat:
             )
         if not torch.equal(x, self.initial):
             raise InputError(f"The model {name} changes its weights in forward, so it is not a pure function of them.")
-        if not self.random and outputs.is_floating_point():
-            self._check_gradient(*inputs)
         return outputs
+
+    def _draws_its_own(self) -> InputError:
+        return InputError(
+            f"A random layer of the model {type(self.module).__name__} draws numbers of its own, which cannot be "
+            "reproduced: the function of an augmentation must use the numbers that it gets, not torch.rand."
+        )
 
     def _check_gradient(self, *inputs: torch.Tensor) -> None:
         """Raise if the gradient at other weights differs from that of a module with those weights.
@@ -150,7 +179,7 @@ class Flat:
         """Return an ordinary module with the weights in ``x``."""
         module = copy.deepcopy(self.module).to(x.device)
         module.load_state_dict(self.state_dict(x))
-        for name, part in list(module.named_modules()):
+        for name, part in list(module.named_modules(remove_duplicate=False)):
             if isinstance(part, Dropout):
                 module = _replaced(module, name, part.original[0].train(part.training))
             elif isinstance(part, RandomLayer):
@@ -183,28 +212,39 @@ class Flat:
         return "attention" if any(isinstance(m, nn.MultiheadAttention) for m in modules) else "dense"
 
 
-def _without_state(module: nn.Module, batchnorm: BatchNormRule) -> nn.Module:
-    """Return the module without running statistics, and with reproducible dropout."""
+def _without_state(module: nn.Module, batchnorm: BatchNormRule, dropout: DropoutRule) -> nn.Module:
+    """Return the module without running statistics, and with reproducible dropout or none."""
     if batchnorm not in ("refuse", "group", "batch"):
         raise invalid("batchnorm", batchnorm, "'refuse', 'group' or 'batch'")
-    for name, part in list(module.named_modules()):
-        named = by_names(name, part)
-        if named is not None:
-            module = _replaced(module, name, named)
-        if not isinstance(part, nn.modules.batchnorm._NormBase) or not part.track_running_stats:
-            continue
-        if batchnorm == "refuse":
-            raise InputError(
-                f"The layer {name!r} ({type(part).__name__}) keeps running statistics, which a pure function of the "
-                "weights cannot hold. Pass batchnorm='group' (GroupNorm instead) or batchnorm='batch' (always the "
-                "statistics of the batch)."
-            )
-        if batchnorm == "batch":
-            part.track_running_stats = False
-            part.running_mean = part.running_var = part.num_batches_tracked = None
-        else:
-            module = _replaced(module, name, _group_norm(part))
+    if dropout not in ("on", "off"):
+        raise invalid("dropout", dropout, "'on' or 'off'")
+    if dropout == "off":
+        switch_off_dropout(module)
+    replacements: dict[int, nn.Module | None] = {}  # by layer, since one may have several names
+    for name, part in list(module.named_modules(remove_duplicate=False)):
+        if id(part) not in replacements:
+            replacements[id(part)] = by_names(name, part) or _stateless(name, part, batchnorm)
+        replacement = replacements[id(part)]
+        if replacement is not None:
+            module = _replaced(module, name, replacement)
     return module
+
+
+def _stateless(name: str, part: nn.Module, batchnorm: BatchNormRule) -> nn.Module | None:
+    """Return what replaces a layer with running statistics; None if it stays, without them."""
+    if not isinstance(part, nn.modules.batchnorm._NormBase) or not part.track_running_stats:
+        return None
+    if batchnorm == "refuse":
+        raise InputError(
+            f"The layer {name!r} ({type(part).__name__}) keeps running statistics, which a pure function of the "
+            "weights cannot hold. Pass batchnorm='group' (GroupNorm instead) or batchnorm='batch' (always the "
+            "statistics of the batch)."
+        )
+    if batchnorm == "group":
+        return _group_norm(part)
+    part.track_running_stats = False
+    part.running_mean = part.running_var = part.num_batches_tracked = None
+    return None
 
 
 def _replaced(module: nn.Module, name: str, layer: nn.Module) -> nn.Module:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from typing import Literal
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import nn
 
 from fedstrata.core.errors import InputError, invalid
-from fedstrata.core.options import check, param, registered
-from fedstrata.core.registry import Registry
+from fedstrata.core.named import registered
+from fedstrata.core.options import check, param
+from fedstrata.core.registry import YOUR_OWN, Registry
+from fedstrata.models.augment import augmentations
 from fedstrata.models.layers import (
     ChannelsLast,
     CharacterLSTM,
@@ -23,12 +25,12 @@ from fedstrata.models.layers import (
     Residual,
     ResidualBlock,
 )
-from fedstrata.models.random import AUGMENTATIONS
 
 Shape = Sequence[int]
 Norm = Literal["group", "batch"]
+F = TypeVar("F", bound=Callable[..., nn.Module])
 
-MODELS: Registry[Callable[..., nn.Module]] = Registry("model")
+MODELS: Registry[Callable[..., nn.Module]] = Registry("model", hint=YOUR_OWN)
 """Every model by its name in a configuration file."""
 
 NORM = param("group", "normalisation layers; 'batch' also needs batchnorm = 'batch' in the problem")
@@ -217,30 +219,47 @@ def lstm(
 
 
 def model(
-    name: str, shape: Shape, outputs: int, *, seed: int = 0, augment: Sequence[str] = (), **options: object
+    name: str,
+    shape: Shape,
+    outputs: int,
+    *,
+    seed: int = 0,
+    augment: Sequence[str | Mapping[str, Any]] = (),
+    **options: object,
 ) -> nn.Module:
     """Build a model by name, with initial weights that depend only on ``seed``; torch's random state is unchanged.
 
-    ``augment`` adds random changes to images before the model, "flip" and "crop", which apply in training only.
+    ``augment`` adds random changes to the inputs, in training only, in this order: "flip", "crop", "jitter" or your own
+    (:func:`augmentation`), or tables with their options, e.g. ``{"name": "crop", "padding": 2}``.
     """
     build = MODELS.find(name)
-    wrong = [a for a in augment if a not in AUGMENTATIONS]
-    if wrong:
-        raise invalid("augment of the model", wrong[0], "'flip' or 'crop'")
-    if augment:
-        _image(shape, name, 1)
     values = check(build, options)
     if not isinstance(shape, tuple | list | torch.Size):
         raise invalid("shape of an input", shape, "a tuple such as (1, 28, 28)")
+    layers = augmentations(augment, shape)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         try:
             built = build(shape, outputs, **values)
-            return nn.Sequential(*(AUGMENTATIONS[a]() for a in augment), built) if augment else built
+            return nn.Sequential(*layers, built) if layers else built
         except InputError:
             raise
         except (TypeError, RuntimeError, ValueError) as error:
             raise InputError(f"The model {name} cannot be built with the options {options}: {error}") from None
+
+
+def register(function: F) -> F:
+    """Register a function that builds a model of your own, under its own name.
+
+        @fs.models.register
+        def bottleneck(shape, outputs, width: int = fs.param(16, "units of the hidden layer", least=1)):
+            return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), width), nn.ReLU(), nn.Linear(width, outputs))
+
+    It gets the shape of one input and the number of outputs. A file then uses it as ``[model]`` with ``name =
+    "bottleneck"``, and its options are those declared with ``fs.param``. Initial weights are drawn from torch's
+    generator, which is seeded for it.
+    """
+    return registered(MODELS)(function)
 
 
 def _norm(norm: Norm, axes: int = 2, alone: int = 0) -> Callable[[int], nn.Module]:

@@ -13,7 +13,8 @@ from fedstrata.core.errors import InputError, invalid
 from fedstrata.core.options import param
 from fedstrata.data.federated import FederatedData
 from fedstrata.models.flat import BatchNormRule
-from fedstrata.problems.erm import BATCHNORM, LOSS, Losses, erm
+from fedstrata.models.random import DropoutRule
+from fedstrata.problems.erm import BATCHNORM, DROPOUT, LOSS, Losses, erm
 from fedstrata.problems.problem import Arrays, Problem, builder
 from fedstrata.problems.projections import ball
 
@@ -25,6 +26,7 @@ def adversarial(
     radius: float = param(1.0, "largest norm of the perturbation", above=0),
     loss: str | Losses = LOSS,
     batchnorm: BatchNormRule = BATCHNORM,
+    dropout: DropoutRule = DROPOUT,
 ) -> Problem:
     """Build adversarial training: min_x max_{||y|| <= radius} M_k[ mean loss of the model on inputs + y ].
 
@@ -34,7 +36,7 @@ def adversarial(
     """
     if not shape:
         raise invalid("shape of the adversarial problem", shape, "the shape of one input, e.g. (1, 28, 28)")
-    base = erm(model, loss, batchnorm)
+    base = erm(model, loss, batchnorm, dropout)
 
     def outer(x: torch.Tensor, y: torch.Tensor, batch: Arrays) -> torch.Tensor:
         inputs, *rest = batch

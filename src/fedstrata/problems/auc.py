@@ -15,8 +15,10 @@ from fedstrata.core.options import param
 from fedstrata.data.federated import FederatedData
 from fedstrata.data.intake import are_labels
 from fedstrata.models.flat import BatchNormRule, Flat
+from fedstrata.models.random import DropoutRule
 from fedstrata.problems.erm import (
     BATCHNORM,
+    DROPOUT,
     binary_cross_entropy,
     check_targets,
     cross_entropy,
@@ -51,6 +53,7 @@ def auc(
     scale_dual: bool = SCALE_DUAL,
     p: float | None = P,
     batchnorm: BatchNormRule = BATCHNORM,
+    dropout: DropoutRule = DROPOUT,
 ) -> Problem:
     """Build AUC maximisation: min over x = (weights, a, b), max over y = alpha, of M_k[ mean of F on client k's data ].
 
@@ -76,7 +79,7 @@ def auc(
     steps are small when positives are rare. With ``scale_dual``, y = sqrt(p(1-p)) alpha, so a gradient step in y moves
     alpha 1 / (p(1-p)) times as far, as in code that divides this gradient by p(1-p). The solution does not change.
     """
-    flat = Flat(model, batchnorm)
+    flat = Flat(model, batchnorm, dropout)
     problem = Problem(
         unanswered(
             "The auc problem does not know the fraction of positives yet: fs.train asks the clients; otherwise pass p."

@@ -10,8 +10,9 @@ from torch import nn
 from fedstrata.core.options import param
 from fedstrata.core.schedules import Rate
 from fedstrata.models.flat import BatchNormRule, Flat
+from fedstrata.models.random import DropoutRule
 from fedstrata.problems.auc import FORM, MARGIN, SCALE_DUAL, SCORE, Form, P, auc, either_cross_entropy
-from fedstrata.problems.erm import BATCHNORM, weighted_mean
+from fedstrata.problems.erm import BATCHNORM, DROPOUT, weighted_mean
 from fedstrata.problems.maml import FIRST_ORDER, with_gradient_steps
 from fedstrata.problems.problem import Arrays, Outer, Problem, builder
 from fedstrata.problems.samples import split
@@ -29,6 +30,7 @@ def compositional_auc(
     scale_dual: bool = SCALE_DUAL,
     p: float | None = P,
     batchnorm: BatchNormRule = BATCHNORM,
+    dropout: DropoutRule = DROPOUT,
 ) -> Problem:
     """Build compositional AUC maximisation: the AUC loss of a model after ``levels`` gradient steps on cross-entropy.
 
@@ -43,7 +45,7 @@ def compositional_auc(
     The metric ``auc`` is measured at x, before the steps, which is also the model that a run returns; ``adapted_auc``
     is measured at G(x), after them, which is what the objective optimises.
     """
-    base = auc(model, form, margin, score, scale_dual, p, batchnorm)
+    base = auc(model, form, margin, score, scale_dual, p, batchnorm, dropout)
     assert base.flat is not None
     problem = replace(base, inner_mean="global")
     return with_gradient_steps(problem, _cross_entropy(base.flat), levels, inner_lr, first_order)

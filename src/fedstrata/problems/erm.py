@@ -15,6 +15,7 @@ from fedstrata.data.batch import stored
 from fedstrata.data.federated import FederatedData
 from fedstrata.data.intake import are_labels
 from fedstrata.models.flat import BatchNormRule, Flat
+from fedstrata.models.random import DropoutRule
 from fedstrata.problems.problem import Arrays, Problem, builder
 from fedstrata.problems.samples import split
 
@@ -61,17 +62,23 @@ LOSS = param(
     "cross_entropy", "loss of a sample; in Python also a function (outputs, targets) -> losses", choices=LOSSES
 )
 BATCHNORM = param("refuse", "BatchNorm layers: refuse them, replace them with GroupNorm, or use batch statistics only")
+DROPOUT = param("on", "dropout of the model in training; off trains without any")
 
 
 @builder
-def erm(model: nn.Module, loss: str | Losses = LOSS, batchnorm: BatchNormRule = BATCHNORM) -> Problem:
+def erm(
+    model: nn.Module,
+    loss: str | Losses = LOSS,
+    batchnorm: BatchNormRule = BATCHNORM,
+    dropout: DropoutRule = DROPOUT,
+) -> Problem:
     """Build standard federated learning: min_x M_k[ mean loss of the model with weights x on client k's data ].
 
-    ``loss`` is a name or a function (outputs, targets) -> one loss per sample. For ``batchnorm`` see
-    :class:`fedstrata.models.flat.Flat`.
+    ``loss`` is a name or a function (outputs, targets) -> one loss per sample. For ``batchnorm`` and
+    ``dropout`` see :class:`fedstrata.models.flat.Flat`.
     """
     losses = LOSSES[loss] if isinstance(loss, str) else loss
-    flat = Flat(model, batchnorm)
+    flat = Flat(model, batchnorm, dropout)
 
     def outer(x: torch.Tensor, batch: Arrays) -> torch.Tensor:
         inputs, targets, weights = split(batch)

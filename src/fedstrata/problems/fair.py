@@ -12,8 +12,9 @@ from fedstrata.core.errors import invalid
 from fedstrata.core.options import param
 from fedstrata.data.federated import FederatedData
 from fedstrata.models.flat import BatchNormRule
+from fedstrata.models.random import DropoutRule
 from fedstrata.problems.agnostic import agnostic
-from fedstrata.problems.erm import BATCHNORM, LOSS, Losses, erm, weighted_mean
+from fedstrata.problems.erm import BATCHNORM, DROPOUT, LOSS, Losses, erm, weighted_mean
 from fedstrata.problems.problem import Arrays, Problem, builder
 from fedstrata.problems.projections import simplex
 from fedstrata.problems.queries import Query, class_shares, unanswered
@@ -31,6 +32,7 @@ def fair(
     ),
     loss: str | Losses = LOSS,
     batchnorm: BatchNormRule = BATCHNORM,
+    dropout: DropoutRule = DROPOUT,
 ) -> Problem:
     """Build fair learning: min_x max_y sum_c y_c loss_c(x) - regularise / 2 ||y||^2, y on the simplex.
 
@@ -43,14 +45,12 @@ def fair(
     number = classes if over == "classes" else clients
     if number is None:
         raise invalid(f"{over} of the fair problem", number, "a whole number of at least 1")
-    build = _over_classes if over == "classes" else _over_clients
-    return build(model, number, regularise, loss, batchnorm)
+    if over == "classes":
+        return _over_classes(erm(model, loss, batchnorm, dropout), number, regularise)
+    return _over_clients(agnostic(model, number, loss, batchnorm, dropout), regularise)
 
 
-def _over_clients(
-    model: nn.Module, clients: int, regularise: float, loss: str | Losses, rule: BatchNormRule
-) -> Problem:
-    base = agnostic(model, clients, loss, rule)
+def _over_clients(base: Problem, regularise: float) -> Problem:
     if not regularise:
         return base
 
@@ -60,11 +60,7 @@ def _over_clients(
     return replace(base, outer=outer, mixture=False, numbered=True)
 
 
-def _over_classes(
-    model: nn.Module, classes: int, regularise: float, loss: str | Losses, rule: BatchNormRule
-) -> Problem:
-    base = erm(model, loss, rule)
-
+def _over_classes(base: Problem, classes: int, regularise: float) -> Problem:
     def given(problem: Problem, shares: torch.Tensor) -> Problem:
         shares = shares.to(problem.x0)
         # A class that no client has gets the weight 0.

@@ -11,7 +11,8 @@ from torch import nn
 from fedstrata.core.errors import invalid
 from fedstrata.core.options import options, param
 from fedstrata.models.flat import BatchNormRule
-from fedstrata.problems.erm import BATCHNORM, LOSS, Losses, erm, weighted_mean
+from fedstrata.models.random import DropoutRule
+from fedstrata.problems.erm import BATCHNORM, DROPOUT, LOSS, Losses, erm, weighted_mean
 from fedstrata.problems.problem import INNER_MEAN, Arrays, InnerMean, Level, Outer, Problem, builder
 from fedstrata.problems.samples import split
 
@@ -74,6 +75,7 @@ def risk_averse(
     smoothing: float = param(0.01, "for power 2: its square is added under the root", above=0),
     loss: str | Losses = LOSS,
     batchnorm: BatchNormRule = BATCHNORM,
+    dropout: DropoutRule = DROPOUT,
 ) -> Problem:
     """Build risk-averse learning: the mean loss plus ``weight`` times its upper semideviation.
 
@@ -83,7 +85,7 @@ def risk_averse(
     replaces v, since estimates of v may be negative and the root has no derivative at 0. E is over the client's own
     data, and f takes the mean over clients of (m, v): the penalty is on the spread within clients.
     """
-    base = erm(model, loss, batchnorm)
+    base = erm(model, loss, batchnorm, dropout)
     flat, losses = base.flat, base.losses
     assert flat is not None and losses is not None
 

@@ -177,13 +177,21 @@ class Problem:
 
 
 def builder(function: F) -> F:
-    """Decorate a function that builds a problem: check its options, record them, and name the problem after it."""
+    """Decorate a function that builds a problem: check its options, record them, and name the problem after it.
+
+    The function may return a pair, the problem and its data.
+    """
     name = function.__name__
 
     @functools.wraps(function)
-    def named(**values: Any) -> Problem:
+    def named(**values: Any) -> Any:
         recorded = {key: values[key] for key, option in options_of(build).items() if option.in_file}
-        return replace(function(**values), name=name, options=recorded)  # type: ignore[no-any-return]
+        built = function(**values)
+        problem, *data = built if isinstance(built, tuple) else (built,)
+        if not isinstance(problem, Problem):
+            raise invalid(f"result of the function {name}", type(problem).__name__, "a Problem")
+        problem = replace(problem, name=name, options=recorded)
+        return (problem, *data) if data else problem
 
     build: Any = options(f"the {name} problem")(named)
     return build  # type: ignore[no-any-return]

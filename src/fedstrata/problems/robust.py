@@ -12,7 +12,8 @@ from torch import nn
 
 from fedstrata.core.options import param
 from fedstrata.models.flat import BatchNormRule
-from fedstrata.problems.erm import BATCHNORM, LOSS, Losses, erm
+from fedstrata.models.random import DropoutRule
+from fedstrata.problems.erm import BATCHNORM, DROPOUT, LOSS, Losses, erm
 from fedstrata.problems.problem import INNER_MEAN, Arrays, InnerMean, Level, Outer, Problem, builder
 from fedstrata.problems.queries import Query
 
@@ -48,6 +49,7 @@ def robust(
     shift: float | None = SHIFT,
     inner_mean: InnerMean = INNER_MEAN,
     batchnorm: BatchNormRule = BATCHNORM,
+    dropout: DropoutRule = DROPOUT,
 ) -> Problem:
     """Build distributionally robust learning: min_x M_k[ gamma * link((loss_k(x) - shift) / gamma) ].
 
@@ -62,7 +64,7 @@ def robust(
     the start; above a weight equal to the number of clients, exp is continued by its tangent. If you pass a shift, the
     tangent starts at exp(30), so choose it close to the losses. For other links the default is 0.
     """
-    base = erm(model, loss, batchnorm)
+    base = erm(model, loss, batchnorm, dropout)
     problem = replace(base, levels=(as_level(base.outer),), inner_mean=inner_mean)
     return linked(problem, gamma, link, shift)
 

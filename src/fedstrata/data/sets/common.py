@@ -9,12 +9,12 @@ from typing import TypeVar
 import numpy as np
 import torch
 
-from fedstrata.core.options import registered
-from fedstrata.core.registry import Registry
+from fedstrata.core.named import registered
+from fedstrata.core.registry import YOUR_OWN, Registry
 from fedstrata.data import tables
 from fedstrata.data.dataset import Dataset
 
-SETS: Registry[Callable[..., Dataset]] = Registry("data set")
+SETS: Registry[Callable[..., Dataset]] = Registry("data set", hint=YOUR_OWN)
 """Every data set by its name in a configuration file."""
 
 Load = TypeVar("Load", bound=Callable[..., Dataset])

@@ -20,7 +20,7 @@ from fedstrata.data.federated import FederatedData
 from fedstrata.experiments.build import Experiment
 from fedstrata.experiments.config import Config, parse
 from fedstrata.federation import keys, wire
-from fedstrata.federation.experiment import import_modules, plain_evaluation
+from fedstrata.federation.experiment import check_registered, import_modules, plain_evaluation
 from fedstrata.federation.node.data import describe, federated_view, path_of, read_data
 from fedstrata.federation.node.faults import NoAnswer
 from fedstrata.federation.node.work import Header, work
@@ -63,6 +63,7 @@ def _answer(
     import_modules(node.get("import", ""))
     call = Call.read(message)
     config = parse(tomllib.loads(experiment), "the experiment of the federation")
+    check_registered(config)
     own = read_data(node, config)
     if call.kind == "describe":
         return describe(own, config), []
