@@ -83,7 +83,7 @@ def softmax_world(agnostic: bool = False) -> Plain:
         return np.concatenate([(error.T @ inputs).ravel(), error.sum(0)])
 
     linear = nn.Linear(FEATURES, CLASSES, dtype=torch.float64)
-    problem = start(fs.agnostic(linear, N), *MIXTURE) if agnostic else start(fs.erm(linear))
+    problem = start(fs.agnostic(linear, N, prior=False), *MIXTURE) if agnostic else start(fs.erm(linear, prior=False))
     return Plain(problem, fs.FederatedData.from_arrays(pairs, classes=CLASSES), loss, gradient)
 
 
@@ -139,7 +139,7 @@ def one_logit() -> Labelled:
         error = weights * (1 / (1 + np.exp(-(inputs @ x[:3] + x[3]))) - targets) / len(targets)
         return np.append(error @ inputs, error.sum())
 
-    problem = start(fs.erm(nn.Linear(3, 1, dtype=torch.float64), "binary_cross_entropy"))
+    problem = start(fs.erm(nn.Linear(3, 1, dtype=torch.float64), "binary_cross_entropy", prior=False))
     return Labelled(problem, with_samples(binary_data(), 7, 3), gradient, slice(0, 3))
 
 
@@ -155,7 +155,7 @@ def three_logits() -> Labelled:
         error = softmax_error(inputs @ x[:6].reshape(3, 2).T + x[6:], targets, weights)
         return np.concatenate([(error.T @ inputs).ravel(), error.sum(0)])
 
-    problem = start(fs.erm(nn.Linear(2, 3, dtype=torch.float64)))
+    problem = start(fs.erm(nn.Linear(2, 3, dtype=torch.float64), prior=False))
     return Labelled(problem, with_samples(class_data(), 6, 3, 5), gradient, slice(0, 6))
 
 
@@ -172,7 +172,7 @@ def hidden_layer() -> Labelled:
         return np.concatenate(parts)
 
     network = nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 3)).double()
-    return Labelled(start(fs.erm(network)), with_samples(class_data(), 6, 3, 5), gradient, slice(12, 24))
+    return Labelled(start(fs.erm(network, prior=False)), with_samples(class_data(), 6, 3, 5), gradient, slice(12, 24))
 
 
 LABELLED: dict[str, Callable[[], Labelled]] = {

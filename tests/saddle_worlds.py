@@ -195,7 +195,7 @@ def fair_world(over: str) -> Saddle:
     """Softmax regression; the dual weights classes, whose shares the clients are asked for, or numbered clients."""
     number = CLASSES if over == "classes" else N
     linear = nn.Linear(FEATURES, CLASSES, dtype=torch.float64)
-    problem = fs.fair(linear, over=over, regularise=REGULARISE, **{over: number})  # type: ignore[arg-type]
+    problem = fs.fair(linear, over=over, regularise=REGULARISE, **{over: number}, prior=False)  # type: ignore[arg-type]
     y0 = np.arange(1.0, number + 1) / np.arange(1.0, number + 1).sum()
     problem = start(problem, *y0)
 

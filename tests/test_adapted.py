@@ -105,11 +105,11 @@ def test_the_adapted_model_is_the_mean_of_those_of_plain_sgd(
     on = {"none": data.train, "held out": data.client_test, "pooled": None}[test]
     pooled = data.test if on is None else tuple(a[on.rows] for a in on.arrays)
     assert pooled is not None
-    problem = fs.maml(tiny(), LR, steps=2, inner_mean="global")
+    problem = fs.maml(tiny(), LR, steps=2, inner_mean="global", prior=False)
     measured = Evaluation()(problem, data, problem.x0, None)
     expected = measured_by_hand(mean_model(clients_rows(data), 2, LR), pooled)
     assert adapted_of(measured) == close(expected)
-    plain = Evaluation()(fs.erm(tiny()), data, problem.x0, None)
+    plain = Evaluation()(fs.erm(tiny(), prior=False), data, problem.x0, None)
     assert measured == plain | close(expected), "everything else is that of the model before the steps"
     assert abs(measured["adapted_loss"] - measured["loss"]) > 1e-3
 
@@ -128,7 +128,7 @@ def test_the_auc_of_the_adapted_model(outputs: int) -> None:
 
 def test_two_classes_that_are_classified_have_accuracy_and_auc() -> None:
     data = sites((8, 12, 5), 1, classes=2)
-    problem = fs.maml(tiny(2), LR, inner_mean="global")
+    problem = fs.maml(tiny(2), LR, inner_mean="global", prior=False)
     expected = measured_by_hand(mean_model(clients_rows(data), 1, LR, 2), everything(data))
     assert set(expected) == {
         *("adapted_loss", "adapted_accuracy", "adapted_auc"),
@@ -139,7 +139,7 @@ def test_two_classes_that_are_classified_have_accuracy_and_auc() -> None:
 
 def test_a_limit_on_the_rows_is_as_if_clients_had_no_others() -> None:
     data = sites((30, 25, 4), 4)
-    problem = fs.maml(tiny(), LR, inner_mean="global")
+    problem = fs.maml(tiny(), LR, inner_mean="global", prior=False)
     limited = [adaptation.pieces(data.train, k, 6)[0] for k in range(3)]
     assert [len(rows[1]) for rows in limited] == [6, 6, 4]
     expected = measured_by_hand(mean_model(limited, 1, LR), everything(data))
@@ -151,7 +151,7 @@ def test_a_limit_on_the_rows_is_as_if_clients_had_no_others() -> None:
 
 
 def test_adapting_leaves_the_solution_alone() -> None:
-    problem, data = fs.maml(tiny(), LR, inner_mean="global"), sites(SIZES, 1)
+    problem, data = fs.maml(tiny(), LR, inner_mean="global", prior=False), sites(SIZES, 1)
     before = problem.x0.clone()
     Evaluation()(problem, data, problem.x0, None)
     assert torch.equal(problem.x0, before) and not problem.x0.requires_grad
@@ -163,16 +163,20 @@ def test_adapting_leaves_the_solution_alone() -> None:
 @pytest.mark.parametrize(
     ("build", "options", "shared"),
     [
-        (lambda m: fs.maml(m, LR), {}, False),
-        (lambda m: fs.maml(m, LR, inner_mean="global"), {}, True),
-        (lambda m: fs.damaml(m, LR, shift=1.0), {}, False),
-        (lambda m: fs.erm(m), {}, None),
-        (lambda m: fs.erm(m), {"adapt_steps": 1, "adapt_lr": LR}, False),
-        (lambda m: replace(fs.erm(m), inner_mean="global"), {"adapt_steps": 1, "adapt_lr": LR}, False),
-        (lambda m: fs.robust(m, shift=1.0), {"adapt_steps": 1, "adapt_lr": LR}, False),
-        (lambda m: fs.robust(m, shift=1.0, inner_mean="global"), {"adapt_steps": 1, "adapt_lr": LR}, False),
-        (lambda m: fs.robust(m, shift=1.0, inner_mean="global"), {}, None),
-        (lambda m: fs.risk_averse(m), {"adapt_steps": 1, "adapt_lr": LR}, False),
+        (lambda m: fs.maml(m, LR, prior=False), {}, False),
+        (lambda m: fs.maml(m, LR, inner_mean="global", prior=False), {}, True),
+        (lambda m: fs.damaml(m, LR, shift=1.0, prior=False), {}, False),
+        (lambda m: fs.erm(m, prior=False), {}, None),
+        (lambda m: fs.erm(m, prior=False), {"adapt_steps": 1, "adapt_lr": LR}, False),
+        (lambda m: replace(fs.erm(m, prior=False), inner_mean="global"), {"adapt_steps": 1, "adapt_lr": LR}, False),
+        (lambda m: fs.robust(m, shift=1.0, prior=False), {"adapt_steps": 1, "adapt_lr": LR}, False),
+        (
+            lambda m: fs.robust(m, shift=1.0, inner_mean="global", prior=False),
+            {"adapt_steps": 1, "adapt_lr": LR},
+            False,
+        ),
+        (lambda m: fs.robust(m, shift=1.0, inner_mean="global", prior=False), {}, None),
+        (lambda m: fs.risk_averse(m, prior=False), {"adapt_steps": 1, "adapt_lr": LR}, False),
     ],
     ids=[
         *("maml", "global maml", "damaml", "erm", "erm that is adapted", "no levels", "robust", "global robust"),
@@ -192,7 +196,7 @@ def test_one_model_for_all_or_one_for_each(build: Any, options: dict[str, Any], 
 
 def test_one_client_has_the_same_model_either_way() -> None:
     data = sites((9,), 1)
-    local, shared = (fs.maml(tiny(), LR, steps=2, inner_mean=mean) for mean in ("local", "global"))  # type: ignore[arg-type]
+    local, shared = (fs.maml(tiny(), LR, steps=2, inner_mean=mean, prior=False) for mean in ("local", "global"))  # type: ignore[arg-type]
     personal = Evaluation()(local, data, local.x0, None)
     adapted = Evaluation()(shared, data, shared.x0, None)
     assert adapted["adapted_loss"] == pytest.approx(personal["personal_loss_mean"], abs=1e-13)
@@ -216,14 +220,14 @@ def test_one_client_has_the_same_model_either_way() -> None:
     ids=str,
 )
 def test_the_evaluation_wins_over_the_problem(options: dict[str, Any], steps: int, lr: float) -> None:
-    problem, data = fs.maml(tiny(), LR, steps=2, inner_mean="global"), sites(SIZES, 1)
+    problem, data = fs.maml(tiny(), LR, steps=2, inner_mean="global", prior=False), sites(SIZES, 1)
     measured = adapted_of(Evaluation(**options)(problem, data, problem.x0, None))
     expected = measured_by_hand(mean_model(clients_rows(data), steps, lr), everything(data))
     assert measured == (close(expected) if steps else {})
 
 
 def test_half_of_an_adaptation_is_an_error() -> None:
-    problem, data = fs.robust(tiny(), shift=1.0, inner_mean="global"), sites(SIZES, 1)
+    problem, data = fs.robust(tiny(), shift=1.0, inner_mean="global", prior=False), sites(SIZES, 1)
     for given in ({"adapt_steps": 2}, {"adapt_lr": 0.1}, {"adapt_rows": 5}):
         with pytest.raises(fs.InputError, match=f"needs adapt_steps and adapt_lr. Got only {next(iter(given))}"):
             Evaluation(**given)(problem, data, problem.x0, None)  # type: ignore[arg-type]
@@ -253,17 +257,17 @@ def test_a_row_is_measured_at_the_rate_of_the_round_before_it(monkeypatch: pytes
     """Four rounds, the rate a tenth from the third on, and a hundredth in the last."""
     monkeypatch.setattr("fedstrata.problems.runner.Runner.tracing", False)
     data, points = sites((6, 6, 6), 1), Points()
-    problem = fs.maml(tiny(), fs.StepDecay(2.0), inner_mean="global")
+    problem = fs.maml(tiny(), fs.StepDecay(2.0), inner_mean="global", prior=False)
     algorithm = fs.LocalSMCGDAM(gamma_x=1.0, steps=2)
     run = fs.train(problem, data, algorithm, rounds=4, eval_every=1, callbacks=[points])
     at = [problem.x0, *points.seen]
     rates = [2.0, 2.0, 2.0, 0.2, 0.02]
     for row, x, rate in zip(run.history, at, rates, strict=True):
-        expected = Evaluation()(fs.maml(tiny(), rate, inner_mean="global"), data, x, None)
+        expected = Evaluation()(fs.maml(tiny(), rate, inner_mean="global", prior=False), data, x, None)
         assert adapted_of(row) == close(adapted_of(expected))
     assert run.problem.adapt == (1, pytest.approx(0.02, rel=1e-12))
     given = fs.train(problem, data, algorithm, rounds=4, evaluate=Evaluation(adapt_lr=0.7))
-    expected = Evaluation()(fs.maml(tiny(), 0.7, inner_mean="global"), data, run.x, None)
+    expected = Evaluation()(fs.maml(tiny(), 0.7, inner_mean="global", prior=False), data, run.x, None)
     assert adapted_of(given.history[-1]) == close(adapted_of(expected)), "what the evaluation says stays"
     assert not any(name.startswith("personal") for name in run.summary["per_client"])
 
@@ -271,10 +275,10 @@ def test_a_row_is_measured_at_the_rate_of_the_round_before_it(monkeypatch: pytes
 def test_personal_measures_follow_the_schedule_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fedstrata.problems.runner.Runner.tracing", False)
     data = sites((6, 6), 1)
-    problem = fs.maml(tiny(), fs.StepDecay(1.0, at=(1,)))
+    problem = fs.maml(tiny(), fs.StepDecay(1.0, at=(1,)), prior=False)
     run = fs.train(problem, data, fs.ComFedL(lr=0.1, steps=1), rounds=2, eval_every=1)
     for row, rate in ((0, 1.0), (2, 0.1)):
         x = problem.x0 if row == 0 else run.x
-        expected = Evaluation()(fs.maml(tiny(), rate), data, x, None)
+        expected = Evaluation()(fs.maml(tiny(), rate, prior=False), data, x, None)
         assert run.history[row]["personal_loss_mean"] == pytest.approx(expected["personal_loss_mean"], abs=1e-12)
     assert run.summary["personal_loss_mean"] == pytest.approx(np.mean(run.summary["per_client"]["personal_loss"]))

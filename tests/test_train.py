@@ -302,7 +302,7 @@ def test_what_was_asked_before_the_first_round_is_counted() -> None:
     d, clients = len(run.x), 7
     first = run.history[0]
     assert first["bytes_down"] == clients * 8 * 2 * d, "x for the losses, x for the first estimates"
-    assert first["bytes_up"] == clients * 8 * (1 + d), "a loss, and w_1"
+    assert first["bytes_up"] == clients * 8 * (3 + 1 + d), "class counts, a loss, and w_1"
     assert first["samples"] == clients * 4 * (1 + 2), "a batch, and two batches' worth"
     assert (first["round"], first["steps"]) == (0, 0)
 

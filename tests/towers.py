@@ -249,7 +249,7 @@ def risk_tower() -> Tower:
     """Risk-averse logistic regression: 4 numbers, then 5, then 2; f uses no data."""
     linear = nn.Linear(3, 1, dtype=torch.float64)
     more: dict[str, Any] = {"weight": WEIGHT, "smoothing": SMOOTHING, "loss": "binary_cross_entropy"}
-    problem = start(fs.risk_averse(linear, **more))
+    problem = start(fs.risk_averse(linear, **more, prior=False))
 
     def samples(batch: Arrays, x: Vector) -> tuple[Vector, Vector]:
         """The loss of each sample, and its gradient."""

@@ -181,7 +181,7 @@ def linked(
 def loss_world() -> Composition:
     """The loss itself as the inner function, without an outer function yet."""
     return Composition(
-        start(fs.erm(model(), "binary_cross_entropy")),
+        start(fs.erm(model(), "binary_cross_entropy", prior=False)),
         binary_data(),
         lambda draw, x: np.array([logistic(draw(1), x)[0]]),
         lambda draw, x: logistic(draw(1), x)[1][None],
@@ -190,11 +190,11 @@ def loss_world() -> Composition:
 
 
 def robust_world(slope: Callable[[Vector], Vector], **options: Any) -> Composition:
-    return linked(fs.robust, loss_world(), slope, **options)
+    return linked(fs.robust, loss_world(), slope, prior=False, **options)
 
 
 def maml_world(first_order: bool = False, support: bool = False) -> Composition:
-    build = fs.maml(model(), inner_lr=INNER_LR, first_order=first_order, loss="binary_cross_entropy")
+    build = fs.maml(model(), inner_lr=INNER_LR, first_order=first_order, loss="binary_cross_entropy", prior=False)
 
     def jacobian(draw: Draw, x: Vector) -> Vector:
         return np.eye(len(x)) - (0 if first_order else INNER_LR) * logistic(draw(1), x)[2]
@@ -219,7 +219,7 @@ def damaml_world(first_order: bool = False, **options: Any) -> Composition:
         return logistic(draw(2), step.inner(draw, x))[1][None] @ step.jacobian(draw, x)
 
     world = replace(loss_world(), inner=inner, jacobian=jacobian)
-    return linked(fs.damaml, world, np.exp, inner_lr=INNER_LR, first_order=first_order, **options)
+    return linked(fs.damaml, world, np.exp, inner_lr=INNER_LR, first_order=first_order, prior=False, **options)
 
 
 def steep(t: torch.Tensor) -> torch.Tensor:

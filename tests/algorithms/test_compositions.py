@@ -140,7 +140,7 @@ def test_mfcgd_with_nothing_inside_is_local_sgd_with_storm_momentum(jacobian: st
 def test_local_moml_without_memory_is_per_fedavg() -> None:
     """x <- x - lr (I - a H(x; third batch)) grad loss(x - a grad loss(x; first batch); second batch)."""
     assert PLAIN.flat is not None
-    problem = fs.maml(PLAIN.flat.module, inner_lr=0.3)
+    problem = fs.maml(PLAIN.flat.module, inner_lr=0.3, prior=False)
     setting = make_setting(problem, DATA, batch_size=4, seed=3)
     x = problem.x0
     for r in range(2):
@@ -180,7 +180,7 @@ def test_local_moml_that_never_renews_its_memory_keeps_the_big_batch() -> None:
 
 def robust(**options: Any) -> fs.Problem:
     assert PLAIN.flat is not None
-    return fs.robust(PLAIN.flat.module, **options)
+    return fs.robust(PLAIN.flat.module, **options, prior=False)
 
 
 def losses_at(x: torch.Tensor) -> torch.Tensor:
@@ -238,7 +238,7 @@ def test_the_weight_that_is_sent_is_the_mean_over_clients_and_steps() -> None:
 
 def test_maml_with_tiny_steps_is_ordinary_learning() -> None:
     assert PLAIN.flat is not None
-    near, far = (fs.maml(PLAIN.flat.module, inner_lr=lr, steps=2) for lr in (1e-8, 0.3))
+    near, far = (fs.maml(PLAIN.flat.module, inner_lr=lr, steps=2, prior=False) for lr in (1e-8, 0.3))
     plain = play(fs.FedAvg(lr=RATE, steps=3), PLAIN, DATA, 2)[0].x
     found = [play(fs.ComFedL(lr=RATE, steps=3), problem, DATA, 2)[0].x for problem in (near, far)]
     assert (found[0] - plain).abs().max() < 1e-6

@@ -58,7 +58,7 @@ def example(name: str, variant: str, dtype: torch.dtype) -> tuple[fs.Problem, fs
     if variant == "f weights losses":
         plain, data = smooth_example(dtype)
         assert plain.flat is not None
-        return fs.robust(plain.flat.module, shift=0.0), data
+        return fs.robust(plain.flat.module, shift=0.0, prior=False), data
     return fs.testing.sized_example(ALGORITHMS[name], dtype, 1 if variant == "compositional" else None)
 
 
@@ -212,7 +212,7 @@ def test_drfa_makes_two_exchanges_of_their_own_cohorts(monkeypatch: pytest.Monke
 def test_robust_asks_for_losses_besides_what_comfedl_asks_for(normalise: bool, shift: float | None) -> None:
     plain, data = smooth_example()
     assert plain.flat is not None
-    algorithm, problem = fs.ComFedL(normalise=normalise), fs.robust(plain.flat.module, shift=shift)
+    algorithm, problem = fs.ComFedL(normalise=normalise), fs.robust(plain.flat.module, shift=shift, prior=False)
     before, _, clients = counted(algorithm, problem, data)
     d, unit, asks = len(plain.x0), 8 * data.clients, shift is None
     row = sent_by(algorithm, "f weights losses", first=True)

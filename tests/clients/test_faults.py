@@ -189,7 +189,7 @@ def test_clients_may_fail_when_a_problem_queries_them(kind: str) -> None:
     problem, data = smooth_example()
     assert problem.flat is not None
     faults = fs.Faults(retries=0, inject=fs.Inject(clients=(1,), factor=2.0, **{kind: 1.0}))
-    run = fs.train(fs.robust(problem.flat.module), data, fs.ComFedL(steps=2), rounds=1, faults=faults)
+    run = fs.train(fs.robust(problem.flat.module, prior=False), data, fs.ComFedL(steps=2), rounds=1, faults=faults)
     # Asked for the first losses, for the first weights, and in the round.
     assert run.summary["failed"] == (0 if kind == "scale" else 3)
 
@@ -482,7 +482,9 @@ def test_faults_before_the_first_round_are_reported_once(tmp_path: Path) -> None
     how = {**OPTIONS, "faults": always("drop", 1)}
     for rounds in (1, 2):
         out = {"out": tmp_path / "run", "resume": True}
-        run = fs.train(fs.robust(problem.flat.module), data, fs.ComFedL(steps=2), rounds=rounds, **how, **out)
+        run = fs.train(
+            fs.robust(problem.flat.module, prior=False), data, fs.ComFedL(steps=2), rounds=rounds, **how, **out
+        )
     assert [(f["round"], f["exchange"]) for f in lines(tmp_path / "run")] == [(0, 0), (0, 1), (1, 0), (2, 0)]
     assert run.summary["left_out"] == {"client 1": run.summary["failed"]} == {"client 1": 4}
 
@@ -644,6 +646,8 @@ FILE = """
 clients = 4
 [model]
 name = "logreg"
+[problem]
+prior = false
 [algorithm]
 lr = 0.1
 steps = 2
@@ -683,7 +687,7 @@ def test_the_tables_of_a_file_reach_the_run(fedstrata: Any, file: Path, tmp_path
     assert tables["faults"]["quorum"] == 2 and tables["faults"]["retries"] == 1
     assert tables["faults"]["inject"]["clients"] == [1] and tables["faults"]["inject"]["nan"] == 1.0
     data = fs.data.digits().split(fs.partition.iid(), clients=4, seed=0)
-    problem = fs.erm(fs.models.model("logreg", (1, 8, 8), 10, seed=0))
+    problem = fs.erm(fs.models.model("logreg", (1, 8, 8), 10, seed=0), prior=False)
     channel = fs.Channel(compress="top_k", top=0.1, clip=0.5)
     faults = fs.Faults(quorum=2, retries=1, inject=fs.Inject(nan=1.0, clients=(1,)))
     how: dict[str, Any] = {"rounds": 2, "batch_size": 8, "channel": channel, "faults": faults}

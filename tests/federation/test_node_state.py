@@ -461,7 +461,7 @@ def test_a_node_whose_state_is_restored_takes_part_again(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("name", ["scaffold", "fedavg, top_k"])
 def test_a_node_that_never_took_part_needs_no_state(name: str, tmp_path: Path) -> None:
-    config = made(keeping(name, rounds=8).to_toml(), {"train": {"participation": 1}})
+    config = made(keeping(name, rounds=8).to_toml(), {"train": {"participation": 1}, "problem": {"prior": False}})
     nodes = site(tmp_path, config)
     nodes.serve()
     assert not nodes.faults()

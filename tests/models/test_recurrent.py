@@ -146,7 +146,7 @@ def images(dtype: torch.dtype) -> fs.FederatedData:
 
 @cache
 def mixer(dtype: torch.dtype) -> fs.Problem:
-    return fs.erm(model("convmixer", (2, 8, 8), 3, width=12, depth=1, kernel=3).to(dtype))
+    return fs.erm(model("convmixer", (2, 8, 8), 3, width=12, depth=1, kernel=3).to(dtype), prior=False)
 
 
 @pytest.mark.slow
@@ -173,7 +173,7 @@ def test_a_convmixer_is_a_pure_function_of_its_weights() -> None:
 @pytest.mark.parametrize(("shape", "layers"), [(SMALL, "dense"), (LARGE, "convolutional")])
 def test_small_maps_need_no_convolution_so_that_clients_advance_together(shape: Any, layers: str) -> None:
     """Up to 64 patches, e.g. 32x32 images in patches of 4."""
-    problem = fs.erm(model("convmixer", shape, 3, width=12, depth=1))
+    problem = fs.erm(model("convmixer", shape, 3, width=12, depth=1), prior=False)
     assert problem.flat is not None and problem.flat.layers() == layers
     data = fs.FederatedData.from_arrays([(np.zeros((2, *shape)), np.arange(2))] * 3, classes=3)
     assert (choose_chunk("auto", problem, data, 2, CPU) == 1) == (layers == "convolutional")
@@ -183,10 +183,10 @@ def test_small_maps_need_no_convolution_so_that_clients_advance_together(shape: 
 def test_a_convmixer_with_running_statistics_needs_a_batchnorm_rule() -> None:
     module = model("convmixer", (2, 8, 8), 3, width=8, depth=1, norm="batch")
     with pytest.raises(fs.InputError, match="keeps running statistics"):
-        fs.erm(module)
+        fs.erm(module, prior=False)
     for rule in ("batch", "group"):
         run = fs.train(
-            fs.erm(module, batchnorm=rule),  # type: ignore[arg-type]
+            fs.erm(module, batchnorm=rule, prior=False),  # type: ignore[arg-type]
             images(torch.float32),
             fs.FedAvg(lr=0.1, steps=2),
             rounds=1,
@@ -214,7 +214,7 @@ def text(sizes: tuple[int, ...] = (7, 12, 5, 9)) -> fs.FederatedData:
 
 @cache
 def lstm(dtype: torch.dtype = torch.float32) -> fs.Problem:
-    return fs.erm(model("lstm", (LENGTH,), TOKENS, hidden=5, layers=2, embedding=3).to(dtype))
+    return fs.erm(model("lstm", (LENGTH,), TOKENS, hidden=5, layers=2, embedding=3).to(dtype), prior=False)
 
 
 @pytest.mark.parametrize("layers", [1, 2, 3])
@@ -309,7 +309,7 @@ def test_oracles_take_recurrent_clients_one_by_one(kind: type[nn.RNNBase]) -> No
             return self.out(self.inside(tokens.unsqueeze(-1).to(self.out.weight.dtype))[0][:, -1])
 
     torch.manual_seed(0)
-    problem = fs.erm(Reader())
+    problem = fs.erm(Reader(), prior=False)
     setting = make_setting(problem, text(), batch_size=4, oracles=Oracles(problem))
     x = torch.randn(3, len(problem.x0))
     together = make_client(setting, [1, 3, 0])

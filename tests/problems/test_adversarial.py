@@ -51,8 +51,8 @@ LOSSES = [("cross_entropy", 3, 3), ("binary_cross_entropy", 1, 2), ("squared", 1
 @pytest.mark.parametrize("sampling", ["uniform", "balanced"])
 def test_it_is_ordinary_learning_on_shifted_inputs(loss: str, outputs: int, classes: int, sampling: str) -> None:
     """For several clients at once, as training computes it; the gradients are those of finite differences."""
-    data, plain = images(classes=classes), fs.erm(model(outputs), loss)
-    problem = fs.adversarial(model(outputs), SHAPE, loss=loss)
+    data, plain = images(classes=classes), fs.erm(model(outputs), loss, prior=False)
+    problem = fs.adversarial(model(outputs), SHAPE, loss=loss, prior=False)
     client = make_client(make_setting(problem, data, batch_size=3, sampling=sampling), [0, 2])
     batch = client.draw()
     rng = torch.Generator().manual_seed(1)
@@ -72,7 +72,7 @@ def test_it_is_ordinary_learning_on_shifted_inputs(loss: str, outputs: int, clas
 
 
 def test_without_a_perturbation_it_is_ordinary_learning() -> None:
-    problem, plain = fs.adversarial(model(), SHAPE), fs.erm(model())
+    problem, plain = fs.adversarial(model(), SHAPE, prior=False), fs.erm(model(), prior=False)
     assert problem.y0 is not None
     assert torch.equal(problem.y0, torch.zeros(6, dtype=torch.float64))
     assert (problem.name, problem.kind, problem.perturbs) == ("adversarial", "no inner level, a dual", True)
@@ -92,7 +92,7 @@ def test_without_a_perturbation_it_is_ordinary_learning() -> None:
 )
 def test_the_perturbation_stays_in_the_ball(algorithm: fs.Algorithm) -> None:
     duals = Duals()
-    problem = fs.adversarial(model(), SHAPE, radius=0.3)
+    problem = fs.adversarial(model(), SHAPE, radius=0.3, prior=False)
     run = fs.train(problem, DATA, algorithm, rounds=6, batch_size=3, callbacks=[duals])
     norms = [float(y.norm()) for y in duals.seen]
     assert len(norms) == 6
@@ -125,7 +125,7 @@ def test_the_perturbation_stays_in_the_ball(algorithm: fs.Algorithm) -> None:
 )
 def test_a_bad_adversarial_problem_is_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(fs.InputError, match=message):
-        fs.adversarial(model(), **{"shape": SHAPE, **options})
+        fs.adversarial(model(), **{"shape": SHAPE, **options}, prior=False)
 
 
 class Words(nn.Module):
@@ -163,7 +163,7 @@ def test_data_that_do_not_fit_are_refused(
     network: nn.Module, shape: tuple[int, ...], data: fs.FederatedData, message: str
 ) -> None:
     with pytest.raises(fs.InputError, match=message):
-        fs.train(fs.adversarial(network, shape), data, fs.LocalSGDA(), rounds=1)
+        fs.train(fs.adversarial(network, shape, prior=False), data, fs.LocalSGDA(), rounds=1)
 
 
 FILE = """
@@ -178,6 +178,7 @@ name = "logreg"
 [problem]
 name = "adversarial"
 radius = 0.25
+prior = false
 
 [algorithm]
 name = "local_sgda"
@@ -223,7 +224,7 @@ def attack(problem: fs.Problem, data: fs.FederatedData, radius: float, steps: in
 def test_no_feasible_perturbation_that_is_tried_hurts_more(
     loss: str, outputs: int, classes: int, radius: float
 ) -> None:
-    problem, data = fs.erm(model(outputs), loss), images((20, 15, 25), classes)
+    problem, data = fs.erm(model(outputs), loss, prior=False), images((20, 15, 25), classes)
     rng = torch.Generator().manual_seed(0)
     others = torch.randn(300, 6, generator=rng, dtype=torch.float64)
     others *= radius / others.norm(dim=1, keepdim=True)
@@ -261,7 +262,7 @@ def test_the_worst_direction_of_a_linear_model_is_found(loss: str, targets: list
     """The loss depends on w^T y alone, and is convex in it: the worst y is radius w / ||w||, or its opposite."""
     linear = nn.Linear(3, 1, bias=False, dtype=torch.float64)
     linear.load_state_dict({"weight": LINEAR})
-    problem = fs.erm(linear, loss)
+    problem = fs.erm(linear, loss, prior=False)
     inputs = np.random.default_rng(0).normal(size=(4, 3))
     data = fs.FederatedData.from_arrays([(inputs, np.array(targets))], classes=2 if loss != "squared" else 0)
     expected = 0.8 * sign * UNIT
@@ -282,7 +283,11 @@ def test_the_worst_direction_of_a_linear_model_is_found(loss: str, targets: list
 def test_without_steps_the_measures_are_those_under_the_start() -> None:
     """The start is the run's perturbation, projected; zero for a problem without one."""
     still = Evaluation(attack_steps=0)
-    problem, plain, data = fs.adversarial(model(2), SHAPE, radius=0.5), fs.erm(model(2)), images(classes=2)
+    problem, plain, data = (
+        fs.adversarial(model(2), SHAPE, radius=0.5, prior=False),
+        fs.erm(model(2), prior=False),
+        images(classes=2),
+    )
     y = torch.tensor([1.0, -0.4, 0.2, 0.0, 0.1, 0.3], dtype=torch.float64)
     for given, radius in ((still, 0.5), (Evaluation(attack_steps=0, attack_radius=0.2), 0.2)):
         measured = given(problem, data, problem.x0, y)
@@ -301,7 +306,7 @@ def test_without_steps_the_measures_are_those_under_the_start() -> None:
 
 
 def test_which_runs_are_measured_under_attack() -> None:
-    plain, problem = fs.erm(model()), fs.adversarial(model(), SHAPE, radius=0.5)
+    plain, problem = fs.erm(model(), prior=False), fs.adversarial(model(), SHAPE, radius=0.5, prior=False)
     attacked = {"attacked_loss", "attacked_accuracy"}
     assert not attacked & Evaluation()(plain, DATA, plain.x0, None).keys()
     ours = Evaluation(attack_radius=0.5)(plain, DATA, plain.x0, None)
@@ -318,7 +323,7 @@ def test_which_runs_are_measured_under_attack() -> None:
 
 
 def test_the_attack_on_many_rows_uses_a_fixed_subset() -> None:
-    problem, data = fs.erm(model()), images((2500, 100))
+    problem, data = fs.erm(model(), prior=False), images((2500, 100))
     found = [attack(problem, data, 0.5, 5) for _ in range(2)]
     assert torch.equal(*found)
     others = torch.randn(30, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
@@ -329,7 +334,7 @@ def test_a_model_that_ignores_its_inputs_cannot_be_attacked() -> None:
     flat = nn.Linear(3, 2, dtype=torch.float64)
     nn.init.zeros_(flat.weight)
     data = fs.FederatedData.from_arrays([(np.ones((4, 3)), np.arange(4) % 2)])
-    problem = fs.erm(flat)
+    problem = fs.erm(flat, prior=False)
     assert torch.equal(attack(problem, data, 1.0, 5), torch.zeros(3, dtype=torch.float64))
 
 
@@ -337,7 +342,7 @@ def test_a_model_that_ignores_its_inputs_cannot_be_attacked() -> None:
 def test_whole_numbers_are_not_attacked(steps: int) -> None:
     evaluation = Evaluation(attack_radius=1.0, attack_steps=steps)
     with pytest.raises(fs.InputError, match="Integer inputs cannot be perturbed: leave out attack_radius"):
-        fs.train(fs.erm(Words()), words(), fs.FedAvg(), rounds=1, evaluate=evaluation)
+        fs.train(fs.erm(Words(), prior=False), words(), fs.FedAvg(), rounds=1, evaluate=evaluation)
 
 
 @pytest.mark.parametrize(

@@ -50,7 +50,7 @@ def point(problem: fs.Problem, entries: int) -> tuple[torch.Tensor, torch.Tensor
 
 def class_losses(data: fs.FederatedData, x: torch.Tensor, weighting: str) -> np.ndarray:
     """The mean loss of each class, 0 where it has no sample; a sample's mass is its client's weight / size."""
-    plain = fs.erm(model())
+    plain = fs.erm(model(), prior=False)
     assert plain.predict is not None and plain.losses is not None
     total, mass = np.zeros(3), np.zeros(3)
     for k, weight in enumerate(client_weights(data, weighting)):
@@ -71,19 +71,19 @@ def class_losses(data: fs.FederatedData, x: torch.Tensor, weighting: str) -> np.
 @pytest.mark.parametrize("regularise", [0.0, 0.4])
 def test_the_mean_over_clients_is_the_sum_of_the_class_losses(weighting: str, sizes: str, regularise: float) -> None:
     data = skewed(SIZES[sizes])
-    problem = prepared(fs.fair(model(), classes=3, regularise=regularise), data, weighting)
+    problem = prepared(fs.fair(model(), classes=3, regularise=regularise, prior=False), data, weighting)
     x, y = point(problem, 3)
     expected = float(y.numpy() @ class_losses(data, x, weighting)) - 0.5 * regularise * float(y @ y)
     assert float(mean_over_clients(problem, data, x, y, weighting)) == pytest.approx(expected, abs=1e-12)
     if sizes == "equal" or weighting == "samples":
-        plain = fs.erm(model())
+        plain = fs.erm(model(), prior=False)
         inputs, targets = data.train.arrays
         pooled = [float(plain.outer(x, (inputs[targets == c], targets[targets == c]))) for c in range(3)]
         np.testing.assert_allclose(class_losses(data, x, weighting), pooled, atol=1e-12)
     if weighting == "uniform":
         assert objective(problem, data, x, y) == pytest.approx(expected, abs=1e-12)
     run = fs.train(
-        fs.fair(model(), classes=3, regularise=regularise),
+        fs.fair(model(), classes=3, regularise=regularise, prior=False),
         data,
         fs.LocalSGDA(steps=1),
         rounds=1,
@@ -97,7 +97,7 @@ def test_the_mean_over_clients_is_the_sum_of_the_class_losses(weighting: str, si
 def test_gradients_are_those_of_finite_differences(over: Any, regularise: float, sampling: str) -> None:
     """For several clients at once, as training computes them, with weights of samples and without."""
     data = skewed(SIZES["unequal"])
-    problem = fs.fair(model(), over, classes=3, clients=4, regularise=regularise)
+    problem = fs.fair(model(), over, classes=3, clients=4, regularise=regularise, prior=False)
     problem = prepared(problem, data) if over == "classes" else problem
     entries = 3 if over == "classes" else 4
     client = make_client(make_setting(problem, data, batch_size=4, sampling=sampling), [0, 2, 1])
@@ -113,7 +113,7 @@ def test_gradients_are_those_of_finite_differences(over: Any, regularise: float,
 
 def test_the_gradient_in_y_is_the_losses_of_the_classes() -> None:
     data = skewed(SIZES["equal"])
-    problem = prepared(fs.fair(model(), classes=3, regularise=0.4), data)
+    problem = prepared(fs.fair(model(), classes=3, regularise=0.4, prior=False), data)
     x, y = point(problem, 3)
     in_y = slopes(lambda y: mean_over_clients(problem, data, x, y), y)[0]
     np.testing.assert_allclose(in_y.numpy(), class_losses(data, x, "uniform") - 0.4 * y.numpy(), atol=1e-12)
@@ -122,7 +122,7 @@ def test_the_gradient_in_y_is_the_losses_of_the_classes() -> None:
 def test_a_class_without_samples_has_weight_zero() -> None:
     data = skewed(SIZES["unequal"], classes=2)
     assert (data.classes, data.train.class_counts.shape) == (3, (4, 2))
-    problem = prepared(fs.fair(model(), classes=3, regularise=0.2), data)
+    problem = prepared(fs.fair(model(), classes=3, regularise=0.2, prior=False), data)
     x, y = point(problem, 3)
     expected = y.numpy() @ class_losses(data, x, "uniform") - 0.1 * float(y @ y)
     assert class_losses(data, x, "uniform")[2] == 0
@@ -130,7 +130,9 @@ def test_a_class_without_samples_has_weight_zero() -> None:
     in_y = slopes(lambda y: mean_over_clients(problem, data, x, y), y)[0]
     assert float(in_y[2]) == pytest.approx(-0.2 * float(y[2]), abs=1e-15)
     duals = Duals()
-    run = fs.train(fs.fair(model(), classes=3), data, fs.LocalSGDA(steps=3), rounds=5, batch_size=3, callbacks=[duals])
+    run = fs.train(
+        fs.fair(model(), classes=3, prior=False), data, fs.LocalSGDA(steps=3), rounds=5, batch_size=3, callbacks=[duals]
+    )
     assert run.x.isfinite().all()
     assert float(duals.seen[-1][2]) < 0.1
 
@@ -143,7 +145,7 @@ def test_a_class_without_samples_has_weight_zero() -> None:
 )
 def test_the_dual_stays_on_the_simplex(over: Any, algorithm: fs.Algorithm) -> None:
     data, duals = skewed(SIZES["unequal"]), Duals()
-    problem = fs.fair(model(), over, classes=3, clients=4, regularise=0.1)
+    problem = fs.fair(model(), over, classes=3, clients=4, regularise=0.1, prior=False)
     assert problem.project_y is simplex
     assert problem.y0 is not None
     assert problem.y0.tolist() == [1 / len(problem.y0)] * (3 if over == "classes" else 4)
@@ -165,7 +167,7 @@ def test_huge_losses_do_not_push_the_dual_off_the_simplex(over: Any, algorithm: 
     """In single precision a loss of 1e9 leaves no digit for the 1 that y sums to."""
     pairs = [(1e4 * x, t) for x, t in (skewed([8, 8, 8]).train.of_client(k) for k in range(3))]
     data, duals = fs.FederatedData.from_arrays(pairs, classes=3), Duals()
-    problem = fs.fair(model().float(), over, classes=3, clients=3)
+    problem = fs.fair(model().float(), over, classes=3, clients=3, prior=False)
     run = fs.train(problem, data, algorithm, rounds=10, callbacks=[duals])
     assert max(row["loss"] for row in run.history) > 1e8
     for y in duals.seen:
@@ -182,15 +184,18 @@ def test_the_worst_class_gets_better() -> None:
         targets = np.repeat([0, 1, 2], [48, 48, 4])
         pairs.append((rng.normal(size=(100, 4)) + 1.5 * np.eye(3, 4)[targets], targets))
     data = fs.FederatedData.from_arrays(pairs)
-    ordinary = fs.train(fs.erm(model()), data, fs.FedAvg(lr=0.3), rounds=30)
-    fair = fs.train(fs.fair(model(), classes=3), data, fs.LocalSGDA(lr=0.1, dual_lr=0.02), rounds=60)
+    ordinary = fs.train(fs.erm(model(), prior=False), data, fs.FedAvg(lr=0.3), rounds=30)
+    fair = fs.train(fs.fair(model(), classes=3, prior=False), data, fs.LocalSGDA(lr=0.1, dual_lr=0.02), rounds=60)
     worst = [class_losses(data, run.x, "uniform").max() for run in (ordinary, fair)]
     assert worst[1] < 0.8 * worst[0]
 
 
 def test_as_many_numbers_as_classes_go_up_before_the_first_round() -> None:
     data = skewed(SIZES["unequal"], classes=2)
-    for problem, asked in ((fs.fair(model(), classes=3), 3), (fs.fair(model(), "clients", clients=4), 0)):
+    for problem, asked in (
+        (fs.fair(model(), classes=3, prior=False), 3),
+        (fs.fair(model(), "clients", clients=4, prior=False), 0),
+    ):
         first = fs.train(problem, data, fs.LocalSGDA(steps=1), rounds=1, participation=2).history[0]
         assert (first["bytes_up"], first["bytes_down"], first["samples"]) == (4 * 8 * asked, 0, 0)
 
@@ -202,7 +207,7 @@ def test_as_many_numbers_as_classes_go_up_before_the_first_round() -> None:
 @pytest.mark.parametrize("algorithm", [fs.DRFA(steps=2), fs.AFL(), fs.LocalSGDA(steps=2)], ids=lambda a: a.name)
 def test_over_clients_it_is_agnostic_learning(algorithm: fs.Algorithm) -> None:
     data = skewed(SIZES["unequal"])
-    problem, agnostic = fs.fair(model(), "clients", clients=4), fs.agnostic(model(), 4)
+    problem, agnostic = fs.fair(model(), "clients", clients=4, prior=False), fs.agnostic(model(), 4, prior=False)
     assert (problem.name, problem.mixture, problem.kind) == ("fair", True, agnostic.kind)
     x, y = point(problem, 4)
     assert objective(problem, data, x, y) == objective(agnostic, data, x, y)
@@ -216,12 +221,12 @@ def test_over_clients_it_is_agnostic_learning(algorithm: fs.Algorithm) -> None:
 @pytest.mark.slow
 def test_over_clients_with_a_regulariser() -> None:
     data = skewed(SIZES["unequal"])
-    problem = fs.fair(model(), "clients", clients=4, regularise=2.0)
-    plain = fs.agnostic(model(), 4)
+    problem = fs.fair(model(), "clients", clients=4, regularise=2.0, prior=False)
+    plain = fs.agnostic(model(), 4, prior=False)
     x, y = point(problem, 4)
     expected = objective(plain, data, x, y) - float(y @ y)
     assert objective(problem, data, x, y) == pytest.approx(expected, abs=1e-12)
-    losses = [float(fs.erm(model()).outer(x, data.train.of_client(k))) for k in range(4)]
+    losses = [float(fs.erm(model(), prior=False).outer(x, data.train.of_client(k))) for k in range(4)]
     assert expected == pytest.approx(float(y.numpy() @ losses) - float(y @ y), abs=1e-12)
     for algorithm in (fs.DRFA(), fs.AFL()):
         refused = rf"{algorithm.name} does not solve the problem 'fair' \(no inner level, a dual\)\."
@@ -229,7 +234,7 @@ def test_over_clients_with_a_regulariser() -> None:
             fs.train(problem, data, algorithm, rounds=1)
     run = fs.train(problem, data, fs.LocalSGDA(lr=0.1, dual_lr=0.02, steps=1), rounds=200)
     assert run.y is not None
-    found = [float(fs.erm(model()).outer(run.x, data.train.of_client(k))) for k in range(4)]
+    found = [float(fs.erm(model(), prior=False).outer(run.x, data.train.of_client(k))) for k in range(4)]
     best = simplex(torch.tensor(found, dtype=torch.float64) / 2)
     assert float(best.min()) > 0
     assert float(best.max() - best.min()) > 0.1
@@ -257,26 +262,34 @@ def test_over_clients_with_a_regulariser() -> None:
 )
 def test_a_bad_fair_problem_is_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(fs.InputError, match=message):
-        fs.fair(model(), **{"classes": 3, **options})
+        fs.fair(model(), **{"classes": 3, **options}, prior=False)
 
 
 @pytest.mark.parametrize(
     ("problem", "data", "message"),
     [
         (
-            fs.fair(model(), classes=2),
+            fs.fair(model(), classes=2, prior=False),
             skewed([5, 5]),
             r"classes of the fair problem must be 3, the number of classes of the data\. Got 2\.",
         ),
         (
-            fs.fair(model(), classes=3),
+            fs.fair(model(), classes=3, prior=False),
             fs.FederatedData.from_arrays([(np.ones((3, 4)), np.ones(3))]),
             "classes of the fair problem must be 0",
         ),
-        (fs.fair(model(), "clients", clients=3), skewed([5, 5]), "clients of the problem must be 2, the number"),
-        (fs.fair(model(), "clients", clients=3, regularise=1.0), skewed([5, 5]), "clients of the problem must be 2"),
-        (fs.fair(model(2), classes=3), skewed([5, 5]), "labels of the data must be between 0 and 1"),
-        (fs.fair(model(), classes=2), sized_data([4, 4], features=3), "cannot take inputs of shape"),
+        (
+            fs.fair(model(), "clients", clients=3, prior=False),
+            skewed([5, 5]),
+            "clients of the problem must be 2, the number",
+        ),
+        (
+            fs.fair(model(), "clients", clients=3, regularise=1.0, prior=False),
+            skewed([5, 5]),
+            "clients of the problem must be 2",
+        ),
+        (fs.fair(model(2), classes=3, prior=False), skewed([5, 5]), "labels of the data must be between 0 and 1"),
+        (fs.fair(model(), classes=2, prior=False), sized_data([4, 4], features=3), "cannot take inputs of shape"),
     ],
     ids=["classes", "regression", "clients", "clients, regularised", "outputs", "inputs"],
 )
@@ -286,7 +299,7 @@ def test_data_that_do_not_fit_are_refused(problem: fs.Problem, data: fs.Federate
 
 
 def test_nothing_can_be_computed_before_the_shares_are_known() -> None:
-    problem = fs.fair(model(), classes=3)
+    problem = fs.fair(model(), classes=3, prior=False)
     with pytest.raises(fs.InputError, match=r"does not know the class frequencies yet: fs.train asks the clients"):
         objective(problem, skewed([5, 5]), problem.x0, problem.y0)
 
@@ -312,11 +325,11 @@ def test_a_configuration_file_takes_classes_and_clients_from_the_data(options: d
 @pytest.mark.parametrize("regularise", [0.0, 0.5])
 def test_weighting_by_samples_is_refused_if_the_dual_weights_the_clients(regularise: float) -> None:
     data = sized_data([4, 9, 6])
-    problem = fs.fair(nn.Linear(3, 2), "clients", clients=3, regularise=regularise)
+    problem = fs.fair(nn.Linear(3, 2), "clients", clients=3, regularise=regularise, prior=False)
     with pytest.raises(fs.InputError, match=r"weighting must be 'uniform'.*an entry for each client"):
         fs.train(problem, data, fs.LocalSGDA(), rounds=1, weighting="samples")
     fs.train(problem, data, fs.LocalSGDA(), rounds=1)
-    classes = fs.fair(nn.Linear(3, 2), "classes", classes=2, regularise=regularise)
+    classes = fs.fair(nn.Linear(3, 2), "classes", classes=2, regularise=regularise, prior=False)
     fs.train(classes, data, fs.LocalSGDA(), rounds=1, weighting="samples")
     if not regularise:
         fs.train(problem, data, fs.DRFA(), rounds=1, weighting="samples")

@@ -33,7 +33,7 @@ def rows(data: fs.FederatedData, client: int, level: int) -> tuple[torch.Tensor,
 
 def adapted_loss(x: torch.Tensor, data: fs.FederatedData, client: int, steps: int) -> torch.Tensor:
     """loss(x after gradient steps on the support rows) on the query rows, differentiable in x."""
-    loss = fs.erm(model()).outer
+    loss = fs.erm(model(), prior=False).outer
     u = x
     for _ in range(steps):
         leaf = u if u.requires_grad else u.clone().requires_grad_()
@@ -45,7 +45,7 @@ def adapted_loss(x: torch.Tensor, data: fs.FederatedData, client: int, steps: in
 @pytest.mark.parametrize("data", [DATA, SPLIT], ids=["the same rows", "support and query"])
 @pytest.mark.parametrize("steps", [1, 2])
 def test_the_objective_and_its_gradient_are_those_of_the_adapted_loss(steps: int, data: fs.FederatedData) -> None:
-    problem = fs.maml(model(), inner_lr=LR, steps=steps)
+    problem = fs.maml(model(), inner_lr=LR, steps=steps, prior=False)
     assert len(problem.levels) == steps
     assert (problem.name, problem.adapt, problem.outer_draws) == ("maml", (steps, LR), True)
     leaf = problem.x0.clone().requires_grad_()
@@ -58,13 +58,13 @@ def test_the_objective_and_its_gradient_are_those_of_the_adapted_loss(steps: int
 
 
 def test_support_and_query_give_another_problem_than_the_same_rows() -> None:
-    problem = fs.maml(model(), inner_lr=LR)
+    problem = fs.maml(model(), inner_lr=LR, prior=False)
     ours, theirs = (fs.train(problem, d, fs.ComFedL(steps=1), rounds=1).x for d in (SPLIT, DATA))
     assert (ours - theirs).abs().max() > 1e-3
 
 
 def test_inner_levels_draw_from_the_support_rows_and_the_outer_function_from_the_rest() -> None:
-    client = make_client(make_setting(fs.maml(model(), steps=2), SPLIT, batch_size=3), [2, 0, 3, 1])
+    client = make_client(make_setting(fs.maml(model(), steps=2, prior=False), SPLIT, batch_size=3), [2, 0, 3, 1])
     for stream in range(20):
         for level, batch in zip((1, 2, 0), client.draw_all(stream), strict=True):
             for c, k in enumerate(client.ids.tolist()):
@@ -74,7 +74,7 @@ def test_inner_levels_draw_from_the_support_rows_and_the_outer_function_from_the
 
 def test_a_clients_step_does_not_depend_on_the_others() -> None:
     """Query and support of unequal lengths, all data at once."""
-    problem = fs.maml(model(), inner_lr=LR, steps=2)
+    problem = fs.maml(model(), inner_lr=LR, steps=2, prior=False)
     found = []
     for chunk in (1, 2, 4):
         clients = make_clients(make_setting(problem, SPLIT), chunk=chunk)
@@ -87,8 +87,8 @@ def test_a_clients_step_does_not_depend_on_the_others() -> None:
 
 
 def test_first_order_drops_only_the_hessian() -> None:
-    full, first = (fs.maml(model(), inner_lr=LR, first_order=flag) for flag in (False, True))
-    loss = fs.erm(model()).outer
+    full, first = (fs.maml(model(), inner_lr=LR, first_order=flag, prior=False) for flag in (False, True))
+    loss = fs.erm(model(), prior=False).outer
     gradients = []
     for problem in (full, first):
         client = make_client(make_setting(problem, SPLIT), list(range(4)))
@@ -107,7 +107,7 @@ def test_first_order_drops_only_the_hessian() -> None:
 
 @pytest.mark.parametrize("traced", [True, False])
 def test_first_order_treats_the_jacobian_as_the_identity(traced: bool) -> None:
-    problem = fs.maml(model(), inner_lr=LR, first_order=True)
+    problem = fs.maml(model(), inner_lr=LR, first_order=True, prior=False)
     setting = make_setting(problem, SPLIT, batch_size=3)
     client = make_client(setting, [2, 0])
     _, jacobian = client.g_jacobian(1, problem.x0.expand(2, -1), client.draw(1) if traced else client.all_data(1))
@@ -120,11 +120,11 @@ def test_first_order_treats_the_jacobian_as_the_identity(traced: bool) -> None:
 @pytest.mark.parametrize("data", [DATA, SPLIT], ids=["the same rows", "support and query"])
 def test_damaml_weights_clients_by_their_loss_after_adapting(data: fs.FederatedData) -> None:
     """Both levels draw from the support rows, if there are any; the outer function uses no data."""
-    problem = fs.damaml(model(), inner_lr=LR, gamma=0.5, shift=0.9)
+    problem = fs.damaml(model(), inner_lr=LR, gamma=0.5, shift=0.9, prior=False)
     assert problem.kind == "2 inner levels, a local inner mean, no dual"
     assert (problem.name, problem.adapt, problem.outer_draws) == ("damaml", (1, LR), False)
-    assert problem.weighs and not fs.maml(model()).weighs
-    loss = fs.erm(model()).outer
+    assert problem.weighs and not fs.maml(model(), prior=False).weighs
+    loss = fs.erm(model(), prior=False).outer
     leaf = problem.x0.clone().requires_grad_()
     values = []
     for k in range(data.clients):
@@ -139,7 +139,7 @@ def test_damaml_weights_clients_by_their_loss_after_adapting(data: fs.FederatedD
 
 
 def test_the_shift_of_damaml_is_of_the_losses_after_adapting() -> None:
-    clients = make_clients(make_setting(fs.damaml(model(), inner_lr=LR, gamma=0.4), DATA), chunk=3)
+    clients = make_clients(make_setting(fs.damaml(model(), inner_lr=LR, gamma=0.4, prior=False), DATA), chunk=3)
     with torch.no_grad():
         started(fs.ComFedL(normalise=False), clients)
     problem = clients.problem
@@ -180,10 +180,10 @@ def test_a_bad_meta_learning_problem_is_refused(build: Any, options: dict[str, A
 def test_both_modes_pull_back_as_autograd_does(forward: bool, first_order: bool, clients: int) -> None:
     """Traced and not, of one client and of several."""
     net = fs.models.model("patchnet", (1, 8, 8), 3, width=4, seed=1).double()
-    loss = fs.erm(net).outer
+    loss = fs.erm(net, prior=False).outer
     step = GradientStep(loss, 0.3, first_order, forward)
     generator = torch.Generator().manual_seed(0)
-    x0 = fs.erm(net).x0
+    x0 = fs.erm(net, prior=False).x0
     problem = fs.multilevel([step], loss, x0)
     inputs = torch.randn(clients, 5, 1, 8, 8, generator=generator, dtype=torch.float64)
     targets = torch.randint(0, 3, (clients, 5), generator=generator)
@@ -200,7 +200,7 @@ def test_both_modes_pull_back_as_autograd_does(forward: bool, first_order: bool,
 @pytest.mark.parametrize(("name", "forward"), [("lenet5", False), ("mlp", False), ("cnn7", True), ("resnet20", True)])
 def test_models_of_many_convolutions_take_forward_mode(name: str, forward: bool) -> None:
     net = fs.models.model(name, (3, 32, 32), 2, **({"width": 8} if forward else {}))
-    (level,) = fs.maml(net).levels
+    (level,) = fs.maml(net, prior=False).levels
     assert isinstance(level, GradientStep) and level.forward == forward
 
 
@@ -215,5 +215,7 @@ def test_second_derivatives_of_normalised_models_do_not_depend_on_the_chunk(laye
     sites = [(torch.randn(10, 6, dtype=torch.float64), torch.randint(0, 2, (10,))) for _ in range(3)]
     data = fs.FederatedData.from_arrays(sites, classes=2)
     settings = {"rounds": 2, "batch_size": 5, "seed": 0}
-    runs = [fs.train(fs.maml(net, inner_lr=0.5), data, fs.ComFedL(lr=0.3), chunk=c, **settings) for c in (1, 3)]
+    runs = [
+        fs.train(fs.maml(net, inner_lr=0.5, prior=False), data, fs.ComFedL(lr=0.3), chunk=c, **settings) for c in (1, 3)
+    ]
     torch.testing.assert_close(runs[0].x, runs[1].x, rtol=1e-9, atol=1e-11)

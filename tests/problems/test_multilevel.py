@@ -258,7 +258,7 @@ def moments(x: np.ndarray, rows: Rows, power: int) -> tuple[float, float]:
 @pytest.mark.parametrize("sizes", [[11], [11, 4, 7]], ids=["one client", "three clients"])
 def test_the_objective_is_the_mean_semideviation(power: int, sizes: list[int]) -> None:
     data = classified(sizes)
-    problem = fs.risk_averse(network(), weight=0.8, power=power, smoothing=0.05)
+    problem = fs.risk_averse(network(), weight=0.8, power=power, smoothing=0.05, prior=False)
     assert problem.kind == "2 inner levels, a global inner mean, no dual"
     assert (problem.name, problem.outer_draws, problem.takes_weights) == ("risk_averse", False, True)
     m, v = np.mean([moments(problem.x0.numpy(), data.train.of_client(k), power) for k in range(len(sizes))], axis=0)
@@ -270,7 +270,7 @@ def test_the_objective_is_the_mean_semideviation(power: int, sizes: list[int]) -
 @pytest.mark.parametrize("power", [1, 2])
 def test_the_gradient_is_that_of_finite_differences(power: int) -> None:
     data = classified([11, 4])
-    problem = fs.risk_averse(network(), weight=0.8, power=power)
+    problem = fs.risk_averse(network(), weight=0.8, power=power, prior=False)
 
     def f(x: torch.Tensor) -> torch.Tensor:
         return chained(x, None, list(problem.levels), problem.outer, data, "global")
@@ -278,12 +278,12 @@ def test_the_gradient_is_that_of_finite_differences(power: int) -> None:
     (ours,) = slopes(f, problem.x0)
     torch.testing.assert_close(ours, numeric_slopes(f, problem.x0)[0], atol=1e-7, rtol=1e-6)
     assert gradient_norm(problem, data, problem.x0) == pytest.approx(float(ours.norm()), rel=1e-10)
-    (plain,) = slopes(lambda x: fs.erm(network()).outer(x, data.train.of_client(0)), problem.x0)
+    (plain,) = slopes(lambda x: fs.erm(network(), prior=False).outer(x, data.train.of_client(0)), problem.x0)
     assert (ours - plain).norm() > 0.01
 
 
 def test_its_layers_are_the_point_with_the_mean_and_two_numbers() -> None:
-    problem = fs.risk_averse(network())
+    problem = fs.risk_averse(network(), prior=False)
     client = make_client(make_setting(problem, classified([6, 6])), [0, 1])
     first = client.g(1, problem.x0.expand(2, -1), client.draw(1))
     assert first.shape == (2, 9) and torch.equal(first[:, :8], problem.x0.expand(2, -1))
@@ -291,13 +291,13 @@ def test_its_layers_are_the_point_with_the_mean_and_two_numbers() -> None:
     assert second.shape == (2, 2)
     torch.testing.assert_close(second[:, 0], first[:, 8], atol=1e-14, rtol=0)
     assert problem.options == {
-        **{"loss": "cross_entropy", "batchnorm": "refuse", "dropout": "on"},
+        **{"loss": "cross_entropy", "batchnorm": "refuse", "dropout": "on", "prior": False},
         **{"weight": 0.5, "power": 2, "smoothing": 0.01},
     }
 
 
 def test_the_weights_of_samples_count_in_both_levels() -> None:
-    problem = fs.risk_averse(network())
+    problem = fs.risk_averse(network(), prior=False)
     inputs, targets = classified([6]).train.of_client(0)
     weights, rows = torch.tensor([2.0, 0, 1, 2, 1, 0]).double(), torch.tensor([0, 0, 2, 3, 3, 4])
     u = torch.cat([problem.x0, torch.tensor([0.5]).double()])
@@ -309,7 +309,7 @@ def test_the_weights_of_samples_count_in_both_levels() -> None:
 @pytest.mark.parametrize("power", [1, 2])
 @pytest.mark.parametrize("v", [-3.0, -1e-12, 0.0, 0.4])
 def test_an_estimate_of_the_deviation_may_be_below_zero(power: int, v: float) -> None:
-    problem = fs.risk_averse(network(), weight=0.5, power=power, smoothing=0.1)
+    problem = fs.risk_averse(network(), weight=0.5, power=power, smoothing=0.1, prior=False)
     u = torch.tensor([0.7, v], dtype=torch.float64)
     deviation = v if power == 1 else math.sqrt(max(v, 0) + 0.01)
     assert float(problem.outer(u, ())) == pytest.approx(0.7 + 0.5 * deviation, rel=1e-12)
@@ -321,7 +321,7 @@ def test_an_estimate_of_the_deviation_may_be_below_zero(power: int, v: float) ->
 @pytest.mark.slow
 def test_a_run_with_estimates_below_zero_stays_finite(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fedstrata.problems.runner.Runner.tracing", False)
-    problem, seen = fs.risk_averse(network(), weight=2.0, smoothing=1e-3), []
+    problem, seen = fs.risk_averse(network(), weight=2.0, smoothing=1e-3, prior=False), []
 
     class Watch(fs.Callback):
         def on_round(self, round: int, state: Any) -> None:
@@ -343,7 +343,7 @@ def test_it_learns_digits_with_lower_worst_losses() -> None:
     evaluation = fs.Evaluation(stationarity=True, clients="none")
     means, spreads, worst = [], [], []
     for weight in (1e-6, 1.0):
-        problem = fs.risk_averse(module, weight)
+        problem = fs.risk_averse(module, weight, prior=False)
         algorithm = fs.LocalSMCGDAM(gamma_x=1.5, steps=5)
         run = fs.train(problem, data, algorithm, rounds=20, evaluate=evaluation, eval_every=20)
         assert run.history[-1]["objective"] < 0.4 * run.history[0]["objective"]
@@ -379,7 +379,7 @@ def test_it_learns_digits_with_lower_worst_losses() -> None:
 )
 def test_a_bad_risk_averse_problem_is_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(fs.InputError, match=message):
-        fs.risk_averse(network(), **options)
+        fs.risk_averse(network(), **options, prior=False)
 
 
 def test_a_file_can_name_it() -> None:

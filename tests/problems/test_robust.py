@@ -51,13 +51,13 @@ def prepared(problem: fs.Problem, **options: Any) -> fs.Problem:
 @pytest.mark.parametrize("gamma", [0.1, 0.5, 8.0, 1e6])
 @pytest.mark.parametrize("shift", [0.0, 0.7, -2.0])
 def test_the_weight_is_one_where_the_loss_is_the_shift(gamma: float, shift: float) -> None:
-    problem = fs.robust(model(), gamma=gamma, shift=shift)
+    problem = fs.robust(model(), gamma=gamma, shift=shift, prior=False)
     assert weight_of(problem, shift) == pytest.approx((gamma, 1.0), rel=1e-12)
     assert weight_of(problem, shift + 0.3)[1] == pytest.approx(math.exp(0.3 / gamma), rel=1e-9)
 
 
 def test_the_objective_is_the_mean_of_the_links() -> None:
-    problem = fs.robust(model(), gamma=0.5, shift=1.0)
+    problem = fs.robust(model(), gamma=0.5, shift=1.0, prior=False)
     losses = losses_of(problem, problem.x0)
     assert losses.max() > 2 * losses.min()
     expected = (0.5 * torch.exp((losses - 1.0) / 0.5)).mean()
@@ -74,7 +74,7 @@ def test_the_objective_is_the_mean_of_the_links() -> None:
 @pytest.mark.parametrize("shift", [0.0, None])
 @pytest.mark.parametrize("loss", [50.0, 1e4, 1e20])
 def test_no_loss_is_so_high_that_it_overflows(loss: float, shift: float | None, dtype: torch.dtype) -> None:
-    problem = fs.robust(model(dtype), gamma=0.1, shift=shift)
+    problem = fs.robust(model(dtype), gamma=0.1, shift=shift, prior=False)
     problem = problem if shift is not None else prepared(problem)
     value, weight = weight_of(problem, loss, dtype)
     higher, _ = weight_of(problem, 1.5 * loss, dtype)
@@ -87,7 +87,7 @@ def test_a_run_survives_huge_losses_at_the_start() -> None:
     """gamma = 0.1 and losses of 80: exp(800) is infinite in every precision."""
     pairs = [(60 * inputs, targets) for inputs, targets in (DATA.train.of_client(k) for k in range(5))]
     data = fs.FederatedData.from_arrays(pairs, classes=2)
-    problem = fs.robust(model(torch.float32), gamma=0.1)
+    problem = fs.robust(model(torch.float32), gamma=0.1, prior=False)
     with pytest.warns(UserWarning, match="weights will soon vanish and training will stall"):
         run = fs.train(problem, data, fs.ComFedL(lr=0.005), rounds=5, eval_every=5)
     assert run.history[0]["loss_worst"] > 70
@@ -113,7 +113,7 @@ def test_the_exponential_continues_as_its_tangent() -> None:
 @pytest.mark.parametrize("gamma", [0.1, 0.5, 3.0])
 @pytest.mark.parametrize("chunked", [{}, {"batch_size": None}])
 def test_the_shift_is_gamma_log_mean_exp_of_the_first_losses(gamma: float, chunked: dict[str, Any]) -> None:
-    problem = fs.robust(model(), gamma=gamma)
+    problem = fs.robust(model(), gamma=gamma, prior=False)
     losses = losses_of(problem, problem.x0)
     shift = gamma * float(torch.log(torch.exp(losses / gamma).mean()))
     ready = prepared(problem, **chunked)
@@ -123,14 +123,16 @@ def test_the_shift_is_gamma_log_mean_exp_of_the_first_losses(gamma: float, chunk
 
 
 def test_no_weight_exceeds_the_number_of_clients() -> None:
-    ready = prepared(fs.robust(model(), gamma=0.1))
+    ready = prepared(fs.robust(model(), gamma=0.1, prior=False))
     assert weight_of(ready, 1e3)[1] == pytest.approx(5.0, rel=1e-9)
-    assert weight_of(fs.robust(model(), gamma=0.1, shift=0.0), 1e3)[1] == pytest.approx(math.exp(CAP), rel=1e-9)
+    assert weight_of(fs.robust(model(), gamma=0.1, shift=0.0, prior=False), 1e3)[1] == pytest.approx(
+        math.exp(CAP), rel=1e-9
+    )
 
 
 def test_training_uses_the_shift_that_was_learned() -> None:
     """The first step has weights that average to one."""
-    problem = fs.robust(model(), gamma=0.5)
+    problem = fs.robust(model(), gamma=0.5, prior=False)
     leaf = problem.x0.clone().requires_grad_()
     losses = losses_of(problem, leaf)
     weights = torch.exp(losses.detach() / 0.5) / torch.exp(losses.detach() / 0.5).mean()
@@ -142,8 +144,8 @@ def test_training_uses_the_shift_that_was_learned() -> None:
 
 def test_one_shift_is_shared_so_the_objective_is_only_rescaled() -> None:
     """A different shift for each client would change the direction."""
-    problem = fs.robust(model(), gamma=0.5, shift=0.0)
-    ready = prepared(fs.robust(model(), gamma=0.5))
+    problem = fs.robust(model(), gamma=0.5, shift=0.0, prior=False)
+    ready = prepared(fs.robust(model(), gamma=0.5, prior=False))
     generator = torch.Generator().manual_seed(1)
     scales = []
     for _ in range(3):
@@ -155,7 +157,7 @@ def test_one_shift_is_shared_so_the_objective_is_only_rescaled() -> None:
 
 
 def test_the_shift_is_asked_for_on_a_minibatch() -> None:
-    asked = make_clients(make_setting(fs.robust(model()), DATA, batch_size=3), participation=2, chunk=2)
+    asked = make_clients(make_setting(fs.robust(model(), prior=False), DATA, batch_size=3), participation=2, chunk=2)
     with torch.no_grad():
         started(fs.LocalMOML(), asked)
     d = len(asked.problem.x0)
@@ -164,13 +166,13 @@ def test_the_shift_is_asked_for_on_a_minibatch() -> None:
 
 
 def test_after_a_run_the_query_is_answered() -> None:
-    run = fs.train(fs.robust(model()), DATA, fs.LocalMOML(lr=0.01), rounds=1)
+    run = fs.train(fs.robust(model(), prior=False), DATA, fs.LocalMOML(lr=0.01), rounds=1)
     assert run.problem is not None and run.problem.query is None
 
 
 @pytest.mark.parametrize("options", [{"shift": 0.0}, {"shift": 1.5}, {"link": "square"}, {"link": torch.exp}])
 def test_a_shift_that_is_known_is_not_asked_for(options: dict[str, Any]) -> None:
-    problem = fs.robust(model(), **options)
+    problem = fs.robust(model(), **options, prior=False)
     assert problem.query is None
     run = fs.train(problem, DATA, fs.LocalMOML(lr=0.01), rounds=1)
     first = run.history[0]
@@ -186,14 +188,14 @@ def test_a_shift_that_is_known_is_not_asked_for(options: dict[str, Any]) -> None
     ids=["square", "a user's own"],
 )
 def test_other_links(link: Any, value: float, weight: float) -> None:
-    problem = fs.robust(model(), gamma=2.0, link=link)
+    problem = fs.robust(model(), gamma=2.0, link=link, prior=False)
     assert weight_of(problem, 1.5) == pytest.approx((value, weight), rel=1e-12)
-    moved = fs.robust(model(), gamma=2.0, link=link, shift=0.5)
+    moved = fs.robust(model(), gamma=2.0, link=link, shift=0.5, prior=False)
     assert weight_of(moved, 2.0) == pytest.approx((value, weight), rel=1e-12)
 
 
 def test_the_square_is_q_ffl_with_q_one() -> None:
-    problem = fs.robust(model(), gamma=3.0, link="square")
+    problem = fs.robust(model(), gamma=3.0, link="square", prior=False)
     leaf = problem.x0.clone().requires_grad_()
     direction = torch.autograd.grad((losses_of(problem, leaf) ** 2).mean() / 2, leaf)[0] / 3.0
     assert gradient_norm(problem, DATA, problem.x0) == pytest.approx(float(direction.norm()), rel=1e-12)
@@ -222,4 +224,4 @@ def test_the_square_is_q_ffl_with_q_one() -> None:
 )
 def test_a_bad_robust_problem_is_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(fs.InputError, match=message):
-        fs.robust(model(), **options)
+        fs.robust(model(), **options, prior=False)

@@ -15,6 +15,7 @@ from torch.utils.data import TensorDataset
 
 import fedstrata as fs
 from fedstrata.problems.runner import Runner
+from fedstrata.training.metrics.catalogue import TIMES
 from masked import Arrays, Masked, Packed, packed, rows, sites
 
 Build = Callable[[nn.Module], fs.Problem]
@@ -54,7 +55,7 @@ def assert_same(run: fs.Run, other: fs.Run, tolerance: float = 1e-12) -> None:
             torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance)
     first, last = (run.history[-1], other.history[-1])
     assert first.keys() == last.keys()
-    for name in first.keys() - {"seconds"}:
+    for name in first.keys() - set(TIMES):
         assert first[name] == pytest.approx(last[name], rel=1e-9, abs=1e-9, nan_ok=True), name
     assert bool((run.x != run.problem.x0).any())
 

@@ -33,7 +33,7 @@ def sites(rows: int = 40, noise: float = 0.0) -> fs.FederatedData:
 def train(data: fs.FederatedData | None = None, lr: float = 0.1, **settings: Any) -> fs.Run:
     net = fs.models.model("mlp", (4,), 2, hidden=[32], seed=0)
     options = {"rounds": ROUNDS, "batch_size": 5, "eval_every": 1} | settings
-    return fs.train(fs.erm(net), sites() if data is None else data, fs.FedAvg(lr=lr, steps=2), **options)
+    return fs.train(fs.erm(net, prior=False), sites() if data is None else data, fs.FedAvg(lr=lr, steps=2), **options)
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -151,13 +151,27 @@ class Reduced(NamedTuple):
         return tree_unflatten(self.leaves, self.shape)
 
 
+Learned = torch.Tensor | None
+"""What a problem has learned from the answers to a query; None if it was not asked."""
+
+
+def as_lists(learned: Sequence[Learned]) -> list[list[float] | None]:
+    """Return answers in a form that JSON can store."""
+    return [None if vector is None else vector.tolist() for vector in learned]
+
+
+def from_lists(lists: Sequence[Sequence[float] | None]) -> list[Learned]:
+    """Return answers from that form."""
+    return [None if numbers is None else torch.tensor(numbers, dtype=torch.float64) for numbers in lists]
+
+
 class Engine(ABC):
     """Runs work on clients. Only :meth:`answers` must be implemented; the rest are hooks that most engines do not need.
 
     side:    what the client side of the run shares.
     channel: what updates pass through.
     policy:  how to handle clients that fail; without one (None), failures are errors.
-    learned: the answer to the problem's query, once there is one.
+    learned: the answers to the problem's queries so far; None for one that was not asked.
     ledger:  the noisy releases so far.
     """
 
@@ -174,7 +188,7 @@ class Engine(ABC):
         deferred = policy is not None or channel.compress != "none"
         self.side = replace(side, deferred=deferred)
         self.channel, self.policy = channel, policy
-        self.learned: torch.Tensor | None = None
+        self.learned: list[Learned] = []
         self.ledger = Ledger()
 
     @abstractmethod
@@ -202,13 +216,11 @@ class Engine(ABC):
 
     def extra(self) -> dict[str, Any]:
         """Return what a checkpoint must hold for the engine: plain numbers."""
-        learned = {} if self.learned is None else {"learned": self.learned.tolist()}
-        return {**learned, "releases": self.ledger.releases}
+        return {"learned": as_lists(self.learned), "releases": self.ledger.releases}
 
     def restore(self, extra: dict[str, Any]) -> None:
         """Resume from what :meth:`extra` returned."""
-        if "learned" in extra:
-            self.learned = torch.tensor(extra["learned"], dtype=torch.float64)
+        self.learned = from_lists(extra["learned"])
         self.ledger.restore(extra["releases"])
 
 

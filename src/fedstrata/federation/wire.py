@@ -75,7 +75,7 @@ class Call:
     rejoins: whether the client may start without that version if it has lost it.
     oldest:  the oldest version that the run may still go back to.
     work:    the method of the algorithm to run, or a query.
-    learned: the answer to the problem's query.
+    learned: the answers to the problem's queries so far.
     pool:    how many numbers the client's collections may contain, if the answers are to be pooled.
     """
 
@@ -94,7 +94,7 @@ class Call:
     rejoins: bool = False
     oldest: Version | None = None
     work: str = ""
-    learned: list[float] | None = None
+    learned: list[list[float] | None] = dataclasses.field(default_factory=list)
     pool: int | None = None
 
     def text(self, form: Any) -> str:

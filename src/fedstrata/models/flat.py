@@ -15,6 +15,9 @@ from fedstrata.models.random import Dropout, DropoutRule, Noise, RandomLayer, by
 
 BatchNormRule = Literal["refuse", "group", "batch"]
 
+_TRAINED = "_trained_by_fedstrata"
+"""An attribute of the modules that runs return."""
+
 
 class Flat:
     """A module as a pure function of a flat vector: ``outputs = flat(x, *inputs)``.
@@ -30,6 +33,8 @@ class Flat:
     dropout:   ``"on"`` drops by reproducible numbers in training, and refuses layers in which PyTorch draws them itself
                (``nn.LSTM(dropout=0.5)``); ``"off"`` trains without any dropout. Layers that are not PyTorch's own then
                run in evaluation mode, because they may apply dropout if ``self.training``.
+    trained:   whether the module is the result of a run, whose weights must not be initialised again.
+    output_bias: where in the vector the bias of the outputs is; None if that is not known, or nowhere.
     """
 
     def __init__(self, module: nn.Module, batchnorm: BatchNormRule = "refuse", dropout: DropoutRule = "on") -> None:
@@ -41,6 +46,7 @@ class Flat:
                 "of inputs before you pass it."
             )
         self.batchnorm, self.dropout = batchnorm, dropout
+        self.trained: bool = getattr(module, _TRAINED, False)
         self.module = _without_state(copy.deepcopy(module), batchnorm, dropout)
         trainable = [(n, p) for n, p in self.module.named_parameters() if p.requires_grad]
         if not trainable:
@@ -58,6 +64,7 @@ class Flat:
         with_aliases = self.module.named_parameters(remove_duplicate=False)
         self._aliases = {n: owner[id(p)] for n, p in with_aliases if owner.get(id(p), n) != n}
         self.initial = torch.cat([p.detach().reshape(-1) for _, p in trainable])
+        self.output_bias: slice | None = None
         self._constants: dict[torch.device, dict[str, torch.Tensor]] = {self.initial.device: {}}
         self._noise = Noise()
         layers = [part for part in self.module.modules() if isinstance(part, RandomLayer)]
@@ -184,6 +191,7 @@ class Flat:
                 module = _replaced(module, name, part.original[0].train(part.training))
             elif isinstance(part, RandomLayer):
                 part.noise = None
+        setattr(module, _TRAINED, True)
         return module
 
     def to_vector(self, state: dict[str, torch.Tensor]) -> torch.Tensor:

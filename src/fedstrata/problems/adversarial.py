@@ -15,6 +15,7 @@ from fedstrata.data.federated import FederatedData
 from fedstrata.models.flat import BatchNormRule
 from fedstrata.models.random import DropoutRule
 from fedstrata.problems.erm import BATCHNORM, DROPOUT, LOSS, Losses, erm
+from fedstrata.problems.prior import PRIOR
 from fedstrata.problems.problem import Arrays, Problem, builder
 from fedstrata.problems.projections import ball
 
@@ -27,6 +28,7 @@ def adversarial(
     loss: str | Losses = LOSS,
     batchnorm: BatchNormRule = BATCHNORM,
     dropout: DropoutRule = DROPOUT,
+    prior: bool = PRIOR,
 ) -> Problem:
     """Build adversarial training: min_x max_{||y|| <= radius} M_k[ mean loss of the model on inputs + y ].
 
@@ -36,7 +38,7 @@ def adversarial(
     """
     if not shape:
         raise invalid("shape of the adversarial problem", shape, "the shape of one input, e.g. (1, 28, 28)")
-    base = erm(model, loss, batchnorm, dropout)
+    base = erm(model, loss, batchnorm, dropout, prior)
 
     def outer(x: torch.Tensor, y: torch.Tensor, batch: Arrays) -> torch.Tensor:
         inputs, *rest = batch

@@ -13,6 +13,7 @@ from fedstrata.data.federated import FederatedData
 from fedstrata.models.flat import BatchNormRule
 from fedstrata.models.random import DropoutRule
 from fedstrata.problems.erm import BATCHNORM, DROPOUT, LOSS, Losses, erm, weighted_mean
+from fedstrata.problems.prior import PRIOR
 from fedstrata.problems.problem import Arrays, Problem, builder
 from fedstrata.problems.projections import simplex
 from fedstrata.problems.samples import split
@@ -25,13 +26,14 @@ def agnostic(
     loss: str | Losses = LOSS,
     batchnorm: BatchNormRule = BATCHNORM,
     dropout: DropoutRule = DROPOUT,
+    prior: bool = PRIOR,
 ) -> Problem:
     """Build agnostic learning: min_x max_y sum_k y_k loss_k(x), with y on the simplex, one entry per client.
 
     Written as a mean over clients, f_k(x, y) = clients * y_k * loss_k(x). y starts uniform, where f_k is the client's
     own loss.
     """
-    base = erm(model, loss, batchnorm, dropout)
+    base = erm(model, loss, batchnorm, dropout, prior)
     flat, losses = base.flat, base.losses
     assert flat is not None and losses is not None
 

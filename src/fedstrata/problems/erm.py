@@ -16,6 +16,7 @@ from fedstrata.data.federated import FederatedData
 from fedstrata.data.intake import are_labels
 from fedstrata.models.flat import BatchNormRule, Flat
 from fedstrata.models.random import DropoutRule
+from fedstrata.problems.prior import PRIOR, find_output_bias, with_prior
 from fedstrata.problems.problem import Arrays, Problem, builder
 from fedstrata.problems.samples import split
 
@@ -71,11 +72,14 @@ def erm(
     loss: str | Losses = LOSS,
     batchnorm: BatchNormRule = BATCHNORM,
     dropout: DropoutRule = DROPOUT,
+    prior: bool = PRIOR,
 ) -> Problem:
     """Build standard federated learning: min_x M_k[ mean loss of the model with weights x on client k's data ].
 
     ``loss`` is a name or a function (outputs, targets) -> one loss per sample. For ``batchnorm`` and
-    ``dropout`` see :class:`fedstrata.models.flat.Flat`.
+    ``dropout`` see :class:`fedstrata.models.flat.Flat`. With ``prior`` and a cross-entropy, the bias of the model's
+    outputs starts at the log-odds of the classes. A model without such a bias, or from ``run.model()``, starts as it
+    is; pass ``prior=False`` for other models that are already trained.
     """
     losses = LOSSES[loss] if isinstance(loss, str) else loss
     flat = Flat(model, batchnorm, dropout)
@@ -87,21 +91,27 @@ def erm(
     def check(data: FederatedData) -> None:
         outputs, targets = try_model(flat, data)
         check_targets(flat, outputs, data, loss if isinstance(loss, str) else "")
+        flat.output_bias = find_output_bias(flat, outputs, *samples_for(flat, data)[0]) if prior else None
         values = losses(outputs, targets)
         if values.shape != (2,):
             shape = "a single number" if values.dim() == 0 else f"shape {tuple(values.shape)}"
             raise invalid("loss", shape, "one number per sample: pass reduction='none' to torch losses")
 
-    return Problem(outer, flat.initial, takes_weights=True, flat=flat, predict=flat, losses=losses, check=check)
+    problem = Problem(outer, flat.initial, takes_weights=True, flat=flat, predict=flat, losses=losses, check=check)
+    fresh = prior and not flat.trained and losses in (cross_entropy, binary_cross_entropy)
+    return with_prior(problem, flat) if fresh else problem
+
+
+def samples_for(flat: Flat, data: FederatedData) -> tuple[list[torch.Tensor], torch.Tensor]:
+    """Return the first sample twice, in the model's dtype: its inputs and targets. Batch statistics need two."""
+    twice = [torch.cat([a[:1], a[:1]]).to(flat.initial.device) for a in data.train.arrays]
+    *inputs, targets = (a.to(flat.initial.dtype) if a.is_floating_point() else stored(a) for a in twice)
+    return inputs, targets
 
 
 def try_model(flat: Flat, data: FederatedData) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the model's outputs for two samples, and their targets; raise if it cannot take the inputs.
-
-    The two samples are the first one twice, in the model's dtype: batch statistics need more than one.
-    """
-    twice = [torch.cat([a[:1], a[:1]]).to(flat.initial.device) for a in data.train.arrays]
-    *inputs, targets = (a.to(flat.initial.dtype) if a.is_floating_point() else stored(a) for a in twice)
+    """Return the model's outputs for two samples, and their targets; raise if it cannot take the inputs."""
+    inputs, targets = samples_for(flat, data)
     try:
         return flat.pure(*inputs), targets
     except InputError:

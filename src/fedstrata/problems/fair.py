@@ -15,9 +15,10 @@ from fedstrata.models.flat import BatchNormRule
 from fedstrata.models.random import DropoutRule
 from fedstrata.problems.agnostic import agnostic
 from fedstrata.problems.erm import BATCHNORM, DROPOUT, LOSS, Losses, erm, weighted_mean
+from fedstrata.problems.prior import PRIOR
 from fedstrata.problems.problem import Arrays, Problem, builder
 from fedstrata.problems.projections import simplex
-from fedstrata.problems.queries import Query, class_shares, unanswered
+from fedstrata.problems.queries import Query, after, class_shares, unanswered
 from fedstrata.problems.samples import split
 
 
@@ -33,6 +34,7 @@ def fair(
     loss: str | Losses = LOSS,
     batchnorm: BatchNormRule = BATCHNORM,
     dropout: DropoutRule = DROPOUT,
+    prior: bool = PRIOR,
 ) -> Problem:
     """Build fair learning: min_x max_y sum_c y_c loss_c(x) - regularise / 2 ||y||^2, y on the simplex.
 
@@ -46,8 +48,8 @@ def fair(
     if number is None:
         raise invalid(f"{over} of the fair problem", number, "a whole number of at least 1")
     if over == "classes":
-        return _over_classes(erm(model, loss, batchnorm, dropout), number, regularise)
-    return _over_clients(agnostic(model, number, loss, batchnorm, dropout), regularise)
+        return _over_classes(erm(model, loss, batchnorm, dropout, prior), number, regularise)
+    return _over_clients(agnostic(model, number, loss, batchnorm, dropout, prior), regularise)
 
 
 def _over_clients(base: Problem, regularise: float) -> Problem:
@@ -82,5 +84,5 @@ def _over_classes(base: Problem, classes: int, regularise: float) -> Problem:
 
     y0 = base.x0.new_full((classes,), 1.0 / classes)
     outer = unanswered("The fair problem does not know the class frequencies yet: fs.train asks the clients for them.")
-    query = Query("class_counts", class_shares, given)
+    query = after(base.query, Query("class_counts", class_shares, given))
     return replace(base, outer=outer, y0=y0, project_y=simplex, check=check, query=query)

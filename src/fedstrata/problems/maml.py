@@ -14,6 +14,7 @@ from fedstrata.core.schedules import Rate, Schedule, rate_at
 from fedstrata.models.flat import BatchNormRule
 from fedstrata.models.random import DropoutRule
 from fedstrata.problems.erm import BATCHNORM, DROPOUT, LOSS, Losses, erm
+from fedstrata.problems.prior import PRIOR
 from fedstrata.problems.problem import INNER_MEAN, Arrays, InnerMean, Outer, Problem, builder
 from fedstrata.problems.robust import GAMMA, SHIFT, as_level, linked
 
@@ -31,6 +32,7 @@ def maml(
     inner_mean: InnerMean = INNER_MEAN,
     batchnorm: BatchNormRule = BATCHNORM,
     dropout: DropoutRule = DROPOUT,
+    prior: bool = PRIOR,
 ) -> Problem:
     """Build model-agnostic meta-learning: min_x M_k[ loss_k( x after ``steps`` gradient steps on client k's data ) ].
 
@@ -39,7 +41,7 @@ def maml(
     data have a support set (``support`` of a split), the steps draw from it and the outer function from the rest.
     ``inner_lr`` may be a schedule over rounds.
     """
-    base = erm(model, loss, batchnorm, dropout)
+    base = erm(model, loss, batchnorm, dropout, prior)
     return with_gradient_steps(replace(base, inner_mean=inner_mean), base.outer, steps, inner_lr, first_order)
 
 
@@ -53,13 +55,14 @@ def damaml(
     shift: float | None = SHIFT,
     batchnorm: BatchNormRule = BATCHNORM,
     dropout: DropoutRule = DROPOUT,
+    prior: bool = PRIOR,
 ) -> Problem:
     """Build distribution-agnostic meta-learning: clients that adapt badly get a higher weight.
 
     min_x M_k[ gamma * exp((loss_k(x - inner_lr * grad loss_k(x)) - shift) / gamma) ]. The levels are one gradient step
     and the loss after it; ``gamma`` and ``shift`` are as in :func:`robust`.
     """
-    base = erm(model, loss, batchnorm, dropout)
+    base = erm(model, loss, batchnorm, dropout, prior)
     levels = (GradientStep(base.outer, inner_lr, first_order, many_convolutions(base)), as_level(base.outer))
     return linked(replace(base, levels=levels, adapt=(1, inner_lr)), gamma, "exp", shift)
 

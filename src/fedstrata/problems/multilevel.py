@@ -13,6 +13,7 @@ from fedstrata.core.options import options, param
 from fedstrata.models.flat import BatchNormRule
 from fedstrata.models.random import DropoutRule
 from fedstrata.problems.erm import BATCHNORM, DROPOUT, LOSS, Losses, erm, weighted_mean
+from fedstrata.problems.prior import PRIOR
 from fedstrata.problems.problem import INNER_MEAN, Arrays, InnerMean, Level, Outer, Problem, builder
 from fedstrata.problems.samples import split
 
@@ -76,6 +77,7 @@ def risk_averse(
     loss: str | Losses = LOSS,
     batchnorm: BatchNormRule = BATCHNORM,
     dropout: DropoutRule = DROPOUT,
+    prior: bool = PRIOR,
 ) -> Problem:
     """Build risk-averse learning: the mean loss plus ``weight`` times its upper semideviation.
 
@@ -85,7 +87,7 @@ def risk_averse(
     replaces v, since estimates of v may be negative and the root has no derivative at 0. E is over the client's own
     data, and f takes the mean over clients of (m, v): the penalty is on the spread within clients.
     """
-    base = erm(model, loss, batchnorm, dropout)
+    base = erm(model, loss, batchnorm, dropout, prior)
     flat, losses = base.flat, base.losses
     assert flat is not None and losses is not None
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 import torch
@@ -23,11 +23,20 @@ class Query:
     learn:  ``learn(answers, weights) -> vector`` computes a vector from all clients' answers [N, ...] and their weights
             in a mean [N]. The vector is stored in every checkpoint and sent to remote clients.
     inform: ``inform(problem, vector) -> problem`` returns the problem that uses this vector.
+    then:   what to ask after this one, if anything.
+    optional: whether a run may do without the answer: it is not asked for if a channel adds noise to protect clients,
+            or if the data have no classes.
     """
 
     ask: Literal["class_counts", "first_loss"]
     learn: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
     inform: Callable[[Problem, torch.Tensor], Problem]
+    then: Query | None = None
+    optional: bool = False
+
+    def informed(self, problem: Problem, vector: torch.Tensor | None) -> Problem:
+        """Return the problem that knows the answer, with the next query; without an answer it stays as it is."""
+        return replace(problem if vector is None else self.inform(problem, vector), query=self.then)
 
 
 def unanswered(message: str) -> Callable[..., torch.Tensor]:
@@ -42,3 +51,8 @@ def unanswered(message: str) -> Callable[..., torch.Tensor]:
 def class_shares(counts: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     """Return the frequency of each class over all clients, weighted as the run weights clients."""
     return weights.to(counts) @ (counts / counts.sum(1, keepdim=True))
+
+
+def after(first: Query | None, query: Query | None) -> Query | None:
+    """Return both queries, one after the other."""
+    return query if first is None else replace(first, then=after(first.then, query))

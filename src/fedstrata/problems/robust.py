@@ -14,8 +14,9 @@ from fedstrata.core.options import param
 from fedstrata.models.flat import BatchNormRule
 from fedstrata.models.random import DropoutRule
 from fedstrata.problems.erm import BATCHNORM, DROPOUT, LOSS, Losses, erm
+from fedstrata.problems.prior import PRIOR
 from fedstrata.problems.problem import INNER_MEAN, Arrays, InnerMean, Level, Outer, Problem, builder
-from fedstrata.problems.queries import Query
+from fedstrata.problems.queries import Query, after
 
 Link = Callable[[torch.Tensor], torch.Tensor]
 
@@ -50,6 +51,7 @@ def robust(
     inner_mean: InnerMean = INNER_MEAN,
     batchnorm: BatchNormRule = BATCHNORM,
     dropout: DropoutRule = DROPOUT,
+    prior: bool = PRIOR,
 ) -> Problem:
     """Build distributionally robust learning: min_x M_k[ gamma * link((loss_k(x) - shift) / gamma) ].
 
@@ -64,7 +66,7 @@ def robust(
     the start; above a weight equal to the number of clients, exp is continued by its tangent. If you pass a shift, the
     tangent starts at exp(30), so choose it close to the losses. For other links the default is 0.
     """
-    base = erm(model, loss, batchnorm, dropout)
+    base = erm(model, loss, batchnorm, dropout, prior)
     problem = replace(base, levels=(as_level(base.outer),), inner_mean=inner_mean)
     return linked(problem, gamma, link, shift)
 
@@ -97,4 +99,6 @@ def linked(problem: Problem, gamma: float, link: str | Link, shift: float | None
         return with_outer(problem, partial(exponential, cap=cap), constant)
 
     query = Query("first_loss", learn, inform) if shift is None and link == "exp" else None
-    return replace(with_outer(problem, function, shift or 0.0), outer_draws=False, weighs=True, query=query)
+    return replace(
+        with_outer(problem, function, shift or 0.0), outer_draws=False, weighs=True, query=after(problem.query, query)
+    )

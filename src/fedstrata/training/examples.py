@@ -42,7 +42,7 @@ def softmax_problem(features: int = 3, classes: int = 2, dtype: torch.dtype = to
     with torch.no_grad():
         for weights in model.parameters():
             weights.copy_(0.3 * torch.randn(weights.shape, generator=generator, dtype=dtype))
-    return erm(model)
+    return erm(model, prior=False)
 
 
 @cache
@@ -112,7 +112,7 @@ def layered(levels: int, dual: bool, inner_mean: str, dtype: torch.dtype) -> Pro
 def mixture_of(problem: Problem, clients: int) -> Problem:
     """Return the agnostic problem on the loss of ``problem``."""
     assert problem.flat is not None
-    return agnostic(problem.flat.module, clients)
+    return agnostic(problem.flat.module, clients, prior=False)
 
 
 def sized_example(kind: type[Algorithm], dtype: torch.dtype = torch.float64, levels: int | None = None) -> Example:

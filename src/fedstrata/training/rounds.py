@@ -7,7 +7,7 @@ cases the algorithm's ``rejoin`` calls ``clients.restore``.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -17,6 +17,7 @@ import torch
 
 from fedstrata.algorithms.algorithm import Algorithm
 from fedstrata.clients.clients import Clients
+from fedstrata.clients.engine import Learned
 from fedstrata.clients.queries import QUERIES
 from fedstrata.core.clock import Clock
 from fedstrata.problems.problem import Problem
@@ -26,29 +27,32 @@ LAST_EXCHANGE = 1 << 30
 """The number of the exchange in which clients rejoin before a round: above all exchanges of the previous round."""
 
 
-def problem_of_round(problem: Problem, learned: torch.Tensor | None, number: int, rounds: int) -> Problem:
+def problem_of_round(problem: Problem, learned: Sequence[Learned], number: int, rounds: int) -> Problem:
     """Return the problem of a round, counted from 0: rates inside it may follow a schedule over rounds.
 
-    learned: the answer to the problem's query; None if it has none, or knows the answer already.
+    learned: the answers to the problem's queries so far; empty if it has none, or knows the answers already.
     number:  the round; -1, the preparation before the first one, has the rates of the first.
     """
-    if learned is not None and problem.query is not None:
-        problem = replace(problem.query.inform(problem, learned), query=None)
+    for vector in learned:
+        if problem.query is not None:
+            problem = problem.query.informed(problem, vector)
     if problem.at is None:
         return problem
     return problem.at(problem, Clock.of_round(max(0, number), rounds))
 
 
 def prepare(clients: Clients, number: int = 0) -> None:
-    """Answer the problem's query, and switch to the informed problem, before ``number``, the first round to run.
+    """Answer the problem's queries, and switch to the informed problem, before ``number``, the first round to run.
 
-    The answer is in every checkpoint, so a resumed run does not ask again.
+    The answers are in every checkpoint, so a resumed run does not ask again.
     """
     clients.begin(-1)
-    query, engine = clients.problem.query, clients.engine
-    if query is not None and engine.learned is None:
-        engine.learned = learn(query, clients)
+    engine = clients.engine
     _enter(clients, number, engine.learned)
+    while (query := clients.problem.query) is not None:
+        skipped = query.optional and (engine.channel.noise > 0 or not engine.side.data.classes)
+        engine.learned.append(None if skipped else learn(query, clients))
+        engine.adopt(query.informed(clients.problem, engine.learned[-1]))
 
 
 def learn(query: Query, clients: Clients) -> torch.Tensor:
@@ -95,7 +99,7 @@ def _rejoin_before(algorithm: Algorithm, state: Any, clients: Clients, lost: np.
     clients.faults += [replace(fault, round=number) for fault in earlier.faults]
 
 
-def _enter(clients: Clients, number: int, learned: torch.Tensor | None = None) -> None:
+def _enter(clients: Clients, number: int, learned: Sequence[Learned] = ()) -> None:
     """Switch to the problem of this round, if it differs."""
     problem = problem_of_round(clients.problem, learned, number, clients.progress.rounds)
     if problem is not clients.problem:

@@ -11,7 +11,7 @@ import torch
 from fedstrata.algorithms import Algorithm
 from fedstrata.clients.client import Client
 from fedstrata.clients.client_side import ClientSide
-from fedstrata.clients.engine import Request
+from fedstrata.clients.engine import Request, from_lists
 from fedstrata.clients.queries import QUERIES
 from fedstrata.clients.state import ClientState
 from fedstrata.clients.work import answer_of, check_pool, is_pooled, is_remote
@@ -44,7 +44,7 @@ def work(
     fault = InjectedFault.of(None if policy is None else policy.inject, call)
     fault.before_work()
     experiment = Experiment(config, data)
-    learned = None if call.learned is None else torch.tensor(call.learned, dtype=torch.float64)
+    learned = from_lists(call.learned)
     problem = experiment.problem.to(torch.device(settings.device))
     problem = problem_of_round(problem, learned, call.round, settings.rounds)
     request = _request(experiment.algorithm, call, message, settings.rounds, problem.x0.device)

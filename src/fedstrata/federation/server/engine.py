@@ -12,7 +12,7 @@ import torch
 
 from fedstrata.clients.channel import Channel
 from fedstrata.clients.client_side import ClientSide
-from fedstrata.clients.engine import Answer, Engine, Request
+from fedstrata.clients.engine import Answer, Engine, Request, as_lists
 from fedstrata.clients.faults import Fault, Faults
 from fedstrata.core.trees import tree_leaves, tree_map
 from fedstrata.federation import wire
@@ -87,7 +87,7 @@ class Federated(Engine):
             iteration=request.clock.iteration,
             rejoins=request.rejoins,
             work=f"{QUERY if request.query else ''}{request.name}",
-            learned=None if self.learned is None else self.learned.tolist(),
+            learned=as_lists(self.learned),
             pool=request.pool,
         )
         clients = np.unique(request.cohort[request.places]).tolist()
