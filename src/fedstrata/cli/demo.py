@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,6 +11,7 @@ import typer
 from fedstrata.cli.compare import run_comparison
 from fedstrata.cli.console import echo
 from fedstrata.experiments.config import parse
+from fedstrata.experiments.pool import can_fork
 
 DEMO: dict[str, Any] = {
     "data": {
@@ -26,14 +28,14 @@ DEMO: dict[str, Any] = {
     "variants": {
         "fedavg": {
             "problem": {"name": "erm", "loss": "binary_cross_entropy"},
-            "algorithm": {"name": "fedavg", "lr": 0.73},
+            "algorithm": {"name": "fedavg", "lr": 1.1},
         },
         "scaffold": {
             "problem": {"name": "erm", "loss": "binary_cross_entropy"},
             "algorithm": {"name": "scaffold", "lr": 0.51},
         },
-        "local_sgda": {"algorithm": {"name": "local_sgda", "lr": 0.46, "dual_lr": 1.3}},
-        "fgda": {"algorithm": {"name": "fgda", "gamma": 0.46, "lam": 1.3}},
+        "local_sgda": {"algorithm": {"name": "local_sgda", "lr": 0.46, "dual_lr": 0.035}},
+        "fgda": {"algorithm": {"name": "fgda", "gamma": 0.43, "lam": 0.021}},
     },
 }
 
@@ -41,6 +43,10 @@ DEMO: dict[str, Any] = {
 def demo(
     out: Annotated[Path, typer.Option(metavar="FILE", help="Plot to write.")] = Path("fedstrata-demo.png"),
     seeds: Annotated[int, typer.Option(min=1, metavar="N", help="Number of seeds.")] = 3,
+    jobs: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="N", help="Runs to do side by side.", show_default="the cores, at most 4"),
+    ] = None,
 ) -> None:
     """Compare four algorithms on real data in under a minute.
 
@@ -50,6 +56,7 @@ def demo(
         "Handwritten digits, 5 % positives (digits 0-4), eight clients with different mixes of digits.\n"
         "A small neural network learns to rank positives above negatives; AUC 1.0 is perfect, 0.5 is chance.\n"
         "fedavg and scaffold minimise cross-entropy, local_sgda and fgda maximise AUC.\n"
-        "All four had the same tuning budget.\n"
+        "All four were tuned by the same rule: 8 trials for each hyperparameter, 5 seeds each.\n"
     )
-    run_comparison(parse(DEMO, "demo"), None, seeds, None, plot_file=out)
+    cores = min(4, os.cpu_count() or 1) if can_fork() else 1
+    run_comparison(parse(DEMO, "demo"), None, seeds, None, plot_file=out, jobs=jobs or cores)

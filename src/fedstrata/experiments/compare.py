@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from fedstrata.core.errors import FedstrataError, InputError, invalid, unknown
 from fedstrata.core.files import Row, write_atomically
+from fedstrata.core.frames import frame
 from fedstrata.experiments import tables
 from fedstrata.experiments.judge import Difference, differences, final_values, interval
 from fedstrata.experiments.methods import Method, Outcome, Trial
@@ -125,7 +126,7 @@ class Comparison:
         """A sentence on how the verdicts were reached."""
         judged = [d for d in self.differences().values() if isinstance(d, Difference)]
         rows = " and test rows" if judged and all(d.over_rows for d in judged) else ""
-        correction = f"; p-values corrected for {len(judged)} comparisons (Holm)" if len(judged) > 1 else ""
+        correction = "; Holm's correction of p-values" if len(judged) > 1 else ""
         seeds = f"{self.seeds} seed{'s' * (self.seeds > 1)}"
         return f"Gains in {about(self.measure).heading} with 95 % intervals over {seeds}{rows}{correction}."
 
@@ -137,7 +138,7 @@ class Comparison:
             for outcome in group
             for row in outcome.history
         ]
-        return tables.frame(rows)
+        return frame(rows)
 
     def table(self, form: Literal["markdown", "latex", "csv"] = "markdown", measures: Sequence[str] = ()) -> str:
         """Return the results as a table in Markdown, LaTeX or CSV."""

@@ -48,7 +48,7 @@ class Difference:
 
     seeds:  how many seeds both have finished.
     over_rows: whether the interval also covers the choice of test rows.
-    p:      the p-value, corrected for the number of methods; None with a single seed.
+    p:      the p-value, corrected for the number of ``comparisons``; None with a single seed.
     """
 
     label: str
@@ -60,6 +60,7 @@ class Difference:
     high: float | None
     p: float | None
     over_rows: bool
+    comparisons: int = 1
 
     @property
     def verdict(self) -> str:
@@ -81,15 +82,18 @@ class Difference:
         gain = self.gain
         if self.verdict == "behind":
             gain, low, high = -gain, -high, -low
-        numbers = f"{form.format(gain)} [{form.format(low)}, {form.format(high)}], {p_in_words(self.p)}"
+        numbers = (
+            f"{form.format(gain)} [{form.format(low)}, {form.format(high)}], {p_in_words(self.p, self.comparisons)}"
+        )
         if self.verdict == "undecided":
             return f"{self.label} cannot be told apart from {self.baseline}: {numbers}."
         return f"{self.label} is {self.verdict} of {self.baseline} by {numbers}.".replace("behind of", "behind")
 
 
-def p_in_words(p: float) -> str:
-    """Return a p-value for a sentence."""
-    return "p < 0.001" if p < 0.001 else f"p = {p:.2g}"
+def p_in_words(p: float, of: int = 1) -> str:
+    """Return a p-value, corrected for a number of comparisons, for a sentence."""
+    number = "p < 0.001" if p < 0.001 else f"p = {p:.2g}"
+    return number if of == 1 else f"{number} after correction for {of} comparisons"
 
 
 def interval(values: Sequence[float]) -> Interval:
@@ -116,7 +120,7 @@ def differences(outcomes: Mapping[str, Sequence[Outcome]], baseline: str, measur
         if reasons[label] is None
     }
     corrected = holm({label: one.p for label, one in judged.items() if one.p is not None})
-    judged = {label: replace(one, p=corrected.get(label)) for label, one in judged.items()}
+    judged = {k: replace(one, p=corrected.get(k), comparisons=len(judged)) for k, one in judged.items()}
     return {label: judged[label] if label in judged else str(reasons[label]) for label in others}
 
 

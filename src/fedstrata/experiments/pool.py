@@ -53,9 +53,14 @@ def run_all(tasks: Sequence[Task[T]], jobs: int, done: Done[T]) -> None:
             connection.close()
 
 
+def can_fork() -> bool:
+    """Whether this system can fork processes."""
+    return "fork" in multiprocessing.get_all_start_methods()
+
+
 def check_jobs(jobs: int) -> None:
     """Raise if this system cannot run several jobs."""
-    if jobs > 1 and "fork" not in multiprocessing.get_all_start_methods():
+    if jobs > 1 and not can_fork():
         raise InputError(f"Several jobs need a system that can fork processes. Got jobs = {jobs}: use 1 here.")
     if jobs > 1 and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         raise InputError(f"Several jobs cannot share a GPU that is already in use. Got jobs = {jobs}: use 1.")

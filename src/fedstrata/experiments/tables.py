@@ -5,14 +5,10 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
-from fedstrata.core.errors import InputError, invalid
+from fedstrata.core.errors import invalid
 from fedstrata.core.files import Row
 from fedstrata.training.metrics.catalogue import IN_PROGRESS, IN_TABLES, measure
-
-if TYPE_CHECKING:
-    import pandas
 
 
 def measured(summary: Row) -> str:
@@ -127,15 +123,6 @@ _LATEX = {"\\": r"\textbackslash{}", "±": r"$\pm$", "–": "--", "~": r"\textas
 
 def _latex(text: str) -> str:
     return "".join(_LATEX.get(c, f"\\{c}" if c in "&%$#_{}" else c) for c in text)
-
-
-def frame(rows: Sequence[Row]) -> pandas.DataFrame:
-    """Return rows as a pandas DataFrame."""
-    try:
-        import pandas
-    except ImportError:
-        raise InputError("pandas is not installed: pip install 'fedstrata[frames]'.") from None
-    return pandas.DataFrame(rows)
 
 
 def _mean_and_spread(row: Row, name: str) -> str:

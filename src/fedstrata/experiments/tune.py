@@ -12,6 +12,7 @@ import tomli_w
 
 from fedstrata.algorithms.algorithm import Algorithm
 from fedstrata.core.files import Row, write_atomically
+from fedstrata.core.frames import frame
 from fedstrata.core.options import build
 from fedstrata.experiments import tables
 from fedstrata.experiments.build import build_algorithm
@@ -76,7 +77,7 @@ class Tuned:
 
     def frame(self) -> pandas.DataFrame:
         """Return a pandas DataFrame with one row per trial; needs ``fedstrata[frames]``."""
-        return tables.frame([{**row, **row.pop("options")} for row in self.rows])
+        return frame([{**row, **row.pop("options")} for row in self.rows])
 
     def table(self, form: Literal["markdown", "latex", "csv"] = "markdown") -> str:
         """Return the best trial of each method as a table in Markdown, LaTeX or CSV."""

@@ -83,7 +83,10 @@ class Titled(Callback):
 
 
 class ShowProgress(Callback):
-    """Shows a progress bar on a terminal; elsewhere prints a line per evaluation, or just the last if ``brief``."""
+    """Shows a progress bar on a terminal or in a notebook.
+
+    Elsewhere it prints a line per evaluation, or just the last one if ``brief``.
+    """
 
     def __init__(self, console: Console | None = None, brief: bool = False) -> None:
         self.console = console or Console(stderr=True)
@@ -95,7 +98,7 @@ class ShowProgress(Callback):
         self.title, self.rounds = title, rounds
         if not self.brief:
             self._print(f"{title}: {rounds - done} rounds; {note}")
-        if not self.console.is_terminal:
+        if not (self.console.is_terminal or self.console.is_jupyter):
             return
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
         self._bar = Progress(*columns, TextColumn("{task.fields[last]}"), console=self.console, transient=True)

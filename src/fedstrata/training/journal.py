@@ -14,7 +14,7 @@ from fedstrata.core.errors import Diverged, invalid
 from fedstrata.core.files import Row
 from fedstrata.training.callbacks import Callback
 from fedstrata.training.checkpoint import Checkpoint
-from fedstrata.training.run import Run
+from fedstrata.training.run import SOLUTION, Run
 from fedstrata.training.rundir import RunDirectory
 
 CALLER = 5
@@ -142,7 +142,7 @@ class Journal:
         if self.directory is None:
             return
         flat = run.problem.flat
-        solution = {"x": run.x} if run.y is None else {"x": run.x, "y": run.y}
-        self.directory.write_model(flat.state_dict(run.x[: flat.size]) if flat else solution)
+        self.directory.write_tensors(SOLUTION, run.solution)
+        self.directory.write_tensors("model.safetensors", flat.state_dict(run.x[: flat.size]) if flat else run.solution)
         self.directory.write_summary(run.summary)
         plot({run.summary["algorithm"]: [run.history]}, self.directory.path / "plot.png")

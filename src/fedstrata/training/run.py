@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load
 from torch import nn
 
-from fedstrata.core.files import Row
+from fedstrata.core.errors import InputError, invalid
+from fedstrata.core.files import Row, Rows, refuse_used, write_atomically
+from fedstrata.core.frames import frame
 from fedstrata.problems.problem import Problem
+from fedstrata.training.checkpoint import to_safetensors
 from fedstrata.training.metrics.catalogue import PER_CLIENT
+
+if TYPE_CHECKING:
+    import pandas
+
+SOLUTION = "solution.safetensors"
+"""The file with x and y in the directory of a finished run."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -37,6 +51,53 @@ class Run:
         the measures of the best one.
         """
         return {name: self.summary[name] for name in self.history[-1]}
+
+    def frame(self) -> pandas.DataFrame:
+        """Return the history as a pandas DataFrame, one row per evaluation; needs ``fedstrata[frames]``."""
+        return frame(self.history)
+
+    def plot(self, path: str | Path = "run.png", **options: Any) -> Path:
+        """Plot the measures over rounds, or another ``axis``; see :func:`fedstrata.training.plots.plot`."""
+        from fedstrata.training.plots import plot
+
+        return plot({self.summary["algorithm"]: [self.history]}, path, **options)
+
+    def save(self, folder: str | Path) -> Path:
+        """Write the solution, the history and the summary to a new folder, for :meth:`load`; return its path."""
+        path = Path(folder)
+        refuse_used(path)
+        path.mkdir(parents=True, exist_ok=True)
+        write_atomically(path / SOLUTION, to_safetensors(self.solution))
+        Rows(path / "metrics.jsonl", "round").append(*self.history)
+        write_atomically(path / "summary.json", json.dumps(self.summary, indent=2).encode())
+        return path
+
+    @property
+    def solution(self) -> dict[str, torch.Tensor]:
+        """The solution by name: x, and y if there is a dual."""
+        return {"x": self.x} if self.y is None else {"x": self.x, "y": self.y}
+
+    @staticmethod
+    def load(folder: str | Path, problem: Problem) -> Run:
+        """Read a finished run from the folder of :meth:`save`, or from a run directory of ``fs.train(..., out=...)``.
+
+        problem: the problem that was solved, built in the same way; its size is checked.
+        """
+        path = Path(folder)
+        try:
+            solution = load((path / SOLUTION).read_bytes())
+            summary = json.loads((path / "summary.json").read_text())
+        except FileNotFoundError as error:
+            raise InputError(f"There is no finished run in {path}: {Path(error.filename).name} is missing.") from None
+        except (OSError, ValueError, SafetensorError) as error:
+            raise InputError(f"The run in {path} cannot be read: {error}") from None
+        x, y = solution.get("x"), solution.get("y")
+        for name, value, start in (("x", x, problem.x0), ("y", y, problem.y0)):
+            got, wants = (None if t is None else tuple(t.shape) for t in (value, start))
+            if got != wants:
+                raise invalid(f"shape of {name} in {path}", got, f"{wants}, that of the problem {problem.name}")
+        assert x is not None
+        return Run(x, y, Rows(path / "metrics.jsonl", "round").read(), summary, problem)
 
     def model(self) -> nn.Module:
         """Return the trained model as an ordinary module, in evaluation mode: the one at ``x``.

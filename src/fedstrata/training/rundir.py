@@ -123,9 +123,9 @@ class RunDirectory:
         """Write summary.json."""
         write_atomically(self.path / "summary.json", json.dumps(summary, indent=2).encode())
 
-    def write_model(self, tensors: dict[str, torch.Tensor]) -> None:
-        """Write model.safetensors."""
-        write_atomically(self.path / "model.safetensors", to_safetensors(tensors))
+    def write_tensors(self, name: str, tensors: dict[str, torch.Tensor]) -> None:
+        """Write a .safetensors file: the solution, or the model."""
+        write_atomically(self.path / name, to_safetensors(tensors))
 
 
 def _check_format(config: dict[str, Any], path: Path) -> None:
