@@ -22,7 +22,6 @@ from fedstrata.cli.demo import DEMO
 from fedstrata.core.schedules import StepDecay
 from fedstrata.experiments import runs
 from fedstrata.experiments.build import Experiment
-from fedstrata.experiments.plots import diverged_runs
 from fedstrata.training.metrics.evaluation import Evaluation
 
 QUICK = """

@@ -66,8 +66,9 @@ class Tuner:
         own = {name: value for name, value in method.current.items() if name in space}
         defaults = defaults_of(method, space)
         default_options = None if defaults is None else as_options(method, defaults)
-        given = [Tried(label, 0, "file", own)] if own or default_options is None else []
-        if default_options is not None and default_options != own:
+        complete = {**(default_options or {}), **own}
+        given = [Tried(label, 0, "file", complete)] if own or default_options is None else []
+        if default_options is not None and not (given and default_options == complete):
             given.append(Tried(label, len(given), "defaults", default_options, defaults))
         return given
 
@@ -90,7 +91,8 @@ class Tuner:
                 "halving."
             )
         for label, space in self.spaces.items():
-            self._add(label, self._sampler(label, space).ask(self._budget(label)), "search")
+            if space:
+                self._add(label, self._sampler(label, space).ask(self._budget(label)), "search")
         return [trial for trials in self.trials.values() for trial in trials]
 
     def _sampler(self, label: str, space: Space, extension: str = "") -> Sampler:
@@ -147,7 +149,9 @@ class Tuner:
             if not sides or self._value(best) is None:
                 continue
             self.extended[label] = {name: space[name].beyond(side) for name, side in sides.items()}
-            near = {n: self.extended[label].get(n) or space[n].around(number_of(best.options[n])) for n in space}
+            chosen = {name: number_of(value) for name, value in best.options.items()}
+            inner = {n: r.around(chosen[n]) if n in chosen else r for n, r in space.items()}
+            near = inner | self.extended[label]
             points = self._sampler(label, near, " beyond").ask(self.table.trials * len(sides))
             stage += self._add(label, points, "extension")
             more = f"{len(points)} more trials beyond the edge of {listed(list(sides))}, where the best one was"
@@ -222,8 +226,8 @@ class Tuner:
             trial, rounds, seed = missing[number]
             key = trial.label, trial.number, rounds, seed
             results[key] = outcome.final
-            self.store.write(key, trial.options, outcome)
             self._check_measure(outcome)
+            self.store.write(key, trial.options, outcome)
             waiting[key[:3]] -= 1
             if not waiting[key[:3]]:
                 self._finish(trial, rounds, results)
@@ -258,8 +262,12 @@ class Tuner:
         self.say(f"{trial.label} trial {trial.number + 1}{length}: {shown} -> {result}")
 
     def _check_measure(self, outcome: Outcome) -> None:
-        if outcome.final is not None and self.measure is not None and self.measure not in outcome.final:
-            raise unknown("measure", self.measure, outcome.final, f"tune.measure, {outcome.label}")
+        """Raise if a run does not have the measure; one whose last value is not finite has it, and has failed."""
+        if outcome.final is None or self.measure is None:
+            return
+        measures = outcome.history[0] | outcome.final
+        if self.measure not in measures:
+            raise unknown("measure", self.measure, measures, f"tune.measure, {outcome.label}")
 
     # --- ranking ------------------------------------------------------------------------------------------------
 
