@@ -10,7 +10,7 @@ from pathlib import Path
 
 from fedstrata.core.errors import FedstrataError, InputError, listed, unknown
 from fedstrata.core.files import Row
-from fedstrata.experiments.compare import Say
+from fedstrata.experiments.compare import Say, shared_measure
 from fedstrata.experiments.methods import Method, Outcome, Trial
 from fedstrata.experiments.pool import check_jobs, run_all
 from fedstrata.experiments.schema import TuneTable
@@ -26,7 +26,7 @@ class Tuner:
 
     spaces:   what is searched for each method; ``extended`` what was added beyond the edges.
     trials:   the trials of each method, in the order in which they were chosen.
-    measure:  the measure that ranks them; None until a run has finished.
+    measure:  the measure that ranks them; None until the first stage has shown which all of them have.
     notes:    the budget of each method, and warnings about the result.
     """
 
@@ -239,6 +239,9 @@ class Tuner:
         run_all([partial(self._task, trial, rounds, seed) for trial, rounds, seed in missing], self.jobs, done)
         for trial, rounds in todo:
             self._finish(trial, rounds, results)
+        finals = [final for trial, rounds in todo for final in trial.finals[rounds] if final is not None]
+        if self.measure is None and finals:
+            self.measure = shared_measure(finals)
 
     def _task(self, trial: Tried, rounds: int, seed: int) -> Outcome:
         change = Trial(trial.options, rounds, self.table.share)
@@ -248,15 +251,12 @@ class Tuner:
 
     def _finish(self, trial: Tried, rounds: int, results: Mapping[Key, Row | None]) -> None:
         trial.finals[rounds] = [results[trial.label, trial.number, rounds, seed] for seed in self.seeds]
-        if self.measure is None:
-            final = next((final for final in trial.finals[rounds] if final is not None), None)
-            self.measure = None if final is None else next(m for m in RANKING if m in final)
 
     def _report(self, trial: Tried, rounds: int) -> None:
-        value = None if self.measure is None else trial.value(self.measure, rounds)
         seeds = trial.finals[rounds]
+        values = [(name, trial.value(name, rounds)) for name in ((self.measure,) if self.measure else RANKING)]
         failed = f"diverged in {sum(f is None for f in seeds)} of {len(seeds)} seeds"
-        result = failed if value is None else f"{self.measure} {value:.4f}"
+        result = next((f"{name} {value:.4f}" for name, value in values if value is not None), failed)
         shown = ", ".join(f"{k} = {v}" for k, v in trial.options.items()) or "its own settings"
         length = f" ({rounds} rounds)" if len(self.rungs[trial.label]) > 1 else ""
         self.say(f"{trial.label} trial {trial.number + 1}{length}: {shown} -> {result}")
