@@ -137,7 +137,8 @@ def own(tmp_path: Path, registries: None) -> Path:
 @pytest.fixture
 def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
     """Plot nothing: a plot takes longer than the run it shows."""
-    monkeypatch.setattr("fedstrata.training.plots.plot", lambda *_, **__: None)
+    for name in ("plot", "plot_ranking", "plot_search", "plot_response"):
+        monkeypatch.setattr(f"fedstrata.training.plots.{name}", lambda *_, **__: None)
 
 
 @pytest.fixture

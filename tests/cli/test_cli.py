@@ -20,9 +20,11 @@ from fedstrata.cli.app import COMMANDS as EVERY_COMMAND
 from fedstrata.cli.app import command_of
 from fedstrata.cli.demo import DEMO
 from fedstrata.core.schedules import StepDecay
-from fedstrata.experiments import runs
+from fedstrata.experiments import methods
 from fedstrata.experiments.build import Experiment
-from fedstrata.experiments.plots import diverged_runs
+from fedstrata.experiments.compare import compare_methods
+from fedstrata.experiments.config import read
+from fedstrata.experiments.methods import config_methods
 from fedstrata.training.metrics.evaluation import Evaluation
 
 QUICK = """
@@ -116,7 +118,8 @@ def test_compare_continues_if_one_run_diverges(fedstrata, tmp_path):
         "compare", path, "--algorithms", "fedavg,scaffold", "--set", "algorithms.scaffold.lr=0.01"
     )
     assert code == 0
-    assert "diverged in round" in err and "1 of 1 diverged" in printed
+    assert err.count("fedavg diverged in round") == 3 and "diverged in 3 of 3" in printed
+    assert "fedavg diverged in 3 of 3 seeds: no verdict." in printed and "quadratic, 3 seeds" in printed
 
 
 def test_runs_that_diverged_are_passed_to_the_plot(fedstrata, tmp_path, monkeypatch):
@@ -131,12 +134,14 @@ def test_runs_that_diverged_are_passed_to_the_plot(fedstrata, tmp_path, monkeypa
     words = ("compare", path, "--algorithms", "fedavg,scaffold", "--set", "algorithms.scaffold.lr=0.01", "--seeds", 2)
     assert fedstrata(*words, "--quiet", "--out", out)[0] == 0
     runs, diverged = drawn[-1]
+    for jobs in (1, 2):
+        compared = compare_methods(*config_methods(read(path), ["fedavg"]), [0, 1], jobs=jobs)
+        assert [h[-1]["round"] for h in compared.diverged["fedavg"]] == [h[-1]["round"] for h in diverged["fedavg"]]
+        assert compared.histories == {} and compared.rows[0]["diverged"] == 2 and "loss" not in compared.rows[0]
     assert list(runs) == ["scaffold"] and list(diverged) == ["fedavg"] and len(diverged["fedavg"]) == 2
     assert all(0 < history[-1]["round"] < 60 for history in diverged["fedavg"])
     assert fedstrata("plot", *sorted(out.glob("*-seed*")), "--out", tmp_path / "x.png")[0] == 0
     assert drawn[-1] == (runs, diverged)
-    assert diverged_runs({"fedavg": 3, "scaffold": 0}, out) == {"fedavg": [*diverged["fedavg"], []]}
-    assert diverged_runs({"fedavg": 1}, None) == {"fedavg": [[]]}, "nothing was recorded"
     (out / "fedavg-seed0/diverged.json").unlink()
     assert fedstrata("plot", *sorted(out.glob("*-seed*")), "--out", tmp_path / "x.png")[0] == 0
     assert {k: len(v) for k, v in drawn[-1][0].items()} == {"fedavg": 1, "scaffold": 2}, "one that was interrupted"
@@ -157,23 +162,26 @@ def test_a_run_that_diverged_and_is_resumed_is_no_longer_marked(fedstrata, tmp_p
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("no_pictures")
-def test_tune_gives_every_algorithm_the_same_number_of_trials(fedstrata, experiment, tmp_path):
+def test_tune_gives_every_hyperparameter_the_same_number_of_trials(fedstrata, experiment, tmp_path):
     out = tmp_path / "tune"
     words = ("tune", experiment, "--algorithms", "fedavg,fedprox", "--trials", 3, "--out", out, "--json", "--quiet")
     code, printed, _ = fedstrata(*words)
     assert code == 0
     result = json.loads(printed)
-    assert {n: len(t) for n, t in result["trials"].items()} == {"fedavg": 3, "fedprox": 3}
-    for name, trials in result["trials"].items():
-        measured = [t["measures"]["accuracy"] for t in trials]
+    trials = {name: [t for t in result["trials"] if t["algorithm"] == name] for name in ("fedavg", "fedprox")}
+    searched = {name: sum(t["origin"] == "search" for t in group) for name, group in trials.items()}
+    assert searched == {"fedavg": 3, "fedprox": 6}, "lr, and lr and mu"
+    for name, group in trials.items():
+        measured = [t["accuracy"] for t in group]
         assert measured == sorted(measured, reverse=True)
-        assert result["best"][name]["lr"] == trials[0]["options"]["lr"]
-        final = json.loads((out / f"final/{name}-seed0/summary.json").read_text())
-        assert final["accuracy"] == next(r["accuracy"] for r in result["test"] if r["algorithm"] == name)
-    before = (out / "trials/trials.jsonl").read_text()
-    assert len(before.splitlines()) == 6
-    assert fedstrata(*words, "--resume")[0] == 0
-    assert (out / "trials/trials.jsonl").read_text() == before
+        assert result["best"][name] == group[0]["options"]
+        finals = [json.loads((out / f"final/{name}-seed{s}/summary.json").read_text())["accuracy"] for s in range(3)]
+        assert finals == next(r["values"]["accuracy"] for r in result["test"] if r["algorithm"] == name)
+    before = {p.name: p.stat().st_mtime_ns for p in (out / "trials").iterdir()}
+    assert len(before) == 1 + 3 * len(result["trials"])
+    code, printed, _ = fedstrata(*words, "--resume")
+    assert code == 0 and json.loads(printed) == result
+    assert {p.name: p.stat().st_mtime_ns for p in (out / "trials").iterdir()} == before
     code, _, _ = fedstrata("compare", out / "best.toml", "--algorithms", "fedavg", "--quiet")
     assert code == 0
 
@@ -182,13 +190,13 @@ def test_tune_gives_every_algorithm_the_same_number_of_trials(fedstrata, experim
 def test_a_trial_runs_what_it_reports(fedstrata, experiment, tmp_path, monkeypatch):
     """Options of the file, schedules and integers are compatible with the search."""
     used = []
-    real = runs.run_config
+    real = methods.run_config
 
     def spy(config, *rest, **options):
         used.append(Experiment(config).algorithm)
         return real(config, *rest, **options)
 
-    monkeypatch.setattr(runs, "run_config", spy)
+    monkeypatch.setattr(methods, "run_config", spy)
     settings = [
         "algorithm.name=fedadam",
         "algorithm.lr={schedule='step', value=0.5, at=[2]}",
@@ -196,19 +204,26 @@ def test_a_trial_runs_what_it_reports(fedstrata, experiment, tmp_path, monkeypat
         "tune.search.fedadam.lr=[0.01, 0.1]",
         "tune.search.fedadam.server_lr=[0.2, 0.9]",
         "tune.search.fedadam.steps=[2, 6]",
+        "tune.seeds=1",
+        "tune.extend=false",
     ]
     words = [w for s in settings for w in ("--set", s)]
     code, printed, err = fedstrata(
-        "tune", experiment, "--algorithms", "fedadam", "--trials", 3, "--json", "--quiet", *words
+        "tune", experiment, "--algorithms", "fedadam", "--trials", 2, "--json", "--quiet", "--seeds", 1, *words
     )
     assert code == 0, err
     result = json.loads(printed)
-    reported = [t["options"] for t in result["trials"]["fedadam"]]
-    assert len(used) == 4 and len({a.server_lr for a in used[:3]}) == 3
+    reported = [t["options"] for t in result["trials"]]
+    (file,) = [t["options"] for t in result["trials"] if t["origin"] == "file"]
+    assert file == {"lr": {"schedule": "step", "value": 0.5, "at": [2]}, "server_lr": 0.03, "steps": 2}
+    (defaults,) = [t["options"] for t in result["trials"] if t["origin"] == "defaults"]
+    assert defaults == {"lr": {"schedule": "step", "value": 0.1, "at": [2]}, "server_lr": 0.1, "steps": 10}
+    assert len(used) == 9 and len({a.server_lr for a in used[2:8]}) == 6
     for algorithm in used:
         assert isinstance(algorithm.lr, StepDecay) and algorithm.lr.at == (2,)
         shown = {"lr": {"schedule": "step", "value": algorithm.lr.value, "at": [2]}}
         assert {**shown, "server_lr": algorithm.server_lr, "steps": algorithm.steps} in reported
+    for algorithm in used[2:8]:
         assert 0.2 <= algorithm.server_lr <= 0.9 and isinstance(algorithm.steps, int) and 2 <= algorithm.steps <= 6
     assert result["best"]["fedadam"]["server_lr"] == used[-1].server_lr
 
@@ -465,7 +480,7 @@ def test_a_users_algorithm_can_be_imported(fedstrata, experiment, tmp_path):
             "--import", own, "compare", experiment, "--algorithms", "fedavg,signed", "--json"
         )
         assert code == 0, err
-        assert [r["algorithm"] for r in json.loads(printed)] == ["fedavg", "signed"]
+        assert [r["algorithm"] for r in json.loads(printed)["rows"]] == ["fedavg", "signed"]
     finally:
         ALGORITHMS.pop("signed", None)
     code, _, err = fedstrata("--import", tmp_path / "nowhere.py", "list", "algorithms")

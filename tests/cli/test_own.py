@@ -64,7 +64,7 @@ def test_a_run_uses_one_of_each_and_resumes_and_repeats(fedstrata: Command, own:
 def test_comparisons_and_tuning_use_them(fedstrata: Command, own: Path) -> None:
     short = own / "mine.toml", "--algorithms", "fedsign,fedavg", "--set", "train.rounds=2", "--json", "--quiet"
     code, printed, err = fedstrata("--import", own / "mine.py", "compare", *short)
-    assert code == 0 and [row["algorithm"] for row in json.loads(printed)] == ["fedsign", "fedavg"], err
+    assert code == 0 and [row["algorithm"] for row in json.loads(printed)["rows"]] == ["fedsign", "fedavg"], err
     code, printed, err = fedstrata("--import", own / "mine.py", "tune", *short, "--trials", 2, "--out", own / "tune")
     assert code == 0 and "fedsign" in printed, err
 

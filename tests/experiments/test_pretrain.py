@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import fedstrata as fs
-from fedstrata.experiments import pretrain, runs
+from fedstrata.experiments import methods, pretrain
 from fedstrata.experiments.build import Experiment
 from fedstrata.experiments.config import Config, parse, read
 from fedstrata.experiments.pretrain import Pretraining
@@ -419,7 +419,7 @@ rounds = 5
 def test_variants_change_it_or_switch_it_off(fedstrata, write, tmp_path: Path) -> None:
     out = tmp_path / "out"
     path = write(BASE, PRETRAIN, VARIANTS)
-    code, _, progress = fedstrata("compare", path, "--out", out)
+    code, _, progress = fedstrata("compare", path, "--out", out, "--seeds", 1)
     assert code == 0
     assert [line.split(":")[0] for line in progress.splitlines()] == [
         "run 1 of 3, base seed 5, pre-training",
@@ -434,7 +434,7 @@ def test_variants_change_it_or_switch_it_off(fedstrata, write, tmp_path: Path) -
         rounds[name] = summary.get("pretrain", {}).get("rounds")
         assert (out / f"{name}-seed5/pretrain").exists() is (rounds[name] is not None)
     assert rounds == {"base": 4, "no-pre-training": None, "longer": 5}
-    code, _, progress = fedstrata("compare", path, "--out", out, "--resume")
+    code, _, progress = fedstrata("compare", path, "--out", out, "--seeds", 1, "--resume")
     assert code == 0 and progress == ""
 
 
@@ -480,23 +480,24 @@ def test_tune_pretrains_once_for_all_trials_that_share_it(fedstrata, write, tmp_
         trained.append((options["settings"].rounds, options["settings"].seed))
         return real(*arguments, **options)
 
-    real_run = runs.run_config
+    real_run = methods.run_config
 
-    def spy_run(config: Config, *rest: Any) -> fs.Run:
-        run = real_run(config, *rest)
+    def spy_run(config: Config, *rest: Any, **options: Any) -> fs.Run | fs.LocalRun:
+        run = real_run(config, *rest, **options)
+        assert isinstance(run, fs.Run)
         starts.setdefault((config.label, config.train.seed), []).append(run.problem.x0)
         return run
 
     monkeypatch.setattr(pretrain, "train", spy)
-    monkeypatch.setattr(runs, "run_config", spy_run)
+    monkeypatch.setattr(methods, "run_config", spy_run)
     same = "[variants.gamma.problem]\ngamma = 2.0\n"
-    path = write(BASE, PRETRAIN, VARIANTS, same, "[tune]\ntrials = 2\nseeds = 2\n")
+    path = write(BASE, PRETRAIN, VARIANTS, same, "[tune]\ntrials = 2\nseeds = 2\nextend = false\n")
     words = ("tune", path, "--out", tmp_path / "out", "--quiet", "--seeds", 0)
     code, _, err = fedstrata(*words)
     assert code == 0, err
     assert sorted(trained) == [(4, 5), (4, 6), (5, 5), (5, 6)], "once for each seed and number of rounds"
     for (label, seed), points in starts.items():
-        assert len(points) == 2 and torch.equal(points[0], points[1])
+        assert len(points) == 3 and all(torch.equal(points[0], point) for point in points), "2 trials, and the file's"
         assert torch.equal(points[0], starts["base", seed][0]) is (label in ("base", "gamma"))
     config = read(path).variant("base")
     data = Experiment(config).data.validation(config.tune.share, config.train.seed)

@@ -107,12 +107,17 @@ def test_reproduce_runs_everything_once_and_writes_the_results(fedstrata, here):
     assert code == 0 and "noise = 0.5" in printed and "2 seeds" in printed
     assert "Experiment 1 of 1: 001/figure2, preset cpu" in progress
     assert "run 4 of 4, noise = 0.5 seed 1: round 2/2" in progress
-    assert {p.name for p in out.iterdir() if p.is_file()} == {"compare.json", "plot.png", "table.md"}
+    assert {p.name for p in out.iterdir() if p.is_file()} == {
+        *("compare.json", "plot.png", "ranking.png", "table.md", "verdicts.json"),
+    }
     rows = json.loads((out / "compare.json").read_text())
     assert [r["variant"] for r in rows] == ["calm", "noise = 0.5"] and rows[0]["seeds"] == 2
     table = (out / "table.md").read_text().splitlines()
-    assert table[0] == "| variant | loss | samples | bytes up | seconds | diverged |" and len(table) == 6
+    assert table[0] == "| variant | loss | samples | bytes up | seconds | diverged |" and len(table) == 10
     assert table[5].startswith("Measured on the pooled ")
+    verdicts = json.loads((out / "verdicts.json").read_text())
+    assert verdicts["baseline"] == "calm" and verdicts["measure"] == "loss" and len(verdicts["verdicts"]) == 1
+    assert table[6:9] == ["", f"- {verdicts['verdicts'][0]}", ""] and table[9].startswith("Gains in loss with 95 %")
     assert table[2].startswith(f"| calm | {rows[0]['loss']:.3f} ± {rows[0]['loss_std']:.3f} | ")
     code, _, progress = fedstrata("reproduce", "001/figure2", "--seeds", 3)
     assert code == 0 and [li[: li.index(":")] for li in progress.splitlines()[1:]] == [
@@ -157,14 +162,16 @@ def test_bad_commands_exit_with_2(fedstrata, here, words, message):
 def test_a_markdown_table_has_what_a_readme_needs():
     costs = {"samples": 1200.0, "bytes_up": 4.1e6, "seconds": 2.04}
     rows = [
-        {"variant": "a|b", "seeds": 3, "diverged": 1, "accuracy": 0.91, "accuracy_std": 0.02, "loss": 3e-5, **costs}
-        | {"loss_std": 1e-6},
-        {"variant": "lost", "seeds": 3, "diverged": 3},
+        {"variant": "a|b", "seeds": 3, "diverged": 0, "accuracy": 0.91, "accuracy_std": 0.02, "loss": 3e-5, **costs}
+        | {"loss_std": 1e-6, "values": {"accuracy": [0.89, 0.91, 0.93], "loss": [2.9e-5, 3e-5, 3.1e-5]}},
+        {"variant": "some", "seeds": 3, "diverged": 1, "values": {"accuracy": [0.9, None, 0.9], "auc": [1, None, 1]}},
+        {"variant": "lost", "seeds": 3, "diverged": 3, "values": {}},
     ]
     assert as_markdown(rows).splitlines() == [
-        "| variant | accuracy | loss | samples | bytes up | seconds | diverged |",
-        "| --- | ---: | ---: | ---: | ---: | ---: | ---: |",
-        r"| a\|b | 0.910 ± 0.020 | 3.00e-05 ± 1.00e-06 | 1,200 | 4.1 MB | 2.0 | 1 of 3 |",
-        "| lost | – | – | – | – | – | 3 of 3 |",
+        "| variant | auc | accuracy | loss | samples | bytes up | seconds | diverged |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
+        r"| a\|b | – | 0.910 ± 0.020 | 3.00e-05 ± 1.00e-06 | 1,200 | 4.1 MB | 2.0 | 0 of 3 |",
+        "| some | – | – | – | – | – | – | 1 of 3 |",
+        "| lost | – | – | – | – | – | – | 3 of 3 |",
     ]
     assert as_markdown(rows, ["loss"]).startswith("| variant | loss | samples |")

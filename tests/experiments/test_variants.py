@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import tomllib
+from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,7 @@ from fedstrata.algorithms import ALGORITHMS
 from fedstrata.core.errors import Diverged, InputError
 from fedstrata.core.options import options, param
 from fedstrata.data import load
-from fedstrata.experiments import runs, tune
+from fedstrata.experiments import methods, runs
 from fedstrata.experiments.build import Experiment, build_data
 from fedstrata.experiments.config import Config, parse, presets, read
 from fedstrata.experiments.overlay import merge, slug
@@ -244,17 +246,31 @@ def test_square_brackets_in_a_label_are_printed(fedstrata, write, no_pictures):
     assert code == 0 and "steps [more]" in printed and "steps [more] seed 0: round 3/3" in progress
 
 
-def test_trials_without_a_common_measure_are_refused(fedstrata, write, monkeypatch, no_pictures):
-    real = tune._try_once
+def test_trials_are_ranked_by_a_measure_that_all_of_them_have(fedstrata, write, tmp_path, monkeypatch, no_pictures):
+    real = methods.ConfigMethod.run
+    left_out: set[str] = set()
 
-    def spy(config, *rest):
-        row = real(config, *rest)
-        return {**row, "accuracy": 1.0} if config.label == "scaffold" else row
+    def spy(self, *rest):
+        outcome = real(self, *rest)
+        row = outcome.final | ({"accuracy": 1.0} if self.label == "scaffold" else {})
+        row = {name: value for name, value in row.items() if name not in left_out or self.label == "base"}
+        return replace(outcome, final=row, history=[row])
 
-    monkeypatch.setattr(tune, "_try_once", spy)
+    monkeypatch.setattr(methods.ConfigMethod, "run", spy)
     text = "[variants.scaffold.algorithm]\nname = 'scaffold'\n[variants.base]\n[tune]\ntrials = 1\n"
-    code, _, err = fedstrata("tune", write(SMALL, text))
-    assert code == 2 and "base has no measure accuracy" in err and "tune.measure" in err
+    out = tmp_path / "out"
+    words = ("tune", write(SMALL, text), "--out", out, "--seeds", 0, "--json", "--quiet")
+    first = json.loads(fedstrata(*words)[1])
+    assert all(trial["loss"] > 0 and "accuracy" not in trial for trial in first["trials"])
+    for path in (out / "trials").glob("base-*"):
+        path.unlink()
+    assert json.loads(fedstrata(*words, "--resume")[1]) == first
+    for measure in ("accuracy", "los"):
+        code, _, err = fedstrata("tune", write(SMALL, text, f"measure = '{measure}'\n"), "--quiet")
+        assert code == 2 and f"Unknown measure '{measure}'." in err and "(tune.measure, " in err
+    left_out.add("loss")
+    code, _, err = fedstrata("tune", write(SMALL, text), "--quiet")
+    assert code == 2 and "none of auc, accuracy and loss in common" in err
 
 
 def test_a_variant_that_cannot_be_built_is_named_before_anything_runs(fedstrata, write, tmp_path):
@@ -364,75 +380,94 @@ def test_commands_take_a_preset(fedstrata, write, no_pictures):
     for command, count in (("run", 1), ("compare", 3)):
         words = (command, path, "--json", "--quiet", "--preset", "long")
         result = json.loads(fedstrata(*words)[1])
-        assert (result["round"] if count == 1 else result[0]["round"]) == 4
+        rows = [result] if count == 1 else result["rows"]
+        assert len(rows) == count and rows[0]["round"] == 4
     assert json.loads(fedstrata("run", path, "--json", "--quiet")[1])["round"] == 1
 
 
-def test_tune_gives_every_variant_the_same_number_of_trials(fedstrata, write, tmp_path, no_pictures):
+def test_tune_gives_every_hyperparameter_of_a_variant_the_same_number_of_trials(
+    fedstrata, write, tmp_path, no_pictures
+):
     search = '[tune]\ntrials = 3\n[tune.search."noise = 0.5"]\nlr = [0.001, 0.1]\nsteps = [1, 4]\n'
     path, out = write(SMALL, VARIANTS, search), tmp_path / "out"
     code, printed, err = fedstrata("tune", path, "--out", out, "--json", "--quiet")
     assert code == 0, err
     result = json.loads(printed)
-    assert {label: len(t) for label, t in result["trials"].items()} == {"noise = 0.5": 3, "scaffold": 3, "base": 3}
-    for label, trials in result["trials"].items():
-        losses = [t["measures"]["loss"] for t in trials]
-        assert losses == sorted(losses) and result["best"][label] == trials[0]["options"]
+    assert result["trials"] == json.loads((out / "trials.json").read_text())
+    trials = {label: [t for t in result["trials"] if t["variant"] == label] for label in result["best"]}
+    origins = {label: Counter(t["origin"] for t in rows) for label, rows in trials.items()}
+    assert origins == {
+        "noise = 0.5": {"file": 1, "defaults": 1, "search": 6},
+        "scaffold": {"file": 1, "defaults": 1, "search": 3},
+        "base": {"file": 1, "defaults": 1, "search": 3},
+    }
+    assert result["notes"][0].startswith("noise = 0.5: 3 trials for each of 2 hyperparameters (lr, steps), and its own")
+    for label, rows in trials.items():
+        losses = [t["loss"] for t in rows]
+        assert losses == sorted(losses) and result["best"][label] == rows[0]["options"]
+        assert sorted(t["trial"] for t in rows) == list(range(len(rows)))
+    assert trials["base"][0]["loss"] != trials["scaffold"][0]["loss"]
+    searched = {k: {t["options"]["lr"] for t in rows if t["origin"] == "search"} for k, rows in trials.items()}
+    assert not searched["base"] & searched["scaffold"], "labels have points of their own"
     assert set(result["best"]["noise = 0.5"]) == {"lr", "steps"} and "lr" in result["best"]["base"]
     tuned = tomllib.loads((out / "tuned.toml").read_text())
     assert tuned["variants"] == {label: {"algorithm": options} for label, options in result["best"].items()}
     assert tomllib.loads((out / "final/scaffold-seed0/config.toml").read_text())["algorithm"]["name"] == "scaffold"
-    before = (out / "trials/trials.jsonl").read_text()
-    assert len(before.splitlines()) == 9 and path.read_text() == SMALL + VARIANTS + search
+    before = {p.name: p.read_text() for p in (out / "trials").iterdir()}
+    assert len(before) == 1 + 3 * 18 and "noise-0.5-0007-rounds3-seed2.json" in before, "one for each run"
+    assert path.read_text() == SMALL + VARIANTS + search
     code, printed, _ = fedstrata("tune", path, "--out", out, "--quiet", "--resume", "--seeds", 0)
     assert code == 0 and '[variants."noise = 0.5".algorithm]' in printed and "spread" not in printed
-    assert (out / "trials/trials.jsonl").read_text() == before
+    assert {p.name: p.read_text() for p in (out / "trials").iterdir()} == before
 
 
 def test_a_trial_is_the_mean_over_its_seeds_and_fails_with_any_of_them(fedstrata, write, monkeypatch, no_pictures):
-    text = "[variants.base]\n[tune]\ntrials = 2\nseeds = 3\n[tune.search.base]\nlr = [0.001, 0.01]\n"
+    text = "[variants.base]\n[tune]\ntrials = 2\nextend = false\n[tune.search.base]\nlr = [0.001, 0.01]\n"
     measured: dict[float, list[float]] = {}
-    real = runs.run_config
+    real = methods.run_config
 
     def spy(config, *rest, **options):
         run = real(config, *rest, **options)
         measured.setdefault(config.algorithm.options["lr"], []).append(run.history[-1]["loss"])
         return run
 
-    monkeypatch.setattr(runs, "run_config", spy)
+    monkeypatch.setattr(methods, "run_config", spy)
     code, printed, err = fedstrata("tune", write(SMALL, text), "--json", "--quiet", "--seeds", 0)
     assert code == 0, err
-    for trial in json.loads(printed)["trials"]["base"]:
+    trials = json.loads(printed)["trials"]
+    assert len(trials) == 4 == len(measured), "those of the file, the defaults, and two of the search"
+    for trial in trials:
         losses = measured[trial["options"]["lr"]]
-        assert len(set(losses)) == 3
-        assert trial["measures"]["loss"] == pytest.approx(sum(losses) / 3)
+        assert len(set(losses)) == 3 and trial["values"] == losses and trial["diverged"] == 0
+        assert trial["loss"] == pytest.approx(sum(losses) / 3)
+    best = trials[0]["options"]["lr"]
 
-    worst = max(measured)
-
-    def fragile(config, *rest):
-        if config.algorithm.options["lr"] == worst and config.train.seed == 2:
+    def fragile(config, *rest, **options):
+        if config.algorithm.options["lr"] == best and config.train.seed == 2:
             raise Diverged("with the last seed")
-        return real(config, *rest)
+        return real(config, *rest, **options)
 
-    monkeypatch.setattr(runs, "run_config", fragile)
+    monkeypatch.setattr(methods, "run_config", fragile)
     _, printed, _ = fedstrata("tune", write(SMALL, text), "--json", "--quiet", "--seeds", 0)
-    best, last = json.loads(printed)["trials"]["base"]
-    assert last["measures"] is None and last["options"]["lr"] == worst and best["measures"] is not None
+    *others, last = json.loads(printed)["trials"]
+    assert last["options"]["lr"] == best and last["loss"] is None and last["diverged"] == 1
+    assert last["values"] == [*measured[best][:2], None]
+    assert others == trials[1:]
 
 
 def test_the_tuned_tables_run_what_was_tried(fedstrata, write, monkeypatch, no_pictures):
     used = []
-    real = runs.run_config
+    real = methods.run_config
 
     def spy(config, *rest, **options):
         used.append(Experiment(config).algorithm)
         return real(config, *rest, **options)
 
-    monkeypatch.setattr(runs, "run_config", spy)
-    text = "[variants.decay.algorithm.lr]\nschedule = 'step'\nvalue = 0.01\nat = [2]\n[tune]\ntrials = 2\n"
-    code, printed, _ = fedstrata("tune", write(SMALL, text), "--json", "--quiet")
-    assert code == 0 and len(used) == 3 and used[2] in used[:2]
-    assert used[2].lr.at == (2,) and used[2].lr.value == json.loads(printed)["best"]["decay"]["lr"]["value"]
+    monkeypatch.setattr(methods, "run_config", spy)
+    text = "[variants.decay.algorithm.lr]\nschedule = 'step'\nvalue = 0.01\nat = [2]\n[tune]\ntrials = 2\nseeds = 1\n"
+    code, printed, _ = fedstrata("tune", write(SMALL, text), "--json", "--quiet", "--seeds", 1)
+    assert code == 0 and len(used) == 5 and used[4] in used[:4] and len({a.lr.value for a in used[:4]}) == 4
+    assert used[4].lr.at == (2,) and used[4].lr.value == json.loads(printed)["best"]["decay"]["lr"]["value"]
 
 
 def test_trials_are_ranked_by_every_measure_in_the_right_direction() -> None:
@@ -445,7 +480,7 @@ def test_trials_are_ranked_by_every_measure_in_the_right_direction() -> None:
 @pytest.mark.parametrize(
     ("search", "message"),
     [
-        ("[tune.search.bas]\nlr = [0.1, 1.0]", "Unknown variant 'bas'. Did you mean 'base'?"),
+        ("[tune.search.bas]\nlr = [0.1, 1.0]", "Unknown method 'bas'. Did you mean 'base'?"),
         ("[tune.search.base]\nlrr = [0.1, 1.0]", "Unknown option of fedavg 'lrr'"),
     ],
 )
@@ -478,7 +513,7 @@ def test_another_algorithm_on_the_command_line_keeps_only_what_is_shared(write):
 def test_every_key_that_applies_to_a_folder_is_written() -> None:
     table = {"folder": "sites", "directory": "cache", "holdout": 0.2, "support": 0.1, "auxiliary": 0, "seed": 3}
     written = parse({"data": table}, "here").to_toml()["data"]
-    assert written == {k: v for k, v in table.items() if k != "auxiliary"}
+    assert written == {k: v for k, v in table.items() if k != "auxiliary"} | {"sites": "federated"}
 
 
 def test_what_is_set_on_the_command_line_wins(tmp_path: Path) -> None:

@@ -209,8 +209,8 @@ def test_exploding_values_can_be_plotted(figures: list[Figure]) -> None:
         ("samples", 3_500_000, "Samples drawn (millions)", 3.5),
         ("bytes_up", 2_500, "Data sent by clients (kB)", 2.5),
         ("bytes_down", 7.5e9, "Data sent to clients (GB)", 7.5),
-        ("seconds", 90, "Time (seconds)", 90),
-        ("seconds", 5400, "Time (minutes)", 90),
+        ("seconds", 90, "Training time (seconds)", 90),
+        ("seconds", 5400, "Training time (minutes)", 90),
     ],
 )
 def test_axes_have_units(axis: str, largest: float, label: str, shown: float, figures: list[Figure]) -> None:

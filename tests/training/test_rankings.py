@@ -150,3 +150,11 @@ def test_a_response_marks_the_best_trial_and_what_diverged(figures: list[Figure]
 def test_a_hyperparameter_that_may_be_zero_has_a_linear_axis(figures: list[Figure]) -> None:
     plot_response([Trial({"mu": 0.0}, 0.7), Trial({"mu": 1.0}, 0.8)], "x.png")
     assert figures[0].axes[0].get_xscale() == "linear"
+
+
+def test_a_response_without_failures_fills_its_figure(figures: list[Figure]) -> None:
+    """Nothing invisible takes part in the layout, so that both panels are wide."""
+    plot_response(trials(0.7, 0.9, 0.8), "x.png", {"lr": (1e-2, 1.0)}, measure="auc", title="fgda")
+    figures[0].draw_without_rendering()
+    first, second = (panel.get_position() for panel in figures[0].axes)
+    assert min(first.width, second.width) > 0.35 and second.x0 - first.x1 < 0.15

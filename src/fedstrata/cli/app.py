@@ -23,7 +23,7 @@ COMMANDS = {
     "demo": ("demo.demo", "Compare four algorithms on real data in under a minute."),
     "run": ("run.run", "Run an experiment."),
     "compare": ("compare.compare", "Compare algorithms or variants over several seeds."),
-    "tune": ("compare.tune", "Tune algorithms or variants with the same number of trials each."),
+    "tune": ("compare.tune", "Tune algorithms or variants, all by the same rule."),
     "reproduce": ("compare.reproduce", "Run all variants of an experiment by name."),
     "list": ("show.list_names", "List the names that a configuration file can use."),
     "show": ("show.show", "Describe anything that a configuration file can name."),

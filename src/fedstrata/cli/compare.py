@@ -19,7 +19,8 @@ from fedstrata.experiments.config import Config, presets, read
 from fedstrata.experiments.methods import Method, config_methods
 from fedstrata.experiments.reproduce import ExperimentFile, find, find_all
 from fedstrata.experiments.schema import SITES
-from fedstrata.experiments.tune import best_config, claim_for, tune_methods, variant_tables, write_config
+from fedstrata.experiments.trials import claim
+from fedstrata.experiments.tune import best_config, identity_of, tune_methods, variant_tables, write_config
 from fedstrata.experiments.tuner import Tuner
 
 Jobs = Annotated[
@@ -123,12 +124,13 @@ def tune(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Tune algorithms or variants, with as many trials for each of their hyperparameters.
+    """Tune algorithms or variants, all by the same rule.
 
-    EXPERIMENT is a TOML file. The file's own settings and the algorithm's defaults are tried as well. Trials are
-    compared on a validation split of the training data; the test data are used only for the final runs, with the best
-    options. If the best value lies at an edge of its range, the search goes once beyond it. For variants the best
-    options are printed, and written to tuned.toml, as tables to paste into the file.
+    EXPERIMENT is a TOML file. Every hyperparameter that is searched has as many trials; the file's own settings and the
+    algorithm's defaults are tried as well. Trials are compared on a validation split of the training data; the test
+    data are used only for the final runs, with the best options. If the best value lies at an edge of its range, the
+    search goes once beyond it. For variants the best options are printed, and written to tuned.toml, as tables to paste
+    into the file.
 
     With --trial, only one trial is run, and its result stored in --out; run the command without it, and with --resume,
     to do what is left.
@@ -144,14 +146,13 @@ def tune(
         return
     check_out(out, resume)
     folder, final = (None, None) if out is None else (out / "trials", out / "final")
-    if folder is not None:
-        claim_for(config, names, folder)
     tuned = tune_methods(
         kind,
         methods,
         config.tune,
         config.train.seed,
         folder=folder,
+        identity=identity_of(config, names),
         jobs=jobs,
         callbacks=progress_bars(quiet),
         say=tell,
@@ -186,7 +187,7 @@ def _one_trial(
     trials = tuner.first()
     if number >= len(trials):
         raise invalid("--trial", number, f"from 0 to {len(trials) - 1}: the search has {len(trials)} trials")
-    claim_for(config, names, folder)
+    claim(folder, identity_of(config, names))
     tuner.run_trials([(trials[number], tuner.rungs[trials[number].label][0][0])])
 
 

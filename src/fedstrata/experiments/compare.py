@@ -240,6 +240,11 @@ def main_measure(groups: Mapping[str, Sequence[Outcome]], wanted: str | None) ->
         if wanted not in known:
             raise unknown("measure", wanted, known)
         return wanted
+    return shared_measure(finals)
+
+
+def shared_measure(finals: Sequence[Row]) -> str:
+    """Return the first measure of ``RANKING`` that all of these rows have."""
     shared = [name for name in RANKING if all(name in final for final in finals)]
     if not shared:
         raise invalid("measure", None, "given: the methods have none of auc, accuracy and loss in common")

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from fedstrata.algorithms.algorithm import Algorithm
-from fedstrata.core.errors import Diverged, InputError
+from fedstrata.core.errors import Diverged, FedstrataError, InputError
 from fedstrata.core.files import Row
 from fedstrata.core.options import build, options_of, plain
 from fedstrata.data.federated import FederatedData
@@ -210,7 +210,10 @@ def _pretrained(pretraining: Pretraining, callbacks: Sequence[Callback]) -> Run:
     if pretraining.key not in _PRETRAINED:
         while len(_PRETRAINED) >= 16:
             _PRETRAINED.pop(next(iter(_PRETRAINED)))
-        _PRETRAINED[pretraining.key] = pretraining.run(None, callbacks)
+        try:
+            _PRETRAINED[pretraining.key] = pretraining.run(None, callbacks)
+        except Diverged as error:  # no trial is to blame, and none could run
+            raise FedstrataError(str(error)) from None
     return _PRETRAINED[pretraining.key]
 
 

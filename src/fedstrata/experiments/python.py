@@ -13,7 +13,6 @@ from fedstrata.data.federated import FederatedData
 from fedstrata.experiments.compare import Comparison, compare_methods
 from fedstrata.experiments.methods import DataOf, Method, ObjectMethod, ProblemOf
 from fedstrata.experiments.schema import SITES, TuneTable
-from fedstrata.experiments.trials import claim
 from fedstrata.experiments.tune import Tuned, tune_methods
 from fedstrata.problems.problem import Problem
 from fedstrata.training.callbacks import Callback
@@ -125,14 +124,13 @@ def tune(
     )
     built = _methods(methods, data, settings, evaluate, ())
     folder = _folder(out, resume)
-    if folder is not None:
-        claim(folder / "trials", _identity(built, settings, chosen))
     tuned = tune_methods(
         "method",
         built,
         chosen,
         settings.seed,
         folder=None if folder is None else folder / "trials",
+        identity="" if folder is None else _identity(built, settings, chosen),
         jobs=jobs,
         callbacks=callbacks,
     )
@@ -182,7 +180,6 @@ def _folder(out: str | Path | None, resume: bool) -> Path | None:
     folder = Path(out)
     if not (resume and folder.is_dir()):
         refuse_used(folder, "Choose another, or pass resume=True.")
-    folder.mkdir(parents=True, exist_ok=True)
     return folder
 
 

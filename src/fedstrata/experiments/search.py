@@ -45,11 +45,16 @@ class Range:
 
     def at(self, position: float) -> float:
         """Return the value at a position between 0 and 1, with four digits."""
-        value = math.exp(math.log(self.low) + position * (math.log(self.high) - math.log(self.low)))
-        return float(f"{value:.4g}")
+        return self.rounded(math.exp(math.log(self.low) + position * (math.log(self.high) - math.log(self.low))))
+
+    def rounded(self, value: float) -> float:
+        """Return a value with four digits, inside the range."""
+        return min(max(float(f"{value:.4g}"), self.low), self.high)
 
     def position(self, value: float) -> float:
-        """Return where a value lies: 0 at the lower end, 1 at the upper one."""
+        """Return where a value lies: 0 at the lower end, 1 at the upper one; 0 itself is infinitely far below."""
+        if value <= 0:
+            return -math.inf
         if self.high == self.low:
             return 0.5
         return (math.log(value) - math.log(self.low)) / (math.log(self.high) - math.log(self.low))
@@ -57,9 +62,10 @@ class Range:
     def edge(self, value: float) -> int:
         """Return -1 or 1 if a value lies at the lower or upper edge and the hyperparameter allows more, else 0."""
         position = self.position(value)
-        if position < EDGE and self.least != self.low and not (self.whole and self.low <= 1):
-            return -1
-        return 1 if position > 1 - EDGE and self.most != self.high else 0
+        if position < EDGE:
+            ends = value <= 0 or (self.least is not None and self.low <= self.least) or (self.whole and self.low <= 1)
+            return 0 if ends else -1
+        return 1 if position > 1 - EDGE and (self.most is None or self.high < self.most) else 0
 
     def beyond(self, side: int) -> Range:
         """Return the range next to an edge: a factor of 2 to 10, depending on the range, within what is allowed."""
@@ -176,6 +182,7 @@ class Optuna(Sampler):
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         samplers = {"tpe": optuna.samplers.TPESampler, "gp": optuna.samplers.GPSampler}
         ranges = {n: optuna.distributions.FloatDistribution(r.low, r.high, log=True) for n, r in space.items()}
+        self.space = space
         self.ranges: dict[str, Any] = dict(ranges)
         self.optuna = optuna
         self.study = optuna.create_study(direction="maximize", sampler=samplers[name](seed=seed))
@@ -186,7 +193,7 @@ class Optuna(Sampler):
         points = []
         for _ in range(min(count, GENERATION)):
             trial = self.study.ask(self.ranges)
-            point = {name: float(f"{value:.4g}") for name, value in trial.params.items()}
+            point = {name: self.space[name].rounded(value) for name, value in trial.params.items()}
             self.asked.append((point, trial))
             points.append(point)
         return points

@@ -136,12 +136,18 @@ def tune_methods(
     seed: int,
     *,
     folder: Path | None = None,
+    identity: str = "",
     jobs: int = 1,
     callbacks: Sequence[Callback] = (),
     say: Say = lambda line: None,
 ) -> Tuned:
-    """Search the hyperparameters of methods on validation data; with ``folder``, a search can be resumed."""
+    """Search the hyperparameters of methods on validation data.
+
+    With ``folder``, a search can be resumed by another one with the same ``identity``.
+    """
     tuner = Tuner(methods, table, folder, jobs, callbacks, say, seed)
+    if folder is not None:
+        claim(folder, identity)
     trials = tuner.search()
     assert tuner.measure is not None
     return Tuned(kind, dict(methods), trials, tuner.spaces, tuner.extended, tuner.measure, tuner.notes)
@@ -150,10 +156,10 @@ def tune_methods(
 # --- configuration files ---------------------------------------------------------------------------------------------
 
 
-def claim_for(config: Config, names: Sequence[str] | None, folder: Path) -> None:
-    """Claim a folder for the search of a configuration; raise if it has another one."""
+def identity_of(config: Config, names: Sequence[str] | None) -> str:
+    """Return what the results of a search of a configuration depend on."""
     settings = {"names": None if names is None else list(names), **config.to_toml("compare", "plot")}
-    claim(folder, json.dumps(settings, sort_keys=True))
+    return json.dumps(settings, sort_keys=True)
 
 
 def best_config(config: Config, tuned: Tuned) -> Config:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from fedstrata.core.errors import FedstrataError, InputError, listed, unknown
 from fedstrata.core.files import Row
-from fedstrata.experiments.compare import Say
+from fedstrata.experiments.compare import Say, shared_measure
 from fedstrata.experiments.methods import Method, Outcome, Trial
 from fedstrata.experiments.pool import check_jobs, run_all
 from fedstrata.experiments.schema import TuneTable
@@ -26,7 +26,7 @@ class Tuner:
 
     spaces:   what is searched for each method; ``extended`` what was added beyond the edges.
     trials:   the trials of each method, in the order in which they were chosen.
-    measure:  the measure that ranks them; None until a run has finished.
+    measure:  the measure that ranks them; None until the first stage has shown which all of them have.
     notes:    the budget of each method, and warnings about the result.
     """
 
@@ -66,8 +66,9 @@ class Tuner:
         own = {name: value for name, value in method.current.items() if name in space}
         defaults = defaults_of(method, space)
         default_options = None if defaults is None else as_options(method, defaults)
-        given = [Tried(label, 0, "file", own)] if own or default_options is None else []
-        if default_options is not None and default_options != own:
+        complete = {**(default_options or {}), **own}
+        given = [Tried(label, 0, "file", complete)] if own or default_options is None else []
+        if default_options is not None and not (given and default_options == complete):
             given.append(Tried(label, len(given), "defaults", default_options, defaults))
         return given
 
@@ -90,7 +91,8 @@ class Tuner:
                 "halving."
             )
         for label, space in self.spaces.items():
-            self._add(label, self._sampler(label, space).ask(self._budget(label)), "search")
+            if space:
+                self._add(label, self._sampler(label, space).ask(self._budget(label)), "search")
         return [trial for trials in self.trials.values() for trial in trials]
 
     def _sampler(self, label: str, space: Space, extension: str = "") -> Sampler:
@@ -147,7 +149,9 @@ class Tuner:
             if not sides or self._value(best) is None:
                 continue
             self.extended[label] = {name: space[name].beyond(side) for name, side in sides.items()}
-            near = {n: self.extended[label].get(n) or space[n].around(number_of(best.options[n])) for n in space}
+            chosen = {name: number_of(value) for name, value in best.options.items()}
+            inner = {n: r.around(chosen[n]) if n in chosen else r for n, r in space.items()}
+            near = inner | self.extended[label]
             points = self._sampler(label, near, " beyond").ask(self.table.trials * len(sides))
             stage += self._add(label, points, "extension")
             more = f"{len(points)} more trials beyond the edge of {listed(list(sides))}, where the best one was"
@@ -222,8 +226,8 @@ class Tuner:
             trial, rounds, seed = missing[number]
             key = trial.label, trial.number, rounds, seed
             results[key] = outcome.final
-            self.store.write(key, trial.options, outcome)
             self._check_measure(outcome)
+            self.store.write(key, trial.options, outcome)
             waiting[key[:3]] -= 1
             if not waiting[key[:3]]:
                 self._finish(trial, rounds, results)
@@ -235,6 +239,9 @@ class Tuner:
         run_all([partial(self._task, trial, rounds, seed) for trial, rounds, seed in missing], self.jobs, done)
         for trial, rounds in todo:
             self._finish(trial, rounds, results)
+        finals = [final for trial, rounds in todo for final in trial.finals[rounds] if final is not None]
+        if self.measure is None and finals:
+            self.measure = shared_measure(finals)
 
     def _task(self, trial: Tried, rounds: int, seed: int) -> Outcome:
         change = Trial(trial.options, rounds, self.table.share)
@@ -244,22 +251,23 @@ class Tuner:
 
     def _finish(self, trial: Tried, rounds: int, results: Mapping[Key, Row | None]) -> None:
         trial.finals[rounds] = [results[trial.label, trial.number, rounds, seed] for seed in self.seeds]
-        if self.measure is None:
-            final = next((final for final in trial.finals[rounds] if final is not None), None)
-            self.measure = None if final is None else next(m for m in RANKING if m in final)
 
     def _report(self, trial: Tried, rounds: int) -> None:
-        value = None if self.measure is None else trial.value(self.measure, rounds)
         seeds = trial.finals[rounds]
+        values = [(name, trial.value(name, rounds)) for name in ((self.measure,) if self.measure else RANKING)]
         failed = f"diverged in {sum(f is None for f in seeds)} of {len(seeds)} seeds"
-        result = failed if value is None else f"{self.measure} {value:.4f}"
+        result = next((f"{name} {value:.4f}" for name, value in values if value is not None), failed)
         shown = ", ".join(f"{k} = {v}" for k, v in trial.options.items()) or "its own settings"
         length = f" ({rounds} rounds)" if len(self.rungs[trial.label]) > 1 else ""
         self.say(f"{trial.label} trial {trial.number + 1}{length}: {shown} -> {result}")
 
     def _check_measure(self, outcome: Outcome) -> None:
-        if outcome.final is not None and self.measure is not None and self.measure not in outcome.final:
-            raise unknown("measure", self.measure, outcome.final, f"tune.measure, {outcome.label}")
+        """Raise if a run does not have the measure; one whose last value is not finite has it, and has failed."""
+        if outcome.final is None or self.measure is None:
+            return
+        measures = outcome.history[0] | outcome.final
+        if self.measure not in measures:
+            raise unknown("measure", self.measure, measures, f"tune.measure, {outcome.label}")
 
     # --- ranking ------------------------------------------------------------------------------------------------
 

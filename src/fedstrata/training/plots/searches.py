@@ -167,8 +167,9 @@ def _draw_response(
     panel.set_yscale("log" if log else "linear")
     panel.set_ylim(*limits_of(np.array(values), log))
     panel.plot(*zip(*finished, strict=True), "o", color=COLOURS["blue"], markersize=5, markeredgecolor="white")
-    edge = panel.get_xaxis_transform()
-    panel.plot(lost, [0.0] * len(lost), transform=edge, linestyle="none", clip_on=False, **CROSS, color=LOST)
+    if lost:  # an empty line that is not clipped would spoil the layout
+        edge = panel.get_xaxis_transform()
+        panel.plot(lost, [0.0] * len(lost), transform=edge, linestyle="none", clip_on=False, **CROSS, color=LOST)
     if name in best.options and best.value is not None:
         panel.plot(best.options[name], best.value, "*", color=COLOURS["orange"], markersize=13, markeredgecolor="black")
         panel.axvline(best.options[name], color=FADED, linewidth=0.8, linestyle=":", zorder=1)
