@@ -956,6 +956,7 @@ def test_the_run_directory_holds_everything(tmp_path: Path) -> None:
         "metrics.jsonl",
         "summary.json",
         "model.safetensors",
+        "solution.safetensors",
         "checkpoint",
         "plot.png",
     }

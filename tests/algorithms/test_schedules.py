@@ -15,7 +15,8 @@ from fedstrata.algorithms import ALGORITHMS
 from fedstrata.core.clock import Clock
 from fedstrata.core.schedules import steps_at
 from fedstrata.experiments.config import parse
-from fedstrata.experiments.tune import as_options
+from fedstrata.experiments.methods import ConfigMethod
+from fedstrata.experiments.search import as_options
 from reference.fedlalr import interval
 from support import example_for, make_clients, make_setting, play, shared_oracles, started
 
@@ -55,7 +56,7 @@ def test_a_cube_root_is_a_power_without_an_exponent_of_its_own() -> None:
 @pytest.mark.parametrize(("schedule", "key"), [("step", "value"), ("cube_root", "k"), ("power", "k")])
 def test_a_search_scales_a_schedule(schedule: str, key: str) -> None:
     config = parse({"algorithm": {"name": "fedavg", "lr": {"schedule": schedule, key: 1.0}}}, "here")
-    assert as_options(config, {"lr": 0.5}) == {"lr": {"schedule": schedule, key: 0.5}}
+    assert as_options(ConfigMethod("here", config), {"lr": 0.5}) == {"lr": {"schedule": schedule, key: 0.5}}
 
 
 # --- intervals -------------------------------------------------------------------------------------------------------
@@ -221,7 +222,7 @@ def test_a_search_of_steps_tries_whole_numbers_of_every_algorithm() -> None:
     wrong = {}
     for name in ALGORITHMS:
         if name != "afl":
-            options = as_options(parse({"algorithm": {"name": name}}, "here"), {"steps": 3.7})
+            options = as_options(ConfigMethod(name, parse({"algorithm": {"name": name}}, "here")), {"steps": 3.7})
             wrong |= {} if options == {"steps": 4} and type(options["steps"]) is int else {name: options}
     assert not wrong
 

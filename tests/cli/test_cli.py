@@ -57,7 +57,8 @@ def test_run_writes_a_directory_and_prints_a_table(fedstrata, experiment, tmp_pa
     assert "fedavg on digits" in printed and "accuracy worst" in printed and str(out) in printed
     assert "round 3/3" in progress and "at a time" in progress
     found = {p.name for p in out.iterdir()}
-    assert found == {"checkpoint", "config.toml", "metrics.jsonl", "model.safetensors", "plot.png", "summary.json"}
+    tensors = {"model.safetensors", "solution.safetensors"}
+    assert found == {"checkpoint", "config.toml", "metrics.jsonl", "plot.png", "summary.json", *tensors}
 
 
 @pytest.mark.slow

@@ -171,7 +171,7 @@ def test_none_is_the_default_and_leaves_everything_as_it_was(tmp_path: Path) -> 
 def test_rows_and_summary_count_what_pretraining_used(tmp_path: Path) -> None:
     config = config_of(BASE, PRETRAIN)
     first = by_hand(config, fs.FedAvg(lr=0.2, steps=3))
-    plain = run_config(config_of(BASE), None, False, [])
+    plain = run_config(config_of(BASE.replace('robust"', 'robust"\nprior = false')), None, False, [])
     run = run_config(config, tmp_path / "run", False, [])
     assert [row["round"] for row in run.history] == [0, 1, 2, 3]
     assert first.history[-1]["steps"] == 12
