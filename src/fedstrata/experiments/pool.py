@@ -1,7 +1,8 @@
-"""Run independent tasks side by side, each in a process of its own that is forked from this one."""
+"""Run independent tasks side by side, in processes that are forked from this one."""
 
 from __future__ import annotations
 
+import itertools
 import multiprocessing
 import os
 import traceback
@@ -34,23 +35,27 @@ def run_all(tasks: Sequence[Task[T]], jobs: int, done: Done[T]) -> None:
             done(number, task())
         return
     check_jobs(jobs)
-    waiting = list(enumerate(tasks))[::-1]
-    running: dict[Connection, tuple[int, BaseProcess]] = {}
+    left = iter(range(len(tasks)))
+    workers: dict[Connection, _Worker] = {}
     try:
-        while waiting or running:
-            while waiting and len(running) < jobs:
-                number, task = waiting.pop()
-                connection, process = _forked(task)
-                running[connection] = number, process
-            for ready in wait(list(running)):
+        for number in itertools.islice(left, jobs):
+            worker = _Worker(tasks, list(workers))
+            workers[worker.connection] = worker
+            worker.start(number)
+        while workers:
+            for ready in wait(list(workers)):
                 assert isinstance(ready, Connection)
-                number, process = running.pop(ready)
-                done(number, _received(ready, process))
+                worker = workers[ready]
+                done(worker.number, worker.result())
+                following = next(left, None)
+                if following is None:
+                    workers.pop(ready).close()
+                else:
+                    worker.start(following)
     finally:
-        for connection, (_, process) in running.items():
-            process.kill()
-            process.join()
-            connection.close()
+        for worker in workers.values():
+            worker.process.kill()
+            worker.close()
 
 
 def can_fork() -> bool:
@@ -66,15 +71,54 @@ def check_jobs(jobs: int) -> None:
         raise InputError(f"Several jobs cannot share a GPU that is already in use. Got jobs = {jobs}: use 1.")
 
 
-def _forked(task: Task[Any]) -> tuple[Connection, BaseProcess]:
-    """Start a task in a process of its own; return where its result will arrive."""
-    fork = multiprocessing.get_context("fork")
-    ours, theirs = fork.Pipe(duplex=False)
-    process = fork.Process(target=_work, args=(task, theirs), daemon=True)
-    with _without_fork_warning():
-        process.start()
-    theirs.close()
-    return ours, process
+class _Worker:
+    """A process that runs one task after another.
+
+    connection: where numbers of tasks go and results arrive. It closes when this process dies, and the worker with it.
+    number:     the task that is running.
+    """
+
+    def __init__(self, tasks: Sequence[Task[Any]], others: Sequence[Connection]) -> None:
+        fork = multiprocessing.get_context("fork")
+        self.connection, theirs = fork.Pipe()
+        inherited = [*others, self.connection]
+        self.process: BaseProcess = fork.Process(target=_work, args=(tasks, theirs, inherited), daemon=True)
+        self.number = -1
+        with _without_fork_warning():
+            self.process.start()
+        theirs.close()
+
+    def start(self, number: int) -> None:
+        """Start a task."""
+        self.number = number
+        self.connection.send(number)
+
+    def result(self) -> Any:
+        """Return the result of the task, which has ended, or raise its error."""
+        try:
+            kind, value = self.connection.recv()
+        except EOFError:
+            raise self._died() from None
+        if kind == "error":
+            raise value
+        if kind == "bug":
+            raise RuntimeError(f"A job failed:\n{value}")
+        return value
+
+    def _died(self) -> BaseException:
+        self.process.join()
+        code = self.process.exitcode
+        if code == 130:
+            return KeyboardInterrupt()
+        how = f"was killed by signal {-code}" if code is not None and code < 0 else f"ended with exit code {code}"
+        return FedstrataError(
+            f"A job {how} before it had a result. If memory ran out, use fewer jobs. Finished jobs are kept: resume."
+        )
+
+    def close(self) -> None:
+        """End the process, which waits for a task."""
+        self.connection.close()
+        self.process.join()
 
 
 @contextmanager
@@ -85,38 +129,23 @@ def _without_fork_warning() -> Iterator[None]:
         yield
 
 
-def _work(task: Task[Any], results: Connection) -> None:
+def _work(tasks: Sequence[Task[Any]], connection: Connection, inherited: Sequence[Connection]) -> None:
+    for other in inherited:
+        other.close()
     torch.set_num_threads(1)
-    try:
-        answer: tuple[str, Any] = ("result", task())
-    except FedstrataError as error:
-        answer = ("error", error)
-    except KeyboardInterrupt:
-        os._exit(130)
-    except BaseException:
-        answer = ("bug", traceback.format_exc())
-    results.send(answer)
-    results.close()
-
-
-def _received(connection: Connection, process: BaseProcess) -> Any:
-    """Return the result of a process that has ended, or raise its error."""
-    try:
-        kind, value = connection.recv()
-    except EOFError:
-        process.join()
-        code = process.exitcode
-        if code == 130:
-            raise KeyboardInterrupt from None
-        how = f"was killed by signal {-code}" if code is not None and code < 0 else f"ended with exit code {code}"
-        raise FedstrataError(
-            f"A job {how} before it had a result. If memory ran out, use fewer jobs. Finished jobs are kept: resume."
-        ) from None
-    finally:
-        connection.close()
-    process.join()
-    if kind == "error":
-        raise value
-    if kind == "bug":
-        raise RuntimeError(f"A job failed:\n{value}")
-    return value
+    while True:
+        try:
+            number = connection.recv()
+            answer: tuple[str, Any] = ("result", tasks[number]())
+        except EOFError:
+            return
+        except FedstrataError as error:
+            answer = ("error", error)
+        except KeyboardInterrupt:
+            os._exit(130)
+        except BaseException:
+            answer = ("bug", traceback.format_exc())
+        try:
+            connection.send(answer)
+        except BrokenPipeError:
+            return
