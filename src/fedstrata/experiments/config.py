@@ -175,6 +175,8 @@ def parse(raw: Tables, where: str) -> Config:
         ("plot.measures", config.plot.measures or ()),
         ("plot.log", config.plot.log),
         ("tune.measure", (config.tune.measure,) if config.tune.measure else ()),
+        ("compare.measure", (config.compare.measure,) if config.compare.measure else ()),
+        ("train.watch", (config.train.watch,) if config.train.watch else ()),
     ):
         for name in names:
             if name not in MEASURES:
