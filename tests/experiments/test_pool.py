@@ -88,14 +88,14 @@ def test_at_most_so_many_run_at_a_time(tmp_path: Path) -> None:
 @pytest.mark.parametrize("jobs", [1, 2])
 @pytest.mark.parametrize("kind", [InputError, FedstrataError, MissingData])
 def test_an_error_of_a_task_is_raised_as_itself(kind: type[FedstrataError], jobs: int) -> None:
-    with pytest.raises(FedstrataError, match="^what is wrong$") as caught:
+    with pytest.raises(FedstrataError, match=r"^what is wrong$") as caught:
         results_of([partial(fails, kind("what is wrong"))], jobs)
     assert type(caught.value) is kind and caught.value.exit_code == kind.exit_code
 
 
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_a_divergence_keeps_its_history(jobs: int) -> None:
-    with pytest.raises(Diverged, match="^in round 3$") as caught:
+    with pytest.raises(Diverged, match=r"^in round 3$") as caught:
         results_of([partial(fails, Diverged("in round 3", [{"round": 0, "loss": 2.0}]))], jobs)
     assert caught.value.history == [{"round": 0, "loss": 2.0}]
 
@@ -113,7 +113,7 @@ def test_the_first_error_stops_the_rest(tmp_path: Path) -> None:
     passed: list[int] = []
     tasks: list[Callable[[], Any]] = [lambda: 5, hangs, fails_later, (tmp_path / "never").touch]
     began = time.monotonic()
-    with pytest.raises(InputError, match="^stop$"):
+    with pytest.raises(InputError, match=r"^stop$"):
         pool.run_all(tasks, 2, lambda _, result: passed.append(result))
     assert passed == [5], "results before it have been passed on"
     assert time.monotonic() - began < 30 and not (tmp_path / "never").exists()

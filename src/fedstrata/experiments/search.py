@@ -187,6 +187,7 @@ class Optuna(Sampler):
         self.optuna = optuna
         self.study = optuna.create_study(direction="maximize", sampler=samplers[name](seed=seed))
         self.asked: list[tuple[Point, Any]] = []
+        self.worst: float | None = None
 
     def ask(self, count: int) -> list[Point]:
         """Return a generation of points."""
@@ -202,10 +203,12 @@ class Optuna(Sampler):
         """Learn the value of a point that was asked for; None if it failed."""
         index = next(i for i, (asked, _) in enumerate(self.asked) if asked == point)
         _, trial = self.asked.pop(index)
-        if value is None:  # a failed trial would be ignored, and its neighbourhood tried again
+        if value is not None:
+            self.worst = value if self.worst is None else min(value, self.worst)
+        if self.worst is None:
             self.study.tell(trial, state=self.optuna.trial.TrialState.PRUNED)
-        else:
-            self.study.tell(trial, value)
+        else:  # a failed trial without a value would be ignored, and its neighbourhood tried again
+            self.study.tell(trial, self.worst if value is None else value)
 
 
 def sampler_of(name: str, space: Space, label: str, seed: int) -> Sampler:
