@@ -11,11 +11,11 @@ from typing import Any
 from fedstrata.algorithms.algorithm import ALGORITHMS
 from fedstrata.clients.channel import PLAIN, Channel
 from fedstrata.clients.faults import Faults
-from fedstrata.core.errors import InputError, invalid, unknown, within
+from fedstrata.core.errors import InputError, unknown, within
 from fedstrata.core.files import flatten, read_toml
 from fedstrata.core.options import Options, check, options_of, param
 from fedstrata.experiments import overlay
-from fedstrata.experiments.overlay import Tables, slug
+from fedstrata.experiments.overlay import Tables, check_labels
 from fedstrata.experiments.schema import (
     WITH_FOLDER,
     AlgorithmTable,
@@ -181,14 +181,9 @@ def parse(raw: Tables, where: str) -> Config:
         for name in names:
             if name not in MEASURES:
                 raise unknown("measure", name, MEASURES, f"{key}, {where}")
-    slugs: dict[str, str] = {}
     for label in config.variants:
         _variant(config, label, f"variant {label!r} of {where}")
-        other = slugs.setdefault(slug(label), label)
-        if other != label:
-            raise invalid("label of a variant", label, f"distinct from {other!r} in its letters and digits", where)
-        if not slug(label):
-            raise invalid("label of a variant", label, "a name with letters or digits", where)
+    check_labels("variant", config.variants, where)
     return config
 
 

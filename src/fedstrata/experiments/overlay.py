@@ -240,3 +240,14 @@ def _put(tables: Tables, path: list[str], value: Any, text: str) -> Tables:
 def slug(label: str) -> str:
     """Return a label as part of a file name: ``gamma = 0.1`` becomes ``gamma-0.1``."""
     return re.sub(r"[^\w.+-]+", "-", label).strip("-.")
+
+
+def check_labels(kind: str, labels: Iterable[str], where: str = "") -> None:
+    """Raise if labels do not have names of directories, or share one."""
+    slugs: dict[str, str] = {}
+    for label in labels:
+        other = slugs.setdefault(slug(label), label)
+        if other != label:
+            raise invalid(f"label of a {kind}", label, f"distinct from {other!r} in its letters and digits", where)
+        if not slug(label):
+            raise invalid(f"label of a {kind}", label, "a name with letters or digits", where)

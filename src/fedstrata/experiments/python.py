@@ -12,6 +12,7 @@ from fedstrata.core.files import refuse_used
 from fedstrata.data.federated import FederatedData
 from fedstrata.experiments.compare import Comparison, compare_methods
 from fedstrata.experiments.methods import DataOf, Method, ObjectMethod, ProblemOf
+from fedstrata.experiments.overlay import check_labels
 from fedstrata.experiments.schema import SITES, TuneTable
 from fedstrata.experiments.tune import Tuned, tune_methods
 from fedstrata.problems.problem import Problem
@@ -153,6 +154,7 @@ def _methods(
         if not isinstance(algorithm, Algorithm):
             raise invalid(f"algorithm of {label!r}", repr(algorithm), "an Algorithm, e.g. fs.FedAvg(lr=0.1)")
         built[label] = ObjectMethod(label, problem, algorithm, data, settings, evaluate)
+    check_labels("method", built)
     if not isinstance(data, FederatedData) and not callable(data):
         raise invalid("data", type(data).__name__, "FederatedData, or a function that returns them for a seed")
     first = next(iter(built.values()))

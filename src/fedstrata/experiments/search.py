@@ -187,7 +187,7 @@ class Optuna(Sampler):
         self.optuna = optuna
         self.study = optuna.create_study(direction="maximize", sampler=samplers[name](seed=seed))
         self.asked: list[tuple[Point, Any]] = []
-        self.name, self.values = name, list[float]()
+        self.worst: float | None = None
 
     def ask(self, count: int) -> list[Point]:
         """Return a generation of points."""
@@ -204,12 +204,11 @@ class Optuna(Sampler):
         index = next(i for i, (asked, _) in enumerate(self.asked) if asked == point)
         _, trial = self.asked.pop(index)
         if value is not None:
-            self.values.append(value)
-            self.study.tell(trial, value)
-        elif self.name == "gp" and self.values:  # it learns from values only: let a failure be as bad as the worst one
-            self.study.tell(trial, min(self.values))
-        else:  # a trial that is told to have failed would be ignored, and its neighbourhood tried again
+            self.worst = value if self.worst is None else min(value, self.worst)
+        if self.worst is None:
             self.study.tell(trial, state=self.optuna.trial.TrialState.PRUNED)
+        else:  # a failed trial without a value would be ignored, and its neighbourhood tried again
+            self.study.tell(trial, self.worst if value is None else value)
 
 
 def sampler_of(name: str, space: Space, label: str, seed: int) -> Sampler:

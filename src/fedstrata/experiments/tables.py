@@ -104,8 +104,8 @@ def formatted_cells(cells: Sequence[Sequence[str]], form: str) -> str:
     """Format a table, whose first line is its head, in Markdown, LaTeX (with booktabs) or CSV."""
     head, *body = cells
     if form == "markdown":
-        escaped = ([c.replace("|", r"\|") for c in line] for line in body)
-        return "".join(f"| {' | '.join(line)} |\n" for line in [head, ["---", *["---:"] * (len(head) - 1)], *escaped])
+        first, *rest = ([c.replace("|", r"\|") for c in line] for line in cells)
+        return "".join(f"| {' | '.join(line)} |\n" for line in [first, ["---", *["---:"] * (len(head) - 1)], *rest])
     if form == "csv":
         text = io.StringIO()
         csv.writer(text, lineterminator="\n").writerows([head, *body])

@@ -67,7 +67,7 @@ class Tuner:
         defaults = defaults_of(method, space)
         default_options = None if defaults is None else as_options(method, defaults)
         complete = {**(default_options or {}), **own}
-        given = [Tried(label, 0, "file", complete)] if own or default_options is None else []
+        given = [Tried(label, 0, "file", complete)] if own or not default_options else []
         if default_options is not None and not (given and default_options == complete):
             given.append(Tried(label, len(given), "defaults", default_options, defaults))
         return given

@@ -1,0 +1,88 @@
+"""Tables of results in Markdown, LaTeX and CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+
+import pytest
+
+from fedstrata.core.errors import InputError
+from fedstrata.core.files import Row
+from fedstrata.experiments.tables import formatted, formatted_cells
+
+COSTS = {"samples": 1200.0, "bytes_up": 4.1e6, "seconds": 2.04}
+
+
+def rows_of(*labels: str) -> list[Row]:
+    measures = {"accuracy": 0.91, "accuracy_std": 0.02, "values": {"accuracy": [0.89, 0.93]}}
+    return [{"variant": label, "seeds": 2, "diverged": 0, **measures, **COSTS} for label in labels]
+
+
+ESCAPED = {
+    "a & b": r"a \& b",
+    "95 %": r"95 \%",
+    "gamma_x": r"gamma\_x",
+    "# 3": r"\# 3",
+    "$5": r"\$5",
+    "{lr}": r"\{lr\}",
+    "~/x": r"\textasciitilde{}/x",
+    "x^2": r"x\textasciicircum{}2",
+    r"\alpha": r"\textbackslash{}alpha",
+    "1 ± 2": r"1 $\pm$ 2",
+    r"\{_}": r"\textbackslash{}\{\_\}",
+    "lr = 0.1 (γ)": "lr = 0.1 (γ)",
+}
+
+
+@pytest.mark.parametrize("label", ESCAPED)
+def test_latex_escapes_what_has_a_meaning(label: str) -> None:
+    lines = formatted(rows_of(label), "latex").splitlines()
+    assert lines[4] == rf"{ESCAPED[label]} & 0.910 $\pm$ 0.020 & 1,200 & 4.1 MB & 2.0 & 0 of 2 \\"
+    head = formatted_cells([[label, "b"], ["c", label]], "latex").splitlines()
+    assert head[2] == rf"{ESCAPED[label]} & b \\" and head[4] == rf"c & {ESCAPED[label]} \\"
+
+
+def test_latex_is_a_table_of_booktabs() -> None:
+    lost: Row = {"variant": "lost", "seeds": 2, "diverged": 1, "values": {}}
+    assert formatted([*rows_of("a"), lost], "latex") == (
+        r"""\begin{tabular}{lrrrrr}
+\toprule
+variant & accuracy & samples & bytes up & seconds & diverged \\
+\midrule
+a & 0.910 $\pm$ 0.020 & 1,200 & 4.1 MB & 2.0 & 0 of 2 \\
+lost & -- & -- & -- & -- & 1 of 2 \\
+\bottomrule
+\end{tabular}
+"""
+    )
+
+
+def test_csv_quotes_what_it_must() -> None:
+    labels = ["a, b", 'say "hi"', "two\nlines", "plain", "x | y & z"]
+    text = formatted(rows_of(*labels), "csv")
+    read = list(csv.reader(io.StringIO(text)))
+    assert [line[0] for line in read] == ["variant", *labels]
+    assert all(line[1:] == ["0.910 ± 0.020", "1,200", "4.1 MB", "2.0", "0 of 2"] for line in read[1:])
+    assert '"a, b",' in text and '"say ""hi""",' in text and "\nplain," in text and "\r" not in text
+
+
+def test_markdown_escapes_pipes() -> None:
+    lines = formatted(rows_of("a|b", "||"), "markdown").splitlines()
+    assert lines[2].startswith(r"| a\|b | 0.910 ± 0.020 |") and lines[3].startswith(r"| \|\| | ")
+    assert {len(re.findall(r"(?<!\\)\|", line)) for line in lines} == {7}, "as many columns in every line"
+    assert formatted_cells([["a|b", "c"], ["d", "e"]], "markdown").splitlines()[0] == r"| a\|b | c |"
+
+
+def test_another_form_is_refused() -> None:
+    with pytest.raises(InputError, match=r"form of a table must be 'markdown', 'latex' or 'csv'\. Got 'html'\."):
+        formatted(rows_of("a"), "html")
+
+
+def test_chosen_measures_are_the_columns() -> None:
+    head = formatted(rows_of("a"), "csv", ["loss", "accuracy"]).splitlines()
+    assert head == [
+        "variant,loss,accuracy,samples,bytes up,seconds,diverged",
+        'a,–,0.910 ± 0.020,"1,200",4.1 MB,2.0,0 of 2',
+    ]
