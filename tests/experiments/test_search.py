@@ -26,11 +26,14 @@ from fedstrata.experiments.search import (
     defaults_of,
     sampler_of,
     space_of,
-    unique,
 )
 
 LR = Range(0.001, 1.0)
 needs_optuna = pytest.mark.skipif(find_spec("optuna") is None, reason="Optuna is not installed")
+
+
+def unique(points: list[Point]) -> list[Point]:
+    return [point for i, point in enumerate(points) if point not in points[:i]]
 
 
 def method(name: str = "fedavg", **options: Any) -> ConfigMethod:
@@ -150,7 +153,6 @@ def test_points_become_options() -> None:
     assert as_options(root, {"lr": 0.02}) == {"lr": {"schedule": "cube_root", "k": 0.02, "n": 2}}
     assert as_options(method(), {"steps": 0.2}) == {"steps": 1}
     assert defaults_of(decayed, {"lr": LR, "mu": LR}) == {"lr": 0.1, "mu": 0.01}
-    assert unique([{"lr": 0.1}, {"lr": 0.2}, {"lr": 0.1}]) == [{"lr": 0.1}, {"lr": 0.2}]
 
 
 # --- samplers --------------------------------------------------------------------------------------------------------

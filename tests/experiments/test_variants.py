@@ -412,7 +412,10 @@ def test_tune_gives_every_hyperparameter_of_a_variant_the_same_number_of_trials(
     assert set(result["best"]["noise = 0.5"]) == {"lr", "steps"} and "lr" in result["best"]["base"]
     tuned = tomllib.loads((out / "tuned.toml").read_text())
     assert tuned["variants"] == {label: {"algorithm": options} for label, options in result["best"].items()}
-    assert tomllib.loads((out / "final/scaffold-seed0/config.toml").read_text())["algorithm"]["name"] == "scaffold"
+    assert {p.name for p in (out / "final").glob("scaffold-*")} == {f"scaffold-seed{s}" for s in (3, 4, 5)}, (
+        "other seeds"
+    )
+    assert tomllib.loads((out / "final/scaffold-seed3/config.toml").read_text())["algorithm"]["name"] == "scaffold"
     before = {p.name: p.read_text() for p in (out / "trials").iterdir()}
     assert len(before) == 1 + 3 * 18 and "noise-0.5-0007-rounds3-seed2.json" in before, "one for each run"
     assert path.read_text() == SMALL + VARIANTS + search

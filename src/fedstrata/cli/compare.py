@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -20,7 +21,7 @@ from fedstrata.experiments.methods import Method, config_methods
 from fedstrata.experiments.reproduce import ExperimentFile, find, find_all
 from fedstrata.experiments.schema import SITES
 from fedstrata.experiments.trials import claim
-from fedstrata.experiments.tune import best_config, identity_of, tune_methods, variant_tables, write_config
+from fedstrata.experiments.tune import identity_of, tune_methods, variant_tables, write_config
 from fedstrata.experiments.tuner import Tuner
 
 Jobs = Annotated[
@@ -71,10 +72,12 @@ def compare(
     config = _with_compare(config, baseline, baselines)
     names = _names(algorithms, config, experiment)
     check_out(out, resume)
+    kind, methods = config_methods(config, names, config.compare.baselines)
     run_comparison(
         config,
-        names,
-        seeds or config.compare.seeds or 3,
+        kind,
+        methods,
+        seeds_from(config, seeds),
         out,
         quiet=quiet,
         output="json" if as_json else "table",
@@ -128,9 +131,9 @@ def tune(
 
     EXPERIMENT is a TOML file. Every hyperparameter that is searched has as many trials; the file's own settings and the
     algorithm's defaults are tried as well. Trials are compared on a validation split of the training data; the test
-    data are used only for the final runs, with the best options. If the best value lies at an edge of its range, the
-    search goes once beyond it. For variants the best options are printed, and written to tuned.toml, as tables to paste
-    into the file.
+    data are used only for the final runs, with the best options and other seeds. If the best value lies at an edge of
+    its range, the search continues once beyond it. For variants the best options are printed, and written to
+    tuned.toml, as tables to paste into the file.
 
     With --trial, only one trial is run, and its result stored in --out; run the command without it, and with --resume,
     to do what is left.
@@ -163,7 +166,8 @@ def tune(
     rows: list[Row] = []
     if seeds:
         output: Output = "none" if as_json else "table"
-        rows = run_comparison(best_config(config, tuned), names, seeds, final, quiet=quiet, output=output, jobs=jobs)
+        others = range(config.train.seed + config.tune.seeds, config.train.seed + config.tune.seeds + seeds)
+        rows = run_comparison(config, kind, tuned.tuned_methods, others, final, quiet=quiet, output=output, jobs=jobs)
     if as_json:
         print(json.dumps({"trials": tuned.rows, "best": tuned.options, "notes": tuned.notes, "test": rows}))
         return
@@ -232,7 +236,8 @@ def reproduce(
         check_out(folder, resume=True)
         if not quiet:
             say(f"Experiment {number} of {len(files)}: {file.name}, preset {chosen or '(none)'}, in {folder}")
-        run_comparison(config, None, seeds or config.compare.seeds or 3, folder, quiet=quiet, jobs=jobs)
+        kind, methods = config_methods(config, None, config.compare.baselines)
+        run_comparison(config, kind, methods, seeds_from(config, seeds), folder, quiet=quiet, jobs=jobs)
 
 
 Output = Literal["table", "json", "none"]
@@ -240,8 +245,9 @@ Output = Literal["table", "json", "none"]
 
 def run_comparison(
     config: Config,
-    names: list[str] | None,
-    seeds: int,
+    kind: str,
+    methods: Mapping[str, Method],
+    seeds: Sequence[int],
     out: Path | None,
     *,
     quiet: bool = False,
@@ -249,15 +255,13 @@ def run_comparison(
     plot_file: Path | None = None,
     jobs: int = 1,
 ) -> list[Row]:
-    """Compare the algorithms in ``names``, or the variants of the file; print, write and plot the result."""
-    table, first = config.compare, config.train.seed
-    kind, methods = config_methods(config, names, table.baselines)
+    """Run methods with these seeds, and judge them as ``[compare]`` says; print, write and plot the result."""
     comparison = compare_methods(
         kind,
         methods,
-        range(first, first + seeds),
-        baseline=table.baseline,
-        measure=table.measure,
+        seeds,
+        baseline=config.compare.baseline,
+        measure=config.compare.measure,
         out=out,
         jobs=jobs,
         callbacks=progress(quiet, brief=True),
@@ -277,9 +281,14 @@ def run_comparison(
         comparison.plot(plot_file, **config.plot.to_table())
         if output == "table":
             echo(f"Plot: {plot_file}")
-    if out is not None and seeds > 1 and len(methods) > 1:
+    if out is not None and len(seeds) > 1 and len(methods) > 1:
         comparison.plot_ranking(out / "ranking.png")
     return comparison.rows
+
+
+def seeds_from(config: Config, count: int | None) -> range:
+    """Return this many seeds, by default those of the file, or 3; they count from ``train.seed``."""
+    return range(config.train.seed, config.train.seed + (count or config.compare.seeds or 3))
 
 
 def _names(text: str | None, config: Config, path: Path) -> list[str] | None:

@@ -8,9 +8,10 @@ from typing import Annotated, Any
 
 import typer
 
-from fedstrata.cli.compare import run_comparison
+from fedstrata.cli.compare import run_comparison, seeds_from
 from fedstrata.cli.console import echo
 from fedstrata.experiments.config import parse
+from fedstrata.experiments.methods import config_methods
 from fedstrata.experiments.pool import can_fork
 
 DEMO: dict[str, Any] = {
@@ -59,4 +60,6 @@ def demo(
         "All four were tuned by the same rule: 8 trials for each hyperparameter, 5 seeds each.\n"
     )
     cores = min(4, os.cpu_count() or 1) if can_fork() else 1
-    run_comparison(parse(DEMO, "demo"), None, seeds, None, plot_file=out, jobs=jobs or cores)
+    config = parse(DEMO, "demo")
+    kind, methods = config_methods(config, None)
+    run_comparison(config, kind, methods, seeds_from(config, seeds), None, plot_file=out, jobs=jobs or cores)

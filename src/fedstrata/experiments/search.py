@@ -6,7 +6,7 @@ import json
 import math
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -103,6 +103,11 @@ def space_of(method: Method, searched: Mapping[str, Mapping[str, tuple[float, fl
             raise unknown(f"option of {algorithm.name}", name, declared, where)
         if not 0 < low <= high:
             raise invalid(f"search range of {name}", [low, high], "two positive numbers in ascending order", where)
+        for end in (low, high):
+            if not declared[name].limits.allow(end):
+                raise invalid(
+                    f"search range of {name}", [low, high], f"within its limits: {declared[name].wants}", where
+                )
         space[name] = _range(declared[name], low, high)
     return space
 
@@ -215,12 +220,3 @@ def sampler_of(name: str, space: Space, label: str, seed: int) -> Sampler:
     """Return a sampler; its points are a function of the seed and the label, so methods get different ones."""
     own = np.random.SeedSequence([seed, zlib.crc32(label.encode())]).generate_state(1)[0]
     return (Spread if name in ("sobol", "latin") else Optuna)(space, name, int(own))
-
-
-def unique(points: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the points without repetitions."""
-    kept: list[dict[str, Any]] = []
-    for point in points:
-        if point not in kept:
-            kept.append(point)
-    return kept

@@ -16,6 +16,9 @@ from fedstrata.experiments.overlay import slug
 from fedstrata.experiments.schema import TuneTable
 from fedstrata.experiments.search import Point
 
+RUNGS = 4
+"""The most lengths that successive halving uses."""
+
 CHECKED = 3
 """How many of the best short trials are run at full length."""
 
@@ -84,10 +87,8 @@ def rungs_of(table: TuneTable, rounds: int) -> list[tuple[int, Keep]]:
     if table.halving is None:
         return last
     factor, rungs = table.halving, last
-    while rungs[0][0] // factor >= max(1, rounds // factor**3):
+    while rungs[0][0] >= factor and len(rungs) < RUNGS:
         rungs = [(rungs[0][0] // factor, lambda n: math.ceil(n / factor)), *rungs]
-        if len(rungs) == 4:
-            break
     return rungs
 
 

@@ -20,7 +20,7 @@ from fedstrata.experiments.compare import Comparison, Say, compare_methods
 from fedstrata.experiments.config import Config
 from fedstrata.experiments.methods import Method
 from fedstrata.experiments.overlay import Tables, merge, slug
-from fedstrata.experiments.schema import AlgorithmTable, TuneTable
+from fedstrata.experiments.schema import SITES, AlgorithmTable, TuneTable
 from fedstrata.experiments.search import Space
 from fedstrata.experiments.trials import Tried, claim
 from fedstrata.experiments.tuner import Tuner
@@ -107,10 +107,17 @@ class Tuned:
         trials = [self._shown(trial) for trial in complete]
         return plots.plot_response(trials, path, searched, grown, measure=self.measure, title=label)
 
+    @property
+    def tuned_methods(self) -> dict[str, Method]:
+        """The methods with their best hyperparameters."""
+        return {label: method.with_options(self.options[label]) for label, method in self.methods.items()}
+
     def compare(self, seeds: Sequence[int], **options: Any) -> Comparison:
-        """Run every method with its best hyperparameters on the test data; see :func:`compare_methods`."""
-        tuned = {label: method.with_options(self.options[label]) for label, method in self.methods.items()}
-        return compare_methods(self.kind, tuned, seeds, **options)
+        """Run every method with its best hyperparameters on the test data; see :func:`compare_methods`.
+
+        Choose other seeds than those of the trials, which the settings were chosen for.
+        """
+        return compare_methods(self.kind, self.tuned_methods, seeds, **options)
 
     def write(self, folder: Path) -> None:
         """Write trials.json, tune.md, search.png and a plot of the response to the hyperparameters of each method."""
@@ -168,11 +175,7 @@ def best_config(config: Config, tuned: Tuned) -> Config:
         old = config.variants
         changed = {k: merge(old[k], {"algorithm": options}) for k, options in tuned.options.items() if k in old}
         return config.replace(variants={**old, **changed})
-    complete = {
-        name: _complete(config, name, options)
-        for name, options in tuned.options.items()
-        if getattr(tuned.methods[name], "sites", "federated") == "federated"
-    }
+    complete = {name: _complete(config, name, options) for name, options in tuned.options.items() if name not in SITES}
     main = config.algorithm.name if config.algorithm.name in complete else next(iter(complete))
     tables = {**config.algorithms, **complete}
     return config.replace(algorithms=tables, algorithm=AlgorithmTable(name=main, options=complete[main]))

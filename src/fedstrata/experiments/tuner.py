@@ -206,7 +206,8 @@ class Tuner:
             self.run_trials(todo)
             for label, trials in left.items():
                 rounds, keep = self.rungs[label][min(step, len(self.rungs[label]) - 1)]
-                left[label] = sorted(trials, key=partial(self._order, rounds=rounds))[: keep(len(trials))]
+                best = sorted(trials, key=partial(self._order, rounds=rounds))[: keep(len(trials))]
+                left[label] = [trial for trial in best if self._value(trial, rounds) is not None]
 
     def run_trials(self, todo: Sequence[tuple[Tried, int]]) -> None:
         """Run trials for numbers of rounds, with every seed; results that are stored are read."""

@@ -154,13 +154,14 @@ def _draw_interval(
 
 
 def _limits(values: Sequence[float], intervals: Iterable[Interval | None], log: bool) -> Interval:
-    """Return limits that show all values, and intervals unless they are much wider than the values."""
+    """Return limits that show all values, and intervals unless they are much wider than the values and the others."""
     ends = np.array([end for interval in intervals if interval is not None for end in interval])
     known = np.array(values)
     if log:
         known, ends = np.log(known), np.log(ends[ends > 0])
     if len(known) and len(ends):
-        reach = known.max() - known.min() or np.inf
+        typical = float(np.median([abs(end - known).min() for end in ends]))
+        reach = max(known.max() - known.min(), 4 * typical) or np.inf
         ends = np.clip(ends, known.min() - reach, known.max() + reach)
     low, high = limits_of(np.concatenate([known, ends]), False)
     return (math.exp(low), math.exp(high)) if log else (low, high)
