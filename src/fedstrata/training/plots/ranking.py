@@ -160,7 +160,7 @@ def _limits(values: Sequence[float], intervals: Iterable[Interval | None], log: 
     if log:
         known, ends = np.log(known), np.log(ends[ends > 0])
     if len(known) and len(ends):
-        typical = float(np.median([abs(end - known).min() for end in ends]))
+        typical = float(np.quantile([abs(end - known).min() for end in ends], 0.25))
         reach = max(known.max() - known.min(), 4 * typical) or np.inf
         ends = np.clip(ends, known.min() - reach, known.max() + reach)
     low, high = limits_of(np.concatenate([known, ends]), False)
