@@ -45,6 +45,7 @@ def test_default_hyperparameters_learn(
     more: dict[str, Any] = {"clients": digits.clients} if kind == "agnostic" else {}
     more |= {"classes": 10, "regularise": 5.0} if kind == "fair" else {}
     more |= {"inner_mean": "global"} if inside else {}
+    more |= {"prior": False} if kind == "erm" else {}
     built = getattr(fs, kind)(fs.models.model("logreg", (1, 8, 8), 10), **more)
     if ALGORITHMS[name].auxiliary:
         assert digits.test is not None

@@ -62,8 +62,8 @@ def test_rounding_does_not_leave_the_range() -> None:
         (LR, 0.0021, 0),
         (LR, 0.49, 0),
         (LR, 0.51, 1),
-        (LR, 1e-5, -1),
-        (LR, 7.0, 1),
+        (LR, 1e-5, 0),
+        (LR, 7.0, 0),
         (LR, 0.0, 0),  # off: nothing lies below
         (Range(0.001, 1.0, least=0.001), 0.001, 0),
         (Range(0.001, 1.0, least=0.0005), 0.001, -1),

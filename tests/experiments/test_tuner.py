@@ -292,7 +292,7 @@ def test_a_trial_of_which_a_seed_diverged_fails(script: Script) -> None:
     assert all(trial.value("loss") is None and trial.diverged == 1 for trial in failed)
     row = next(row for row in tuned.rows if row["origin"] == "file")
     assert row["values"] == [0.0, None, 0.0] and row["loss"] is None and row["diverged"] == 1
-    assert "fedavg trial 1: lr = 0.03 -> diverged in 1 of 3 seeds" in said
+    assert "fedavg trial 0: lr = 0.03 -> diverged in 1 of 3 seeds" in said
     assert tuned.rows[0]["loss"] == pytest.approx(distance(tuned.options["fedavg"]))
 
 
@@ -454,7 +454,7 @@ def test_a_job_array_finds_what_a_search_finds(fedstrata: Any, write: Any, tmp_p
     for number in (*range(0, count, 2), *range(1, count, 2)):
         code, printed, err = fedstrata(*words, array, "--trial", number)
         label, own = ("fedavg", 0) if number < 3 else ("scaffold", 3) if number < 4 else ("fedprox", 4)
-        assert code == 0 and printed == "" and err.startswith(f"{label} trial {number - own + 1} (2 rounds): "), err
+        assert code == 0 and printed == "" and err.startswith(f"{label} trial {number - own} (2 rounds): "), err
     stored = {path: path.read_text() for path in (array / "trials").glob("*-rounds2-*")}
     assert len(stored) == 2 * count == len(list((array / "trials").iterdir())) - 1
     code, resumed, err = fedstrata(*words, array, "--resume", "--json", "--quiet")
@@ -471,7 +471,7 @@ def test_a_job_array_finds_what_a_search_finds(fedstrata: Any, write: Any, tmp_p
         (("--out", "OUT", "--trial", 9), "The --trial must be from 0 to 8: the search has 9 trials. Got 9."),
         (("--trial", 0), "--trial needs --out, the directory where all trials are stored."),
         (
-            ("--out", "OUT", "--trial", 0, "--set", "tune.sampler=tpe"),
+            ("--out", "OUT", "--trial", 0, "--set", "tune={sampler='tpe'}"),
             "Single trials need points that do not depend on",
         ),
         (("--out", "OUT", "--trial", 0, "--set", "tune={halving=2}"), "sampler = 'sobol' or 'latin', and no halving."),

@@ -87,7 +87,7 @@ def test_differences_to_a_baseline_are_grey_if_the_interval_contains_zero(figure
     grey = to_hex("0.6")
     assert colours == {"fgda": ALGORITHM_STYLES["fgda"].colour.lower(), "scaffold": grey, "fedavg": None, "coda": grey}
     assert any(list(line.get_xdata()) == [0, 0] for line in panel.lines), "a vertical line at 0"
-    assert panel.get_xlabel() == "Difference to fedavg"
+    assert panel.get_xlabel() == "Difference from fedavg"
     texts = {text.get_position()[1]: text.get_text() for text in panel.texts}
     assert texts == {0: "p < 0.001", 1: "p = 0.120", 2: "baseline", 3: "p = 0.300"}
     assert values.get_ylim() == panel.get_ylim()

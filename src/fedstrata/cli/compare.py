@@ -166,7 +166,7 @@ def tune(
     rows: list[Row] = []
     if seeds:
         output: Output = "none" if as_json else "table"
-        others = range(config.train.seed + config.tune.seeds, config.train.seed + config.tune.seeds + seeds)
+        others = range(tuned.next_seed, tuned.next_seed + seeds)
         rows = run_comparison(config, kind, tuned.tuned_methods, others, final, quiet=quiet, output=output, jobs=jobs)
     if as_json:
         print(json.dumps({"trials": tuned.rows, "best": tuned.options, "notes": tuned.notes, "test": rows}))
@@ -281,8 +281,6 @@ def run_comparison(
         comparison.plot(plot_file, **config.plot.to_table())
         if output == "table":
             echo(f"Plot: {plot_file}")
-    if out is not None and len(seeds) > 1 and len(methods) > 1:
-        comparison.plot_ranking(out / "ranking.png")
     return comparison.rows
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,7 +11,7 @@ from fedstrata.cli.compare import run_comparison, seeds_from
 from fedstrata.cli.console import echo
 from fedstrata.experiments.config import parse
 from fedstrata.experiments.methods import config_methods
-from fedstrata.experiments.pool import can_fork
+from fedstrata.experiments.pool import can_fork, cores
 
 DEMO: dict[str, Any] = {
     "data": {
@@ -59,7 +58,7 @@ def demo(
         "fedavg and scaffold minimise cross-entropy, local_sgda and fgda maximise AUC.\n"
         "All four were tuned by the same rule: 8 trials for each hyperparameter, 5 seeds each.\n"
     )
-    cores = min(4, os.cpu_count() or 1) if can_fork() else 1
+    several = min(4, cores()) if can_fork() else 1
     config = parse(DEMO, "demo")
     kind, methods = config_methods(config, None)
-    run_comparison(config, kind, methods, seeds_from(config, seeds), None, plot_file=out, jobs=jobs or cores)
+    run_comparison(config, kind, methods, seeds_from(config, seeds), None, plot_file=out, jobs=jobs or several)

@@ -32,6 +32,10 @@ class MissingData(InputError):
     """A file of a data set is missing from the data directory."""
 
 
+class Unsolvable(InputError):
+    """The data of the clients do not pose the problem: AUC with a single class, for example."""
+
+
 class Diverged(FedstrataError):
     """Training produced NaN or infinity; the last good checkpoint is kept.
 

@@ -10,8 +10,9 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from fedstrata.clients.ranks import ranks_here
 from fedstrata.core.errors import FedstrataError, InputError, invalid, unknown
-from fedstrata.core.files import Row, write_atomically
+from fedstrata.core.files import Row, refuse_used, write_atomically
 from fedstrata.core.frames import frame
 from fedstrata.experiments import tables
 from fedstrata.experiments.judge import Difference, differences, final_values, interval
@@ -159,7 +160,10 @@ class Comparison:
         return plots.plot_ranking(rows, path, self.baseline, measure=self.measure)
 
     def write(self, folder: Path, measures: Sequence[str] | None) -> None:
-        """Write compare.json, verdicts.json, table.md, ranking.png."""
+        """Write compare.json, verdicts.json and table.md, and with several seeds and methods ranking.png."""
+        folder.mkdir(parents=True, exist_ok=True)
+        if self.seeds > 1 and len(self.outcomes) > 1:
+            self.plot_ranking(folder / "ranking.png")
         judged = [d if isinstance(d, str) else {**vars(d), "verdict": d.verdict} for d in self.differences().values()]
         content = {"baseline": self.baseline, "measure": self.measure, "verdicts": self.verdicts, "differences": judged}
         write_atomically(folder / "compare.json", json.dumps(self.rows, indent=2).encode())
@@ -228,6 +232,32 @@ def compare_methods(
     run_all(tasks, jobs, done)
     groups = {label: [outcomes[label, seed] for seed in seeds] for label in methods}
     return Comparison(kind, groups, chosen, main_measure(groups, measure))
+
+
+def seeds_of(seeds: int | Sequence[int], first: int) -> Sequence[int]:
+    """Return seeds: so many, counted from ``first``, or those that are given."""
+    if isinstance(seeds, int) and not isinstance(seeds, bool) and seeds >= 1:
+        return range(first, first + seeds)
+    whole = isinstance(seeds, Sequence) and all(
+        isinstance(s, int) and not isinstance(s, bool) and s >= 0 for s in seeds
+    )
+    if isinstance(seeds, Sequence) and seeds and whole and len(set(seeds)) == len(seeds):
+        return seeds
+    raise invalid("seeds", seeds, "a whole number of at least 1, or different whole numbers")
+
+
+def folder_of(out: str | Path | None, resume: bool) -> Path | None:
+    """Return the directory to write, which must be new unless something is resumed in it; None for none."""
+    if ranks_here().size > 1:
+        raise InputError("Methods are compared and tuned in one process or with jobs: run without torchrun.")
+    if resume and out is None:
+        raise InputError("resume=True needs out: the directory to resume.")
+    if out is None:
+        return None
+    folder = Path(out)
+    if not (resume and folder.is_dir()):
+        refuse_used(folder, "Choose another, or pass resume=True.")
+    return folder
 
 
 def main_measure(groups: Mapping[str, Sequence[Outcome]], wanted: str | None) -> str:

@@ -20,6 +20,7 @@ def rows_of(run: Run | LocalRun, data: FederatedData) -> dict[str, np.ndarray] |
 
     To first order, a measure changes by the mean of the influences of the rows that are drawn. Those of several models
     are averaged, as their measures are. ``mark`` identifies the rows: equal marks mean the same test data.
+    ``training_rows`` is their number, [1].
     """
     each = [_influences(one.problem, one.x, data) for one in (run.runs if isinstance(run, LocalRun) else [run])]
     rows = [one for one in each if one is not None]
@@ -27,7 +28,10 @@ def rows_of(run: Run | LocalRun, data: FederatedData) -> dict[str, np.ndarray] |
         return None
     means = {name: np.mean([one[name] for one in rows], axis=0) for name in rows[0]}
     inputs = pooled(data)[0]
-    return means | {"mark": inputs.double().reshape(len(inputs), -1).mean(1).cpu().numpy()}
+    return means | {
+        "mark": inputs.double().reshape(len(inputs), -1).mean(1).cpu().numpy(),
+        "training_rows": data.sizes.sum(keepdims=True),
+    }
 
 
 def _influences(problem: Problem, x: torch.Tensor, data: FederatedData) -> dict[str, np.ndarray] | None:

@@ -3,10 +3,12 @@
 The difference of two methods is the mean over seeds of what they reach with the same seed. Its variance has two parts.
 That of the seeds is s^2 / n, with s^2 the variance of the n differences. That of the test rows, if all seeds share
 them, is the variance of the bootstrap, which draws rows with replacement, the same for both methods and all seeds; it
-is computed without drawing, from the influence of each row (the infinitesimal jackknife). If every seed has test rows
-of its own, the first part contains the second. Intervals and p-values are Student's t, whose degrees of freedom follow
-from the two parts (Satterthwaite). A percentile bootstrap over a handful of seeds would be too narrow: with five seeds
-it finds a difference between a method and itself in more than a tenth of all comparisons.
+is computed without drawing, from the influence of each row (the infinitesimal jackknife). If every seed splits the data
+into training and test rows anew, their test rows overlap, and the variance is s^2 (1/n + test rows / training rows), as
+in Nadeau and Bengio, "Inference for the generalization error", Machine Learning 2003. Intervals and p-values are
+Student's t, whose degrees of freedom follow from the two parts (Satterthwaite). A percentile bootstrap over a handful
+of seeds would be too narrow: with five seeds it finds a difference between a method and itself in more than a tenth of
+all comparisons.
 
 With several methods, p-values are corrected by Holm's procedure, so that the probability of any false verdict is at
 most ``LEVEL``.
@@ -74,10 +76,8 @@ class Difference:
         """The verdict in a sentence."""
         form = "{:.3f}" if abs(self.gain) >= 0.0005 or self.gain == 0 else "{:.2g}"
         if self.p is None or self.low is None or self.high is None:
-            return (
-                f"{self.label} cannot be judged against {self.baseline} with one seed: it differs by "
-                f"{form.format(self.gain)}."
-            )
+            why = "with one seed" if self.seeds == 1 else "because all seeds give the same difference"
+            return f"{self.label} cannot be judged against {self.baseline} {why}: {form.format(self.gain)}."
         low, high = self.low, self.high
         gain = self.gain
         if self.verdict == "behind":
@@ -87,7 +87,8 @@ class Difference:
         )
         if self.verdict == "undecided":
             return f"{self.label} cannot be told apart from {self.baseline}: {numbers}."
-        return f"{self.label} is {self.verdict} of {self.baseline} by {numbers}.".replace("behind of", "behind")
+        place = "ahead of" if self.verdict == "ahead" else "behind"
+        return f"{self.label} is {place} {self.baseline} by {numbers}."
 
 
 def p_in_words(p: float, of: int = 1) -> str:
@@ -130,7 +131,9 @@ def _no_verdict(group: Sequence[Outcome], label: str, measure: str) -> str | Non
     if failed:
         return f"{label} diverged in {failed} of {len(group)} seed{'s' * (len(group) > 1)}: no verdict."
     without = sum(measure not in (outcome.final or {}) for outcome in group)
-    return f"{label} has no {about(measure).heading} in {without} of {len(group)}: no verdict." if without else None
+    return (
+        f"{label} has no {about(measure).heading} in {without} of {len(group)} seeds: no verdict." if without else None
+    )
 
 
 def difference(group: Sequence[Outcome], baseline: Sequence[Outcome], measure: str) -> Difference:
@@ -143,12 +146,15 @@ def difference(group: Sequence[Outcome], baseline: Sequence[Outcome], measure: s
     names = group[0].label, baseline[0].label
     if n < 2:
         return Difference(*names, measure, n, gain, None, None, None, False)
-    of_seeds = float(gains.var(ddof=1)) / n
+    resplit = _resplit(pairs)
+    of_seeds = float(gains.var(ddof=1)) * (1 / n + (resplit or 0.0))
     of_rows = _variance_of_rows(pairs, measure)
     variance = of_seeds + (of_rows or 0.0)
-    over_rows = of_rows is not None or _rows_differ(pairs, measure)
+    over_rows = of_rows is not None or resplit is not None
     if variance == 0:
-        return Difference(*names, measure, n, gain, gain, gain, 1.0 if gain == 0 else 0.0, over_rows)
+        if gain:  # the seeds are one observation, not several
+            return Difference(*names, measure, n, gain, None, None, None, over_rows)
+        return Difference(*names, measure, n, gain, gain, gain, 1.0, over_rows)
     freedom = (n - 1) * (variance / of_seeds) ** 2 if of_seeds > 0 else math.inf
     half = _half_width(variance, min(freedom, 1e9))
     p = 2 * float(stdtr(min(freedom, 1e9), -abs(gain) / math.sqrt(variance)))
@@ -188,10 +194,12 @@ def _variance_of_rows(pairs: Sequence[tuple[Outcome, Outcome]], measure: str) ->
     return float((influence**2).sum()) / len(influence) ** 2
 
 
-def _rows_differ(pairs: Sequence[tuple[Outcome, Outcome]], measure: str) -> bool:
-    """Whether each seed has test rows of its own, so that the variance over seeds covers their choice."""
-    marks = [a.rows["mark"] for a, _ in pairs if a.rows is not None and measure in a.rows]
-    return len(marks) == len(pairs) and not all(np.array_equal(mark, marks[0]) for mark in marks)
+def _resplit(pairs: Sequence[tuple[Outcome, Outcome]]) -> float | None:
+    """Return the ratio of test rows to training rows if every seed has a split of its own; None if they share one."""
+    rows = [a.rows for a, _ in pairs if a.rows is not None]
+    if len(rows) < len(pairs) or all(np.array_equal(one["mark"], rows[0]["mark"]) for one in rows):
+        return None
+    return float(np.mean([len(one["mark"]) / one["training_rows"][0] for one in rows]))
 
 
 def final_values(group: Sequence[Outcome], measure: str) -> list[float]:

@@ -24,7 +24,7 @@ from fedstrata.experiments.schema import SITES
 from fedstrata.problems.problem import Problem
 from fedstrata.training.callbacks import Callback
 from fedstrata.training.local import LocalRun, train_local
-from fedstrata.training.metrics.evaluation import Evaluate
+from fedstrata.training.metrics.evaluation import Evaluate, Evaluation, pooled_is_training
 from fedstrata.training.preflight import check_run
 from fedstrata.training.run import Run
 from fedstrata.training.settings import Settings
@@ -100,7 +100,7 @@ class Method(ABC):
 
     @abstractmethod
     def with_threads(self, threads: int) -> Method:
-        """Return the method with this many threads, unless its settings say how many."""
+        """Return the method with this many threads."""
 
     @abstractmethod
     def with_options(self, options: Options) -> Method:
@@ -125,7 +125,33 @@ class Method(ABC):
             run, data = self.train(seed, trial or Trial(), out, callbacks)
         except Diverged as error:
             return Outcome(self.label, seed, error.history, None, {}, str(error))
-        return Outcome(self.label, seed, run.history, run.final, run.summary, None, rows_of(run, data), run)
+        rows = rows_of(run, data) if trial is None and self._measured_by_rows(data) else None
+        history, final = run.history, run.final
+        if self.where == "pooled":
+            history, final = [_of_one_place(row) for row in history], _of_one_place(final)
+        return Outcome(self.label, seed, history, final, run.summary, None, rows, run)
+
+    @property
+    @abstractmethod
+    def where(self) -> str:
+        """Where it trains: "federated", "pooled" in one place, or "local" at each client."""
+
+    @property
+    @abstractmethod
+    def evaluation(self) -> Evaluate | None:
+        """How its runs are measured; None for the default."""
+
+    def _measured_by_rows(self, data: FederatedData) -> bool:
+        """Whether the measures are those of all pooled rows, so that the influence of each row is known."""
+        evaluation = Evaluation() if self.evaluation is None else self.evaluation
+        kept = self.settings.patience is not None and pooled_is_training(data)  # some of the rows are for validation
+        return isinstance(evaluation, Evaluation) and not evaluation.samples(data) and not kept
+
+
+def _of_one_place(row: Row) -> Row:
+    """Return a row of training in one place: nothing is sent, and there are no clients to take means over."""
+    kept = {k: v for k, v in row.items() if not k.endswith(("_mean", "_worst", "_spread"))}
+    return kept | {"bytes_up": 0, "bytes_down": 0}
 
 
 @dataclass(frozen=True)
@@ -150,12 +176,19 @@ class ConfigMethod(Method):
         """The settings in the file."""
         return self.config.settings
 
+    @property
+    def where(self) -> str:
+        """Where it trains, as the file says."""
+        return self.config.data.sites
+
+    @property
+    def evaluation(self) -> Evaluate | None:
+        """The evaluation in the file."""
+        return self.config.evaluate
+
     def with_threads(self, threads: int) -> ConfigMethod:
-        """Return the method with this many threads, unless the file says how many."""
-        train = self.config.train
-        if train.threads is not None:
-            return self
-        return replace(self, config=self.config.replace(train=train.replace(threads=threads)))
+        """Return the method with this many threads."""
+        return replace(self, config=self.config.replace(train=self.config.train.replace(threads=threads)))
 
     def with_options(self, options: Options) -> ConfigMethod:
         """Return the method with other hyperparameters."""
@@ -271,13 +304,21 @@ class ObjectMethod(Method):
 
     @property
     def settings(self) -> Settings:
-        """The settings."""
+        """The settings of its runs."""
         return self.own_settings
 
+    @property
+    def where(self) -> str:
+        """Where it trains."""
+        return self.sites
+
+    @property
+    def evaluation(self) -> Evaluate | None:
+        """How its runs are measured; None for the default."""
+        return self.evaluate
+
     def with_threads(self, threads: int) -> ObjectMethod:
-        """Return the method with this many threads, unless its settings say how many."""
-        if self.own_settings.threads is not None:
-            return self
+        """Return the method with this many threads."""
         return replace(self, own_settings=self.own_settings.replace(threads=threads))
 
     def with_options(self, options: Options) -> ObjectMethod:
@@ -315,9 +356,9 @@ class ObjectMethod(Method):
         settings = self.own_settings.replace(seed=seed)
         if trial.rounds is not None:
             settings = settings.replace(rounds=trial.rounds)
-        if trial.share is not None:
-            data = data.validation(trial.share, seed)
         if self.sites == "pooled":
             settings, data = settings.for_pooled(data.clients), data.pooled()
+        if trial.share is not None:
+            data = data.validation(trial.share, seed)
         algorithm = self.own if trial.options is None else self.with_options(trial.options).own
         return problem, data, algorithm, settings

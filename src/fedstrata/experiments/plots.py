@@ -38,6 +38,9 @@ def _label(path: Path) -> str:
     """Return the label of a run's variant, or its algorithm, or the name of its directory."""
     file = path / "config.toml"
     config = read_toml(file) if file.exists() else {}
+    sites = config.get("data", {}).get("sites", "federated")
+    if sites != "federated" and "label" not in config:
+        return str(sites)
     from_file = "algorithm" in config and "size" not in config.get("problem", {})  # only runs from Python write a size
     return str(config.get("label") or (config["algorithm"]["name"] if from_file else path.name))
 

@@ -5,23 +5,30 @@ from __future__ import annotations
 import itertools
 import multiprocessing
 import os
+import signal
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
+from multiprocessing.reduction import ForkingPickler
 from typing import Any, TypeVar
 
 import torch
 
-from fedstrata.core.errors import FedstrataError, InputError
+from fedstrata.core.errors import FedstrataError, InputError, invalid
 
 T = TypeVar("T")
 
 Task = Callable[[], T]
 Done = Callable[[int, T], None]
 """Called in this process with the number of a task and its result, in the order in which tasks end."""
+
+
+def cores() -> int:
+    """Return how many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def run_all(tasks: Sequence[Task[T]], jobs: int, done: Done[T]) -> None:
@@ -64,7 +71,9 @@ def can_fork() -> bool:
 
 
 def check_jobs(jobs: int) -> None:
-    """Raise if this system cannot run several jobs."""
+    """Raise if this system cannot run so many jobs."""
+    if not isinstance(jobs, int) or isinstance(jobs, bool) or jobs < 1:
+        raise invalid("number of jobs", jobs, "a whole number of at least 1")
     if jobs > 1 and not can_fork():
         raise InputError(f"Several jobs need a system that can fork processes. Got jobs = {jobs}: use 1 here.")
     if jobs > 1 and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
@@ -132,20 +141,21 @@ def _without_fork_warning() -> Iterator[None]:
 def _work(tasks: Sequence[Task[Any]], connection: Connection, inherited: Sequence[Connection]) -> None:
     for other in inherited:
         other.close()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group: the parent ends its workers
     torch.set_num_threads(1)
     while True:
         try:
             number = connection.recv()
-            answer: tuple[str, Any] = ("result", tasks[number]())
+            answer = ForkingPickler.dumps(("result", tasks[number]()))
         except EOFError:
             return
         except FedstrataError as error:
-            answer = ("error", error)
+            answer = ForkingPickler.dumps(("error", error))
         except KeyboardInterrupt:
             os._exit(130)
         except BaseException:
-            answer = ("bug", traceback.format_exc())
+            answer = ForkingPickler.dumps(("bug", traceback.format_exc()))
         try:
-            connection.send(answer)
+            connection.send_bytes(answer)
         except BrokenPipeError:
             return

@@ -6,11 +6,12 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from torch import nn
+
 from fedstrata.algorithms.algorithm import Algorithm
-from fedstrata.core.errors import InputError, invalid
-from fedstrata.core.files import refuse_used
+from fedstrata.core.errors import invalid
 from fedstrata.data.federated import FederatedData
-from fedstrata.experiments.compare import Comparison, compare_methods
+from fedstrata.experiments.compare import Comparison, compare_methods, folder_of, seeds_of
 from fedstrata.experiments.methods import DataOf, Method, ObjectMethod, ProblemOf
 from fedstrata.experiments.overlay import check_labels
 from fedstrata.experiments.schema import SITES, TuneTable
@@ -59,11 +60,11 @@ def compare(
     callbacks: listeners of the runs, with a single job.
     """
     built = _methods(methods, data, settings, evaluate, baselines)
-    folder = _folder(out, resume)
+    folder = folder_of(out, resume)
     comparison = compare_methods(
         "method",
         built,
-        _seeds(seeds, settings.seed),
+        seeds_of(seeds, settings.seed),
         baseline=baseline,
         measure=measure,
         out=folder,
@@ -124,7 +125,7 @@ def tune(
         search={label: dict(ranges) for label, ranges in (search or {}).items()},
     )
     built = _methods(methods, data, settings, evaluate, ())
-    folder = _folder(out, resume)
+    folder = folder_of(out, resume)
     tuned = tune_methods(
         "method",
         built,
@@ -143,13 +144,14 @@ def tune(
 def _methods(
     methods: Methods, data: DataOf, settings: Settings, evaluate: Evaluate | None, baselines: Sequence[str]
 ) -> dict[str, Method]:
-    wants = "a table of (problem, algorithm) pairs by label: {'fedavg': (fs.erm(net), fs.FedAvg(lr=0.1))}"
+    wants = "a dict of label: (problem, algorithm), e.g. {'fedavg': (fs.erm(net), fs.FedAvg(lr=0.1))}"
     if not isinstance(methods, Mapping) or not methods:
         raise invalid("methods", type(methods).__name__ if methods else methods, wants)
     built: dict[str, Method] = {}
     for label, pair in methods.items():
         problem, algorithm = pair if isinstance(pair, tuple) and len(pair) == 2 else (None, None)
-        if not isinstance(label, str) or not (isinstance(problem, Problem) or callable(problem)):
+        built_by = callable(problem) and not isinstance(problem, nn.Module | type)
+        if not isinstance(label, str) or not (isinstance(problem, Problem) or built_by):
             raise invalid("methods", f"{label!r}: {pair!r}", wants)
         if not isinstance(algorithm, Algorithm):
             raise invalid(f"algorithm of {label!r}", repr(algorithm), "an Algorithm, e.g. fs.FedAvg(lr=0.1)")
@@ -160,29 +162,10 @@ def _methods(
     first = next(iter(built.values()))
     for sites in baselines:
         if sites not in SITES or sites in built:
-            raise invalid("baselines", sites, f"of {', '.join(SITES)}, and not the label of a method")
+            raise invalid("baselines", sites, "'local' or 'pooled', and not the label of a method")
         assert isinstance(first, ObjectMethod)
         built[sites] = ObjectMethod(sites, first.problem, first.own, data, settings, evaluate, sites)
     return built
-
-
-def _seeds(seeds: int | Sequence[int], first: int) -> Sequence[int]:
-    if isinstance(seeds, int) and not isinstance(seeds, bool) and seeds >= 1:
-        return range(first, first + seeds)
-    if isinstance(seeds, Sequence) and seeds and all(isinstance(s, int) and s >= 0 for s in seeds):
-        return list(dict.fromkeys(seeds))
-    raise invalid("seeds", seeds, "a whole number of at least 1, or a list of seeds")
-
-
-def _folder(out: str | Path | None, resume: bool) -> Path | None:
-    if resume and out is None:
-        raise InputError("resume=True needs out: the directory to resume.")
-    if out is None:
-        return None
-    folder = Path(out)
-    if not (resume and folder.is_dir()):
-        refuse_used(folder, "Choose another, or pass resume=True.")
-    return folder
 
 
 def _identity(methods: Mapping[str, Method], settings: Settings, table: TuneTable) -> str:

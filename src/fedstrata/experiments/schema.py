@@ -190,3 +190,7 @@ class TuneTable(Options, owner="the tune table"):
     def __post_init__(self) -> None:
         if self.rounds is not None and self.halving is not None:
             raise InputError("tune.rounds and tune.halving both shorten trials: set one of them.")
+        if self.sampler in ("tpe", "gp") and (self.rounds is not None or self.halving is not None):
+            raise InputError(
+                f"The sampler {self.sampler} learns from trials of full length: leave out tune.rounds and tune.halving."
+            )

@@ -59,11 +59,17 @@ class Range:
             return 0.5
         return (math.log(value) - math.log(self.low)) / (math.log(self.high) - math.log(self.low))
 
+    def contains(self, value: float) -> bool:
+        """Whether a value lies in the range; a method's own setting or a default may not."""
+        return value > 0 and -1e-9 <= self.position(value) <= 1 + 1e-9
+
     def edge(self, value: float) -> int:
         """Return -1 or 1 if a value lies at the lower or upper edge and the hyperparameter allows more, else 0."""
+        if not self.contains(value):
+            return 0
         position = self.position(value)
         if position < EDGE:
-            ends = value <= 0 or (self.least is not None and self.low <= self.least) or (self.whole and self.low <= 1)
+            ends = (self.least is not None and self.low <= self.least) or (self.whole and self.low <= 1)
             return 0 if ends else -1
         return 1 if position > 1 - EDGE and (self.most is None or self.high < self.most) else 0
 

@@ -13,10 +13,9 @@ import tomli_w
 from fedstrata.algorithms.algorithm import Algorithm
 from fedstrata.core.files import Row, write_atomically
 from fedstrata.core.frames import frame
-from fedstrata.core.options import build
 from fedstrata.experiments import tables
 from fedstrata.experiments.build import build_algorithm
-from fedstrata.experiments.compare import Comparison, Say, compare_methods
+from fedstrata.experiments.compare import Comparison, Say, compare_methods, folder_of, seeds_of
 from fedstrata.experiments.config import Config
 from fedstrata.experiments.methods import Method
 from fedstrata.experiments.overlay import Tables, merge, slug
@@ -41,6 +40,7 @@ class Tuned:
     spaces:   what was searched, and ``extended`` what was added beyond the edges.
     measure:  the measure on validation data that ranked them.
     notes:    the budget of each method, and warnings about the result.
+    next_seed: the first seed that no trial has used.
     """
 
     kind: str
@@ -50,6 +50,7 @@ class Tuned:
     extended: dict[str, Space]
     measure: str
     notes: list[str]
+    next_seed: int
 
     def __repr__(self) -> str:
         best = ", ".join(f"{label} {self.trials[label][0].value(self.measure):.4g}" for label in self.methods)
@@ -63,7 +64,7 @@ class Tuned:
     @property
     def best(self) -> dict[str, Algorithm]:
         """The algorithm of each method with its best hyperparameters."""
-        return {label: _with(method.algorithm, self.options[label]) for label, method in self.methods.items()}
+        return {label: method.algorithm for label, method in self.tuned_methods.items()}
 
     @property
     def warnings(self) -> list[str]:
@@ -112,28 +113,55 @@ class Tuned:
         """The methods with their best hyperparameters."""
         return {label: method.with_options(self.options[label]) for label, method in self.methods.items()}
 
-    def compare(self, seeds: Sequence[int], **options: Any) -> Comparison:
-        """Run every method with its best hyperparameters on the test data; see :func:`compare_methods`.
+    def compare(
+        self,
+        seeds: int | Sequence[int] = 5,
+        *,
+        baseline: str | None = None,
+        measure: str | None = None,
+        out: str | Path | None = None,
+        resume: bool = False,
+        jobs: int = 1,
+        callbacks: Sequence[Callback] = (),
+    ) -> Comparison:
+        """Run every method with its best hyperparameters on the test data; the arguments are those of ``fs.compare``.
 
-        Choose other seeds than those of the trials, which the settings were chosen for.
+        seeds: how many, counted from the first seed that no trial has used, or the seeds themselves.
         """
-        return compare_methods(self.kind, self.tuned_methods, seeds, **options)
+        folder, chosen = folder_of(out, resume), seeds_of(seeds, self.next_seed)
+        comparison = compare_methods(
+            self.kind,
+            self.tuned_methods,
+            chosen,
+            baseline=baseline,
+            measure=measure,
+            out=folder,
+            jobs=jobs,
+            callbacks=callbacks,
+        )
+        if folder is not None:
+            comparison.write(folder, None)
+        return comparison
+
+    def _ranges(self) -> list[str]:
+        """Say what was searched for each method."""
+        sentences = []
+        for label, space in self.spaces.items():
+            beyond = self.extended[label]
+            whole = {name: r.with_(beyond[name]) if name in beyond else r for name, r in space.items()}
+            ranges = [f"{name} from {r.low:g} to {r.high:g}" for name, r in whole.items()]
+            sentences.append(f"{label}: searched {', '.join(ranges) or 'nothing'}.")
+        return sentences
 
     def write(self, folder: Path) -> None:
         """Write trials.json, tune.md, search.png and a plot of the response to the hyperparameters of each method."""
         write_atomically(folder / "trials.json", json.dumps(self.rows, indent=1).encode())
-        notes = "".join(f"- {note}\n" for note in self.notes)
+        notes = "".join(f"- {note}\n" for note in [*self.notes, *self._ranges()])
         write_atomically(folder / "tune.md", f"{self.table()}\n{notes}".encode())
         self.plot(folder / "search.png")
         for label, space in self.spaces.items():
             if space:
                 self.plot_response(label, folder / f"response-{slug(label)}.png")
-
-
-def _with(algorithm: Algorithm, options: Mapping[str, Any]) -> Algorithm:
-    table = {**algorithm.to_table(), **options}
-    built: Algorithm = build(type(algorithm), {name: value for name, value in table.items() if name != "name"})
-    return built
 
 
 def tune_methods(
@@ -157,7 +185,9 @@ def tune_methods(
         claim(folder, identity)
     trials = tuner.search()
     assert tuner.measure is not None
-    return Tuned(kind, dict(methods), trials, tuner.spaces, tuner.extended, tuner.measure, tuner.notes)
+    return Tuned(
+        kind, dict(methods), trials, tuner.spaces, tuner.extended, tuner.measure, tuner.notes, tuner.seeds.stop
+    )
 
 
 # --- configuration files ---------------------------------------------------------------------------------------------

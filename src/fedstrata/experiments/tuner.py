@@ -20,6 +20,9 @@ from fedstrata.training.callbacks import Callback, Titled
 from fedstrata.training.metrics.catalogue import RANKING
 from fedstrata.training.metrics.catalogue import measure as about
 
+_ORIGINS = {"file": "its own settings", "defaults": "the defaults", "search": "the search", "extension": "the search"}
+"""Where a trial comes from, in words."""
+
 
 class Tuner:
     """A search in progress; every finished run is a file in ``folder``, so that it can be resumed.
@@ -112,7 +115,7 @@ class Tuner:
         for label in self.methods:
             self.notes += self._warnings(label)
         ordered = {label: sorted(trials, key=self._order) for label, trials in self.trials.items()}
-        failed = [label for label, trials in ordered.items() if self._value(trials[0]) is None]
+        failed = [label for label, trials in ordered.items() if not self._complete(trials[0])]
         if failed:
             raise FedstrataError(
                 f"Every trial of {listed(failed)} diverged in at least one seed. Search smaller learning rates: "
@@ -169,6 +172,13 @@ class Tuner:
         best, space = min(self.trials[label], key=self._order), self.spaces[label]
         whole = {n: r.with_(self.extended[label][n]) if n in self.extended[label] else r for n, r in space.items()}
         notes = []
+        values = {name: number_of(best.options[name]) for name in space if name in best.options}
+        for name in [name for name, value in values.items() if value > 0 and not whole[name].contains(value)]:
+            notes.append(
+                f"Warning: {label}: the best {name}, {values[name]:g}, is from {_ORIGINS[best.origin]} and outside of "
+                f"what was searched ({whole[name].low:g} to {whole[name].high:g}): widen "
+                f"[tune.search.{json.dumps(label)}]."
+            )
         for name in self._edges(best, whole):
             low, high = whole[name].low, whole[name].high
             notes.append(
@@ -189,7 +199,7 @@ class Tuner:
     def _budget_in_words(self, label: str) -> str:
         space, given = self.spaces[label], [trial.origin for trial in self.trials[label]]
         names = f"{len(space)} hyperparameter{'s' * (len(space) != 1)} ({', '.join(space) or 'none'})"
-        also = f", and {' and '.join({'file': 'its own settings', 'defaults': 'the defaults'}[o] for o in given)}"
+        also = f", and {' and '.join(_ORIGINS[o] for o in given)}"
         count = f"{self.table.trials} trial{'s' * (self.table.trials > 1)}"
         return f"{label}: {count} for each of {names}{also if given else ''}; {self.table.seeds} seeds each."
 
@@ -246,7 +256,7 @@ class Tuner:
 
     def _task(self, trial: Tried, rounds: int, seed: int) -> Outcome:
         change = Trial(trial.options, rounds, self.table.share)
-        title = f"{trial.label} trial {trial.number + 1}, seed {seed}"
+        title = f"{trial.label} trial {trial.number}, seed {seed}"
         listeners = [Titled(callback, title) for callback in self.callbacks]
         return self.methods[trial.label].run(seed, change, None, listeners).without_run()
 
@@ -260,7 +270,7 @@ class Tuner:
         result = next((f"{name} {value:.4f}" for name, value in values if value is not None), failed)
         shown = ", ".join(f"{k} = {v}" for k, v in trial.options.items()) or "its own settings"
         length = f" ({rounds} rounds)" if len(self.rungs[trial.label]) > 1 else ""
-        self.say(f"{trial.label} trial {trial.number + 1}{length}: {shown} -> {result}")
+        self.say(f"{trial.label} trial {trial.number}{length}: {shown} -> {result}")
 
     def _check_measure(self, outcome: Outcome) -> None:
         """Raise if a run does not have the measure; one whose last value is not finite has it, and has failed."""
@@ -287,3 +297,7 @@ class Tuner:
         sign = -1 if about(self.measure or "loss").higher_is_better else 1
         length = 0.0 if rounds is not None else -float(trial.rounds)
         return (math.inf, 0.0, trial.number) if value is None else (length, sign * value, trial.number)
+
+    def _complete(self, trial: Tried) -> bool:
+        """Whether a trial has run at full length in every seed."""
+        return trial.rounds == self.rungs[trial.label][-1][0] and self._value(trial) is not None

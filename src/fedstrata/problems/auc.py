@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 from torch import nn
 
-from fedstrata.core.errors import InputError, invalid
+from fedstrata.core.errors import InputError, Unsolvable, invalid
 from fedstrata.core.options import param
 from fedstrata.data.federated import FederatedData
 from fedstrata.data.intake import are_labels
@@ -107,7 +107,9 @@ def positives(counts: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     present = counts.sum(0) > 0
     if not present.all():
         only = int(present[1])
-        raise invalid("classes of the auc problem", f"class {only} only, on all clients", "both 0 and 1")
+        raise Unsolvable(
+            str(invalid("classes of the auc problem", f"class {only} only, on all clients", "both 0 and 1"))
+        )
     return class_shares(counts, weights)[1:]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +14,14 @@ import torch
 
 from fedstrata.algorithms.algorithm import Algorithm
 from fedstrata.clients.ranks import ranks_here
-from fedstrata.core.errors import Diverged, InputError, invalid
+from fedstrata.core.errors import Diverged, InputError, Unsolvable, invalid
 from fedstrata.core.files import Row
 from fedstrata.data.federated import FederatedData
 from fedstrata.problems.problem import Problem
 from fedstrata.training.callbacks import Callback, Titled
 from fedstrata.training.fingerprint import digest_of, settings_of
 from fedstrata.training.metrics.catalogue import measure
-from fedstrata.training.metrics.evaluation import Evaluate, Evaluation
+from fedstrata.training.metrics.evaluation import Evaluate, Evaluation, measured_on, pooled
 from fedstrata.training.plots import plot
 from fedstrata.training.run import Run
 from fedstrata.training.rundir import RunDirectory
@@ -112,10 +112,11 @@ def _train_each(
     callbacks: Sequence[Callback],
 ) -> LocalRun:
     runs, untrained = [], {}
-    error: InputError | None = None
+    error: Unsolvable | None = None
     evaluation = Evaluation() if evaluate is None else evaluate
+    same = pooled(data)  # all models are measured on the same rows, besides each client's own
     for client in range(data.clients):
-        own, name = data.only(np.array([client])), data.name_of(client)
+        own, name = replace(data.only(np.array([client])), test=same), data.name_of(client)
         theirs = problem if isinstance(problem, Problem) else problem(own)
         folder = None if out is None else out / f"client-{client:04d}"
         try:
@@ -123,7 +124,7 @@ def _train_each(
                 theirs,
                 own,
                 algorithm,
-                settings=settings.replace(participation=1.0),
+                settings=settings.for_local(data.clients),
                 evaluate=evaluation,
                 out=folder,
                 resume=folder is not None and folder.exists(),
@@ -131,13 +132,13 @@ def _train_each(
             )
         except Diverged as failure:
             raise Diverged(f"{name}, trained alone: {failure}", failure.history) from None
-        except InputError as failure:
+        except Unsolvable as failure:
             untrained[name], error = str(failure), failure
             run = _at_start(theirs, own, evaluation)
         runs.append(run)
     if error is not None and len(untrained) == data.clients:
         raise error
-    return _joined(runs, data, algorithm, settings, untrained)
+    return _joined(runs, data, algorithm, settings, evaluation, untrained)
 
 
 @torch.no_grad()
@@ -150,17 +151,26 @@ def _at_start(problem: Problem, data: FederatedData, evaluate: Evaluate) -> Run:
 
 
 def _joined(
-    runs: list[Run], data: FederatedData, algorithm: Algorithm, settings: Settings, untrained: dict[str, str]
+    runs: list[Run],
+    data: FederatedData,
+    algorithm: Algorithm,
+    settings: Settings,
+    evaluation: Evaluate,
+    untrained: dict[str, str],
 ) -> LocalRun:
     length = max(len(run.history) for run in runs)
     history = [_together([run.history[min(i, len(run.history) - 1)] for run in runs]) for i in range(length)]
     summary: Row = {"status": "finished", "algorithm": algorithm.name, "problem": runs[0].problem.name}
     summary |= {"data": data.name, "clients": data.clients, "seed": settings.seed, "sites": "local"}
     summary |= _together([run.final for run in runs]) | {"untrained": untrained}
+    stopped = [run.summary["stopped_by"] for run in runs if "stopped_by" in run.summary]
+    if stopped:
+        summary["stopped_by"] = stopped[0]
     first = next((run.summary for run in runs if "measured_on" in run.summary), None)
     if first is not None:
         names = first["per_client"]
-        summary["measured_on"] = first["measured_on"]
+        assert isinstance(evaluation, Evaluation)
+        summary["measured_on"] = measured_on(runs[0].problem, data, evaluation)
         summary["per_client"] = {n: [run.summary["per_client"].get(n, [None])[0] for run in runs] for n in names}
     if data.client_names:
         summary["client_names"] = list(data.client_names)
@@ -177,8 +187,8 @@ def _together(rows: list[Row]) -> Row:
         if name.endswith("_worst"):
             together[name] = float(values.min() if about.higher_is_better else values.max())
         elif name.endswith("_spread"):
-            own = np.array([row[f"{name.removesuffix('_spread')}_mean"] for row in rows])
-            together[name] = float(own.std())
+            mean = f"{name.removesuffix('_spread')}_mean"
+            together[name] = float(np.std([row[mean] for row in rows if mean in row]))
         else:
             together[name] = float(values.mean())
     return together

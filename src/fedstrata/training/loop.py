@@ -142,7 +142,8 @@ class Loop:
 
     def _budget(self) -> str | None:
         """Return the budget that ends the run now, on every rank."""
-        reason = exceeded_next(self.settings, self.used(), self.done)
+        own: Row = {**dataclasses.asdict(self.clients.usage), "seconds": self.trained}
+        reason = exceeded_next(self.settings, self.used(), own, self.done)
         return reason if self.settings.max_seconds is None else self.ranks.from_first(reason)
 
     def _stops(self) -> str | None:
@@ -212,7 +213,7 @@ class Loop:
             row |= {name: value for name, value in measures.items() if math.isfinite(value)}
             finite = math.isfinite(measures.get("loss", 0.0))
             if self.validation is not None:
-                row |= self.validation.measured(self.problem, *self.solution())
+                row |= self.validation.measured(self.problem, *self.solution(), self.journal.history)
         row, finite = self.ranks.from_first((row, finite))
         if not finite:
             raise self._diverged("the loss is NaN or infinite")
@@ -271,7 +272,7 @@ class Loop:
         summary: Row = {"status": "finished", "algorithm": self.algorithm.name, "problem": self.problem.name}
         summary |= {"data": self.data.name, "clients": self.data.clients, "seed": self.settings.seed}
         summary |= {"chunk": min(self.clients.engine.chunk, self.clients.sampled), **self._final()}
-        if reason is not None:
+        if reason is not None and self.done < self.settings.rounds:
             summary["stopped_by"] = reason
         compiler = self.clients.engine.side.oracles.compiler
         if compiler is not None:

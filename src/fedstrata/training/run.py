@@ -50,7 +50,7 @@ class Run:
         """The measures of the solution and what the run used, as a row: the last of the history, or with early stopping
         the measures of the best one.
         """
-        return {name: self.summary[name] for name in self.history[-1]}
+        return {name: self.summary[name] for name in self.history[-1] if name in self.summary}
 
     def frame(self) -> pandas.DataFrame:
         """Return the history as a pandas DataFrame, one row per evaluation; needs ``fedstrata[frames]``."""

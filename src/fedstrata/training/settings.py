@@ -92,13 +92,24 @@ class Settings(Options, owner="the run"):
         in_file=False,
     )
 
+    def __post_init__(self) -> None:
+        default = options_of(Settings)["validation"].default
+        if self.patience is None and (self.watch is not None or self.validation != default):
+            raise InputError("The options watch and validation apply only with patience, the evaluations to wait.")
+
     def for_pooled(self, clients: int) -> Settings:
         """Return the settings for the data of all clients in one place: a step takes as many samples as all of theirs.
 
         clients: how many clients the data had before.
         """
         size = self.batch_size and self.batch_size * cohort_size(self.participation, clients)
-        return self.replace(batch_size=size, participation=1.0)
+        return self.replace(batch_size=size, participation=1.0, max_bytes=None)
+
+    def for_local(self, clients: int) -> Settings:
+        """Return the settings of one client that trains alone: it has its share of the budgets, and sends nothing."""
+        samples = None if self.max_samples is None else max(1, self.max_samples // clients)
+        seconds = None if self.max_seconds is None else self.max_seconds / clients
+        return self.replace(participation=1.0, max_samples=samples, max_seconds=seconds, max_bytes=None)
 
 
 def takes_settings(function: F) -> F:

@@ -23,11 +23,15 @@ BUDGETS = {"max_seconds": ("seconds",), "max_samples": ("samples",), "max_bytes"
 POOLED = Evaluation(clients="none")
 
 
-def exceeded_next(settings: Settings, used: Row, done: int) -> str | None:
-    """Return the budget that the next round would exceed, if it costs as much as the mean of those before."""
+def exceeded_next(settings: Settings, used: Row, own: Row, done: int) -> str | None:
+    """Return the budget that the next round would exceed, if it costs as much as the mean of those before.
+
+    used: what was used so far; ``own`` without the pre-training.
+    """
     for name, counts in BUDGETS.items():
         limit = getattr(settings, name)
-        if limit is not None and done and sum(used[count] for count in counts) * (done + 1) > limit * done:
+        total, of_rounds = (sum(row[count] for count in counts) for row in (used, own))
+        if limit is not None and done and total * done + of_rounds > limit * done:
             return name
     return None
 
@@ -35,7 +39,7 @@ def exceeded_next(settings: Settings, used: Row, done: int) -> str | None:
 class Validation(NamedTuple):
     """Early stopping: the clients' validation rows, as test data, and how long to wait for an improvement.
 
-    watch:    the measure to judge by; None until the first evaluation has shown which there are.
+    watch:    the measure to judge by; None for the first of auc, accuracy and loss that the first evaluation has.
     patience: the number of evaluations without improvement after which the run stops.
     """
 
@@ -43,31 +47,32 @@ class Validation(NamedTuple):
     watch: str | None
     patience: int
 
-    def measured(self, problem: Problem, x: torch.Tensor, y: torch.Tensor | None) -> Row:
-        """Return the watched measure on the validation rows, under its own name with a prefix."""
-        measures = POOLED(problem, self.data, x, y)
-        if self.watch is not None and self.watch not in measures:
-            raise unknown("measure", self.watch, measures, "watch")
-        name = self.watch or next(m for m in RANKING if m in measures)
-        return {f"{VALIDATION}{name}": measures[name] if math.isfinite(measures[name]) else _worst(name)}
+    def measured(self, problem: Problem, x: torch.Tensor, y: torch.Tensor | None, history: Sequence[Row]) -> Row:
+        """Return the watched measure on the validation rows, under its name with a prefix; empty if it is undefined."""
+        measures = {k: v for k, v in POOLED(problem, self.data, x, y).items() if math.isfinite(v)}
+        if not history and self.watch is not None and self.watch not in measures:
+            raise unknown("measure", self.watch, measures, "watch: what is defined on the validation rows")
+        name = self.watch or (watched(history) if history else next((m for m in RANKING if m in measures), "loss"))
+        return {f"{VALIDATION}{name}": measures[name]} if name in measures else {}
 
     def waited(self, history: Sequence[Row]) -> bool:
         """Whether the last evaluations brought no improvement."""
         return len(history) - 1 - best_row(history) >= self.patience
 
 
-def _worst(name: str) -> float:
-    """Return a finite number that is worse than any value of a measure."""
-    return -1e308 if measure(name).higher_is_better else 1e308
-
-
-def best_row(history: Sequence[Row]) -> int:
-    """Return the index of the first row with the best value on validation data."""
+def watched(history: Sequence[Row]) -> str:
+    """Return the measure that the first row has on validation data."""
     name = next((key for key in history[0] if key.startswith(VALIDATION)), None)
     if name is None:
         raise FedstrataError("The history has no measures on validation data.")
+    return name.removeprefix(VALIDATION)
+
+
+def best_row(history: Sequence[Row]) -> int:
+    """Return the index of the first row with the best value on validation data; a row without one is the worst."""
+    name = watched(history)
     sign = -1 if measure(name).higher_is_better else 1
-    return min(range(len(history)), key=lambda i: sign * history[i][name])
+    return min(range(len(history)), key=lambda i: sign * history[i].get(f"{VALIDATION}{name}", sign * math.inf))
 
 
 def with_validation(

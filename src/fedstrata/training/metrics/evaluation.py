@@ -181,7 +181,7 @@ class Evaluation(Options, owner="the evaluation"):
         targets of all these samples, if they are known.
         """
         part = self.part(data)
-        if part is None or problem.predict is None or problem.losses is None:
+        if part is None or problem.predict is None or problem.losses is None or not part.sizes.any():
             return {}
         outputs, targets = predict(problem, x, _rows_of(part)) if predicted is None else predicted
         owner = np.repeat(np.arange(len(part.sizes)), part.sizes)

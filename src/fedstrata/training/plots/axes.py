@@ -143,7 +143,7 @@ def _values(curves: Sequence[Band], skip: float) -> np.ndarray:
     """Return all means and ends of bands after the first part ``skip`` of each curve."""
     chosen = []
     for places, *lines in curves:
-        later = places >= places[0] + skip * (places[-1] - places[0])
+        later = places >= places[0] + skip * (places[-1] - places[0]) if len(places) else places >= 0
         chosen += [line[later] for line in lines]
     return np.concatenate(chosen)
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 Interval = tuple[float, float]
 
 _NO_EFFECT = "0.6"
-"""The grey of a difference whose interval contains 0."""
+"""The grey of a difference that cannot be told from 0."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ def plot_ranking(
     """Plot one line per method, the best at the top, and those that diverged at the bottom; return the path.
 
     A large marker is the mean, a bar its interval, and small dots are single seeds. With the label of a ``baseline``, a
-    second panel shows the differences to it, in grey if the interval contains 0. ``measure`` names the axis and says
+    second panel shows the differences to it, in grey if p is 0.05 or more. ``measure`` names the axis and says
     whether a larger value is better.
     """
     ranked = _sorted(rows, measure)
@@ -82,7 +82,7 @@ def plot_ranking(
     sentences = ["Large marker: mean over seeds; bar: its 95 % interval; small dots: single seeds."]
     if baseline is not None:
         _draw_differences(axes[0, 1], ranked, looks, baseline)
-        sentences.append("Differences are paired by seed; grey: the interval contains 0.")
+        sentences.append("Differences are paired by seed; grey: cannot be told from 0.")
     _separate_diverged(axes[0], ranked)
     if title is not None:
         figure.suptitle(title)
@@ -126,12 +126,13 @@ def _draw_differences(panel: Axes, rows: Sequence[Ranked], looks: Mapping[str, S
             panel.text(1.04, place, "baseline", **_beside(panel))
         elif row.difference is not None:
             interval = row.difference_interval
-            unclear = interval is None or interval[0] <= 0 <= interval[1]
+            contains_zero = interval is None or interval[0] <= 0 <= interval[1]
+            unclear = contains_zero if row.p is None else row.p >= 0.05
             colour = _NO_EFFECT if unclear else looks[row.label].colour
             _draw_interval(panel, place, row.difference, interval, looks[row.label], colour)
             if row.p is not None:
                 panel.text(1.04, place, "p < 0.001" if row.p < 0.001 else f"p = {row.p:.3f}", **_beside(panel))
-    panel.set_xlabel(f"Difference to {baseline}")
+    panel.set_xlabel(f"Difference from {baseline}")
     panel.tick_params(left=False)
     finish(panel, "value")
 
