@@ -148,6 +148,11 @@ def test_all_ranks_hold_the_same_bits_after_every_round(name: str, launch: Launc
     assert all(other == first for other in others)
 
 
+def untimed(manifest: dict[str, Any]) -> dict[str, Any]:
+    """Return the counts of a checkpoint without the seconds."""
+    return {name: count for name, count in manifest["counts"].items() if name != "trained"}
+
+
 @pytest.mark.slow
 def test_clients_keep_their_state_on_their_own_rank(launch: Launch) -> None:
     name = next(n for n, c in CASES.items() if c.name == "scaffold" and c.ranks == 3 and c.rounds == 8)
@@ -495,7 +500,7 @@ def test_checkpoints_of_ranks_hold_what_those_of_a_process_alone_hold(name: str,
     """The rows of all clients were written again on the way, so there are fewer pieces than rounds."""
     launch.of(name)
     ours, theirs = (saved(folder) for folder in (launch.folder / "runs" / name, alone / "straight"))
-    assert ours["round"] == theirs["round"] == ROUNDS and ours["counts"] == theirs["counts"]
+    assert ours["round"] == theirs["round"] == ROUNDS and untimed(ours) == untimed(theirs)
     torch.testing.assert_close(ours["server"], theirs["server"], atol=1e-10, rtol=1e-10)
     assert ours["clients"].keys() == theirs["clients"].keys()
     for key, row in theirs["clients"].items():

@@ -25,7 +25,7 @@ from fedstrata.experiments.tune import identity_of, tune_methods, variant_tables
 from fedstrata.experiments.tuner import Tuner
 
 Jobs = Annotated[
-    int, typer.Option(min=1, metavar="N", help="Runs to do side by side, each in a process with one thread.")
+    int, typer.Option(min=1, max=1024, metavar="N", help="Runs to do side by side, each in a process with one thread.")
 ]
 
 
@@ -108,7 +108,8 @@ def tune(
         ),
     ] = None,
     seeds: Annotated[
-        int, typer.Option(min=0, metavar="N", help="Seeds for the final runs on the test data; 0 skips them.")
+        int,
+        typer.Option(min=0, max=10_000, metavar="N", help="Seeds for the final runs on the test data; 0 skips them."),
     ] = 3,
     trial: Annotated[
         int | None,

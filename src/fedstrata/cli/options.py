@@ -33,6 +33,7 @@ Seeds = Annotated[
     int | None,
     typer.Option(
         min=1,
+        max=10_000,
         metavar="N",
         help="Number of seeds, counting up from train.seed.",
         show_default="compare.seeds in the file",

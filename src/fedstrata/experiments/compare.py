@@ -236,14 +236,14 @@ def compare_methods(
 
 def seeds_of(seeds: int | Sequence[int], first: int) -> Sequence[int]:
     """Return seeds: so many, counted from ``first``, or those that are given."""
-    if isinstance(seeds, int) and not isinstance(seeds, bool) and seeds >= 1:
+    if isinstance(seeds, int) and not isinstance(seeds, bool) and 1 <= seeds <= 10_000:
         return range(first, first + seeds)
     whole = isinstance(seeds, Sequence) and all(
         isinstance(s, int) and not isinstance(s, bool) and s >= 0 for s in seeds
     )
     if isinstance(seeds, Sequence) and seeds and whole and len(set(seeds)) == len(seeds):
         return seeds
-    raise invalid("seeds", seeds, "a whole number of at least 1, or different whole numbers")
+    raise invalid("seeds", seeds, "a whole number from 1 to 10,000, or different whole numbers")
 
 
 def folder_of(out: str | Path | None, resume: bool) -> Path | None:

@@ -20,18 +20,19 @@ def rows_of(run: Run | LocalRun, data: FederatedData) -> dict[str, np.ndarray] |
 
     To first order, a measure changes by the mean of the influences of the rows that are drawn. Those of several models
     are averaged, as their measures are. ``mark`` identifies the rows: equal marks mean the same test data.
-    ``training_rows`` is their number, [1].
+    ``training_rows`` is the number of training rows, [1], and ``fewest`` that of test rows in the rarest class, [1].
     """
     each = [_influences(one.problem, one.x, data) for one in (run.runs if isinstance(run, LocalRun) else [run])]
     rows = [one for one in each if one is not None]
     if len(rows) < len(each):
         return None
     means = {name: np.mean([one[name] for one in rows], axis=0) for name in rows[0]}
-    inputs = pooled(data)[0]
-    return means | {
-        "mark": inputs.double().reshape(len(inputs), -1).mean(1).cpu().numpy(),
-        "training_rows": data.sizes.sum(keepdims=True),
-    }
+    inputs, *_, targets = pooled(data)
+    mark = inputs.double().reshape(len(inputs), -1).mean(1).cpu().numpy()
+    order = np.argsort(mark, kind="stable")  # the same order whoever holds the rows
+    fewest = np.unique(targets.cpu().numpy(), return_counts=True)[1].min() if "auc" in means else len(mark)
+    about = {"mark": mark[order], "training_rows": data.sizes.sum(keepdims=True), "fewest": np.array([fewest])}
+    return {name: values[order] for name, values in means.items()} | about
 
 
 def _influences(problem: Problem, x: torch.Tensor, data: FederatedData) -> dict[str, np.ndarray] | None:
@@ -64,5 +65,7 @@ def auc_influence(score: np.ndarray, target: np.ndarray) -> np.ndarray:
         others = np.sort(sign * score[other])
         mine = sign * score[own]
         won = (np.searchsorted(others, mine, "left") + np.searchsorted(others, mine, "right")) / (2 * len(others))
-        influence[own] = (won - won.mean()) * len(score) / own.sum()
+        count = own.sum()
+        unbiased = np.sqrt(count / (count - 1)) if count > 1 else np.nan  # one row says nothing about its class
+        influence[own] = (won - won.mean()) * len(score) / count * unbiased
     return influence

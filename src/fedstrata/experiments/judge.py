@@ -76,7 +76,7 @@ class Difference:
         """The verdict in a sentence."""
         form = "{:.3f}" if abs(self.gain) >= 0.0005 or self.gain == 0 else "{:.2g}"
         if self.p is None or self.low is None or self.high is None:
-            why = "with one seed" if self.seeds == 1 else "because all seeds give the same difference"
+            why = "with one seed" if self.seeds == 1 else "from these seeds and test rows"
             return f"{self.label} cannot be judged against {self.baseline} {why}: {form.format(self.gain)}."
         low, high = self.low, self.high
         gain = self.gain
@@ -115,6 +115,9 @@ def differences(outcomes: Mapping[str, Sequence[Outcome]], baseline: str, measur
     others = {label: group for label, group in outcomes.items() if label != baseline}
     of_baseline = _no_verdict(outcomes[baseline], baseline, measure)
     reasons = {label: _no_verdict(group, label, measure) or of_baseline for label, group in others.items()}
+    for label, group in others.items():
+        if reasons[label] is None and not _same_test_rows(group, outcomes[baseline]):
+            reasons[label] = f"{label} and {baseline} were measured on different test data: no verdict."
     judged = {
         label: difference(group, outcomes[baseline], measure)
         for label, group in others.items()
@@ -155,9 +158,12 @@ def difference(group: Sequence[Outcome], baseline: Sequence[Outcome], measure: s
         if gain:  # the seeds are one observation, not several
             return Difference(*names, measure, n, gain, None, None, None, over_rows)
         return Difference(*names, measure, n, gain, gain, gain, 1.0, over_rows)
-    freedom = (n - 1) * (variance / of_seeds) ** 2 if of_seeds > 0 else math.inf
-    half = _half_width(variance, min(freedom, 1e9))
-    p = 2 * float(stdtr(min(freedom, 1e9), -abs(gain) / math.sqrt(variance)))
+    if math.isnan(variance):  # a single test row of a class
+        return Difference(*names, measure, n, gain, None, None, None, over_rows)
+    rows_freedom = _fewest(pairs, measure) - 1
+    freedom = variance**2 / (of_seeds**2 / (n - 1) + (of_rows or 0.0) ** 2 / max(rows_freedom, 1))
+    half = _half_width(variance, freedom)
+    p = 2 * float(stdtr(freedom, -abs(gain) / math.sqrt(variance)))
     return Difference(*names, measure, n, gain, gain - half, gain + half, p, over_rows)
 
 
@@ -192,6 +198,21 @@ def _variance_of_rows(pairs: Sequence[tuple[Outcome, Outcome]], measure: str) ->
         return None
     influence = np.mean([a[measure] - b[measure] for a, b in rows if a is not None and b is not None], axis=0)
     return float((influence**2).sum()) / len(influence) ** 2
+
+
+def _fewest(pairs: Sequence[tuple[Outcome, Outcome]], measure: str) -> int:
+    """Return the number of test rows that a measure rests on: for AUC, those of the rarer class."""
+    rows = pairs[0][0].rows
+    if rows is None or measure not in rows:
+        return 1 << 30
+    return int(rows["fewest"][0]) if measure == "auc" else len(rows["mark"])
+
+
+def _same_test_rows(group: Sequence[Outcome], baseline: Sequence[Outcome]) -> bool:
+    """Whether two methods were measured on the same rows with each seed, as far as that is known."""
+    theirs = {o.seed: o.rows for o in baseline}
+    pairs = [(o.rows, theirs.get(o.seed)) for o in group]
+    return all(a is None or b is None or np.array_equal(a["mark"], b["mark"]) for a, b in pairs)
 
 
 def _resplit(pairs: Sequence[tuple[Outcome, Outcome]]) -> float | None:

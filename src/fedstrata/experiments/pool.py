@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import multiprocessing
 import os
@@ -9,7 +10,7 @@ import signal
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from multiprocessing.reduction import ForkingPickler
@@ -138,10 +139,17 @@ def _without_fork_warning() -> Iterator[None]:
         yield
 
 
+def _die_with_parent() -> None:
+    """Ask Linux to kill this process when its parent dies; elsewhere it ends after its task."""
+    with suppress(OSError, AttributeError, TypeError):
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+
+
 def _work(tasks: Sequence[Task[Any]], connection: Connection, inherited: Sequence[Connection]) -> None:
     for other in inherited:
         other.close()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group: the parent ends its workers
+    _die_with_parent()
     torch.set_num_threads(1)
     while True:
         try:

@@ -104,11 +104,12 @@ def formatted_cells(cells: Sequence[Sequence[str]], form: str) -> str:
     """Format a table, whose first line is its head, in Markdown, LaTeX (with booktabs) or CSV."""
     head, *body = cells
     if form == "markdown":
-        first, *rest = ([c.replace("|", r"\|") for c in line] for line in cells)
+        first, *rest = ([" ".join(c.replace("|", r"\|").split()) for c in line] for line in cells)
         return "".join(f"| {' | '.join(line)} |\n" for line in [first, ["---", *["---:"] * (len(head) - 1)], *rest])
     if form == "csv":
         text = io.StringIO()
-        csv.writer(text, lineterminator="\n").writerows([head, *body])
+        safe = [[f"'{c}" if c[:1] in ("=", "+", "@", "\t", "\r") else c for c in line] for line in (head, *body)]
+        csv.writer(text, lineterminator="\n").writerows(safe)  # a spreadsheet must not run a label as a formula
         return text.getvalue()
     if form != "latex":
         raise invalid("form of a table", form, "'markdown', 'latex' or 'csv'")

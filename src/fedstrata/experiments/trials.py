@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fedstrata.core.errors import InputError, invalid
+from fedstrata.core.errors import InputError, invalid, is_number
 from fedstrata.core.files import Row, refuse_used, write_atomically
 from fedstrata.experiments.methods import Outcome
 from fedstrata.experiments.overlay import slug
@@ -99,6 +99,13 @@ def number_of(value: Any) -> float:
     return float(value)
 
 
+def _is_final(final: Any) -> bool:
+    """Whether a stored value is the last row of a run, or None for one that diverged."""
+    if final is None:
+        return True
+    return isinstance(final, dict) and all(is_number(v) and abs(v) < 1e300 and v == v for v in final.values())
+
+
 class Store:
     """The results of trials, one file for each run, so that several processes can write them."""
 
@@ -115,10 +122,12 @@ class Store:
         if self.folder is None or not self._path(key).exists():
             return None
         try:
-            stored: Row = json.loads(self._path(key).read_text())
-            return stored if stored["options"] == options and "final" in stored else None
-        except (ValueError, KeyError, TypeError):
+            stored = json.loads(self._path(key).read_text())
+        except (ValueError, OSError, RecursionError):
             return None  # damaged: run it again
+        asked = {"label": key[0], "options": dict(options)}
+        valid = isinstance(stored, dict) and all(stored.get(name) == value for name, value in asked.items())
+        return stored if valid and _is_final(stored.get("final", 0)) else None
 
     def write(self, key: Key, options: Mapping[str, Any], outcome: Outcome) -> None:
         """Store a result."""
@@ -130,12 +139,17 @@ class Store:
 def claim(folder: Path, settings: str) -> None:
     """Claim a new folder for a search with these settings; raise if it contains anything else."""
     file = folder / "config.json"
+    if not file.exists():
+        try:
+            refuse_used(folder, "It has no search to resume. Choose another.")
+        except InputError:
+            if not file.exists():  # another task of a job array may have just written it
+                raise
     if file.exists():
         if file.read_text() != settings:
             raise InputError(
                 f"The directory {folder} has a search with different settings. Nothing was overwritten. Choose another."
             )
     else:
-        refuse_used(folder, "It has no search to resume. Choose another.")
         folder.mkdir(parents=True, exist_ok=True)
         write_atomically(file, settings.encode())
