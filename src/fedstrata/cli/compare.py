@@ -130,11 +130,11 @@ def tune(
 ) -> None:
     """Tune algorithms or variants, all by the same rule.
 
-    EXPERIMENT is a TOML file. Every hyperparameter that is searched has as many trials; the file's own settings and the
-    algorithm's defaults are tried as well. Trials are compared on a validation split of the training data; the test
-    data are used only for the final runs, with the best options and other seeds. If the best value lies at an edge of
-    its range, the search continues once beyond it. For variants the best options are printed, and written to
-    tuned.toml, as tables to paste into the file.
+    EXPERIMENT is a TOML file. Every hyperparameter that is searched gets the same number of trials; the file's own
+    settings and the algorithm's defaults are tried as well. Trials are compared on a validation split of the training
+    data; the test data are used only for the final runs, with the best options and other seeds. If the best value lies
+    at an edge of its range, the search continues once beyond it. For variants the best options are printed, and written
+    to tuned.toml, as tables to paste into the file.
 
     With --trial, only one trial is run, and its result stored in --out; run the command without it, and with --resume,
     to do what is left.

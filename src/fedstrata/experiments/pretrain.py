@@ -56,6 +56,7 @@ class Pretraining:
             raise InputError(f"[pretrain] uses cross-entropy, which needs classes: the data {data.name} have none.")
         experiment.problem.check(data)
         options = {"loss": _loss(flat, data), "batchnorm": flat.batchnorm, "dropout": flat.dropout}
+        options |= {k: v for k, v in config.problem.options.items() if k == "prior"}
         settings = experiment.settings.replace(rounds=config.pretrain.rounds)
         clients = experiment.evaluation.clients  # the other keys of [evaluate] belong to the problem itself
         tables = config.to_toml(*OF_SEVERAL_RUNS, "algorithms", "evaluate", "label", "pretrain") | {

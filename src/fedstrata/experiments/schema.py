@@ -178,8 +178,8 @@ class TuneTable(Options, owner="the tune table"):
     )
     halving: int | None = param(
         None,
-        "successive halving: start with short trials, and run the best 1 / halving of them halving times as long, "
-        "until they have train.rounds",
+        "successive halving by a factor n: start with short trials, keep the best 1/n of them and run these n times as "
+        "long, until they have train.rounds",
         least=2,
     )
     extend: bool = param(True, "if the best value lies at an edge of its range, search once more beyond the edge")

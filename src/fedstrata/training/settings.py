@@ -63,12 +63,12 @@ class Settings(Options, owner="the run"):
     checkpoint_every: int = param(1, "rounds between checkpoints", least=1)
     max_seconds: float | None = param(
         None,
-        "seconds of training after which to stop; like the next two, a budget ends the run before a round that would "
-        "exceed it if it cost as much as the mean of those before, but at least one round is run",
+        "limit of training time in seconds; like the next two limits, it stops the run before the next round if an "
+        "average round would exceed it; at least one round is run",
         above=0,
     )
-    max_samples: int | None = param(None, "samples drawn by all clients after which to stop", least=1)
-    max_bytes: int | None = param(None, "bytes sent, up and down together, after which to stop", least=1)
+    max_samples: int | None = param(None, "limit of the samples drawn by all clients", least=1)
+    max_bytes: int | None = param(None, "limit of the bytes sent, up and down together", least=1)
     patience: int | None = param(
         None,
         "stop after this many evaluations without improvement on validation data; the run then has the best model",
