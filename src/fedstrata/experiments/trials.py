@@ -130,12 +130,16 @@ class Store:
 def claim(folder: Path, settings: str) -> None:
     """Claim a new folder for a search with these settings; raise if it contains anything else."""
     file = folder / "config.json"
-    if file.exists():
-        if file.read_text() != settings:
-            raise InputError(
-                f"The directory {folder} has a search with different settings. Nothing was overwritten. Choose another."
-            )
-    else:
-        refuse_used(folder, "It has no search to resume. Choose another.")
-        folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(file, settings.encode())
+    if not file.exists():
+        try:
+            refuse_used(folder, "It has no search to resume. Choose another.")
+        except InputError:
+            if not file.exists():  # otherwise another trial of a job array has just claimed it
+                raise
+        else:
+            folder.mkdir(parents=True, exist_ok=True)
+            write_atomically(file, settings.encode())
+    if file.read_text() != settings:
+        raise InputError(
+            f"The directory {folder} has a search with different settings. Nothing was overwritten. Choose another."
+        )
