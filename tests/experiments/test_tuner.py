@@ -14,9 +14,11 @@ import pytest
 
 import fedstrata as fs
 from fedstrata.core.errors import FedstrataError, InputError
-from fedstrata.experiments import tuner
+from fedstrata.core.files import Row
+from fedstrata.experiments import trials, tuner
 from fedstrata.experiments.config import Config, parse
 from fedstrata.experiments.methods import ConfigMethod, Method, Outcome, Trial, config_methods
+from fedstrata.experiments.search import Spread
 from fedstrata.experiments.trials import claim, number_of
 from fedstrata.experiments.tune import Tuned, tune_methods
 from fedstrata.experiments.tuner import Tuner
@@ -31,6 +33,7 @@ class Script:
 
     loss: Loss = lambda options, rounds, seed: distance(options)
     runs: list[tuple[str, dict[str, Any], int, int]] = field(default_factory=list)
+    measure: str = "loss"
 
     def run(self, method: Method, seed: int, trial: Trial, *_: Any) -> Outcome:
         """Return the outcome of a run."""
@@ -40,7 +43,7 @@ class Script:
         history = [{"round": 0, "loss": 1e9, "distance": 1.0}]
         if value is None:
             return Outcome(method.label, seed, history, None, {}, "it diverged")
-        return Outcome(method.label, seed, history, {"round": trial.rounds, "loss": value}, {})
+        return Outcome(method.label, seed, history, {"round": trial.rounds, self.measure: value}, {})
 
 
 def distance(options: dict[str, Any], best: float = 0.03) -> float:
@@ -143,6 +146,29 @@ def test_the_best_trial_wins(script: Script) -> None:
     assert tuned.rows[0]["values"] == [tuned.rows[0]["loss"]] * 3 and tuned.rows[0]["rounds"] == 3
 
 
+@pytest.mark.parametrize(("measure", "sign"), [("loss", -1), ("accuracy", 1)])
+def test_the_best_is_the_least_loss_or_the_largest_accuracy(
+    measure: str, sign: int, script: Script, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Samplers learn the mean over seeds, with a sign such that larger is better, and which points failed."""
+    gains: dict[float, float | None] = {}
+    monkeypatch.setattr(Spread, "tell", lambda self, point, gain: gains.update({point["lr"]: gain}))
+    script.measure = measure
+    script.loss = lambda options, _, seed: None if 0.05 < options["lr"] < 0.2 else options["lr"] + seed
+    tuned = tuned_of(config_of({"trials": 8, "seeds": 2, "extend": False}))
+    good = sorted((lr for lr, gain in gains.items() if gain is not None), reverse=measure == "accuracy")
+    assert set(gains) - set(good) == {lr for lr in gains if 0.05 < lr < 0.2} and 0 < len(good) < len(gains) == 8
+    assert tuned.measure == measure
+    assert [trial.options["lr"] for trial in tuned.trials["fedavg"]][: len(good)] == good
+    assert [gains[lr] for lr in good] == pytest.approx([sign * (lr + 0.5) for lr in good])
+
+
+def test_settings_that_are_the_same_when_rounded_are_tried_once(script: Script) -> None:
+    script.loss = lambda options, *_: options["steps"]
+    tuned_of(config_of({"trials": 12, "seeds": 1, "extend": False, "search": {"fedavg": {"steps": [1, 3]}}}, steps=2))
+    assert sorted(options["steps"] for _, options, _, _ in script.runs) == [1, 2, 3, 10], "10 is the default"
+
+
 # --- edges -----------------------------------------------------------------------------------------------------------
 
 
@@ -158,6 +184,15 @@ def test_a_search_goes_once_beyond_an_edge(script: Script) -> None:
     assert "fedavg: the best lr is at an edge of its range; searching beyond it" in said
     assert (tuned.extended["fedavg"]["lr"].low, tuned.extended["fedavg"]["lr"].high) == (1.0, 10.0)
     assert (tuned.spaces["fedavg"]["lr"].low, tuned.spaces["fedavg"]["lr"].high) == (0.001, 1.0)
+
+
+def test_methods_have_points_of_their_own(script: Script) -> None:
+    """Also beyond an edge."""
+    script.loss = lambda options, *_: distance(options, 3.0)
+    tuned = tuned_of(config_of({"trials": 8, "seeds": 1}, lr=1.0), ("fedavg", "scaffold"))
+    for origin in ("search", "extension"):
+        one, other = ({t.options["lr"] for t in group if t.origin == origin} for group in tuned.trials.values())
+        assert len(one) == len(other) == 8 and not one & other
 
 
 @pytest.mark.parametrize(("extend", "high", "count"), [(True, "10", 17), (False, "1", 9)])
@@ -306,6 +341,23 @@ def test_a_search_in_which_everything_diverged_is_an_error(script: Script) -> No
         tuned_of(config_of({"trials": 2, "seeds": 1}), ("fedavg", "fedprox"))
 
 
+@pytest.mark.parametrize("shorter", [{"halving": 2}, {"rounds": 2}])
+def test_a_short_trial_does_not_win_if_the_long_ones_diverge(shorter: dict[str, int], script: Script) -> None:
+    script.loss = lambda options, rounds, _: None if rounds == 4 else distance(options)
+    with pytest.raises(FedstrataError, match=r"^Every full-length trial of fedavg diverged in at least one seed\."):
+        tuned_of(config_of({"trials": 8, "seeds": 1, **shorter}, rounds=4))
+
+
+@pytest.mark.parametrize("shorter", [{"halving": 2}, {"rounds": 2}])
+def test_trials_that_diverged_are_not_run_longer(shorter: dict[str, int], script: Script) -> None:
+    """Only the two smallest rates do not."""
+    script.loss = lambda options, rounds, _: None if options["lr"] > 0.005 else rounds
+    tuned_of(config_of({"trials": 8, "seeds": 1, "extend": False, **shorter}, rounds=4))
+    least = min(rounds for *_, rounds, _ in script.runs)
+    short, longer = ({o["lr"] for _, o, rounds, _ in script.runs if (rounds > least) is long} for long in (False, True))
+    assert longer == {lr for lr in short if lr <= 0.005} and len(longer) == 2
+
+
 def test_a_measure_that_is_not_finite_in_the_end_is_a_failure(script: Script) -> None:
     """Rows leave out what is not finite; all runs had a distance at the start, and none has one at the end."""
     with pytest.raises(FedstrataError, match=r"^Every trial of fedavg diverged"):
@@ -395,6 +447,43 @@ def test_a_folder_belongs_to_one_search(tmp_path: Path) -> None:
         claim(tmp_path / "new" / "trials", "others")
     with pytest.raises(InputError, match="It has no search to resume"):
         claim(tmp_path / "new", "settings")
+
+
+@pytest.mark.parametrize("theirs", ["settings", "others"])
+def test_trials_of_a_job_array_may_claim_a_folder_at_the_same_time(
+    theirs: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another job claims it, and stores a result, just after this one has seen that nobody has."""
+    folder, real = tmp_path / "trials", trials.refuse_used
+
+    def late(folder: Path, remedy: str) -> None:
+        folder.mkdir()
+        (folder / "config.json").write_text(theirs)
+        (folder / "fedavg-0000-rounds3-seed0.json").touch()
+        real(folder, remedy)
+
+    monkeypatch.setattr(trials, "refuse_used", late)
+    if theirs == "settings":
+        claim(folder, "settings")
+    else:
+        with pytest.raises(InputError, match=r"has a search with different settings\."):
+            claim(folder, "settings")
+    assert (folder / "config.json").read_text() == theirs
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_a_search_of_a_schedule_is_resumed_in_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its tuple is a list in a file."""
+    made = fs.quadratic(clients=3, dimension=2)
+    methods = {"a": (made.problem, fs.FedAvg(lr=fs.schedules.StepDecay(0.05, at=(1, 2)), steps=2))}
+
+    def search(resume: bool) -> list[Row]:
+        options: dict[str, Any] = {"trials": 2, "seeds": 1, "rounds": 3, "threads": 1}
+        return fs.tune(methods, made.data, out=tmp_path / "out", resume=resume, **options).rows
+
+    first = search(resume=False)
+    monkeypatch.setattr("fedstrata.experiments.methods.train", None)
+    assert search(resume=True) == first
 
 
 # --- several jobs, and samplers that learn ---------------------------------------------------------------------------

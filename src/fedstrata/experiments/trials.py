@@ -143,13 +143,12 @@ def claim(folder: Path, settings: str) -> None:
         try:
             refuse_used(folder, "It has no search to resume. Choose another.")
         except InputError:
-            if not file.exists():  # another task of a job array may have just written it
+            if not file.exists():  # otherwise another trial of a job array has just claimed it
                 raise
-    if file.exists():
-        if file.read_text() != settings:
-            raise InputError(
-                f"The directory {folder} has a search with different settings. Nothing was overwritten. Choose another."
-            )
-    else:
-        folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(file, settings.encode())
+        else:
+            folder.mkdir(parents=True, exist_ok=True)
+            write_atomically(file, settings.encode())
+    if file.read_text() != settings:
+        raise InputError(
+            f"The directory {folder} has a search with different settings. Nothing was overwritten. Choose another."
+        )

@@ -117,8 +117,9 @@ class Tuner:
         ordered = {label: sorted(trials, key=self._order) for label, trials in self.trials.items()}
         failed = [label for label, trials in ordered.items() if not self._complete(trials[0])]
         if failed:
+            tried = "Every trial" if all(len(self.rungs[label]) == 1 for label in failed) else "Every full-length trial"
             raise FedstrataError(
-                f"Every trial of {listed(failed)} diverged in at least one seed. Search smaller learning rates: "
+                f"{tried} of {listed(failed)} diverged in at least one seed. Search smaller learning rates: "
                 f"[tune.search.{json.dumps(failed[0])}]."
             )
         return ordered
