@@ -71,7 +71,7 @@ def compare(
     config = read(experiment, set_, preset)
     config = _with_compare(config, baseline, baselines)
     names = _names(algorithms, config, experiment)
-    check_out(out, resume)
+    check_out(out, resume, "*-seed*/config.toml")
     kind, methods = config_methods(config, names, config.compare.baselines)
     run_comparison(
         config,
@@ -148,7 +148,7 @@ def tune(
     if trial is not None:
         _one_trial(config, names, methods, trial, out, tell)
         return
-    check_out(out, resume)
+    check_out(out, resume, "trials/config.json")
     folder, final = (None, None) if out is None else (out / "trials", out / "final")
     tuned = tune_methods(
         kind,
@@ -156,7 +156,7 @@ def tune(
         config.tune,
         config.train.seed,
         folder=folder,
-        identity=identity_of(config, names),
+        identity=identity_of(config, names, methods),
         jobs=jobs,
         callbacks=progress_bars(quiet),
         say=tell,
@@ -192,7 +192,7 @@ def _one_trial(
     trials = tuner.first()
     if number >= len(trials):
         raise invalid("--trial", number, f"from 0 to {len(trials) - 1}: the search has {len(trials)} trials")
-    claim(folder, identity_of(config, names))
+    claim(folder, identity_of(config, names, methods))
     tuner.run_trials([(trials[number], tuner.rungs[trials[number].label][0][0])])
 
 
@@ -234,7 +234,7 @@ def reproduce(
         folder = Path("runs") / (file.name if chosen is None else f"{file.name}-{chosen}")
         if out is not None:
             folder = out if len(files) == 1 else out / file.path.stem
-        check_out(folder, resume=True)
+        check_out(folder, True, "*-seed*/config.toml")
         if not quiet:
             say(f"Experiment {number} of {len(files)}: {file.name}, preset {chosen or '(none)'}, in {folder}")
         kind, methods = config_methods(config, None, config.compare.baselines)

@@ -47,8 +47,12 @@ def check_resume(out: Path | None, resume: bool) -> None:
         raise InputError("--resume needs --out, the directory to resume.")
 
 
-def check_out(out: Path | None, resume: bool) -> None:
-    """Raise if the output directory is a file, or is not empty although nothing is resumed."""
+def check_out(out: Path | None, resume: bool, mark: str) -> None:
+    """Raise if the output directory is a file, or is not empty although there is nothing to resume.
+
+    mark: a pattern of files that a directory to resume has.
+    """
     check_resume(out, resume)
-    if out is not None and not (resume and out.is_dir()):
-        refuse_used(out, "Choose another, or pass --resume.")
+    if out is None or (resume and any(out.glob(mark))):
+        return
+    refuse_used(out, "It has nothing to resume. Choose another." if resume else "Choose another, or pass --resume.")

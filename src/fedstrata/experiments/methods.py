@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from fedstrata.algorithms.algorithm import Algorithm
 from fedstrata.core.errors import Diverged, FedstrataError, InputError
@@ -23,6 +24,7 @@ from fedstrata.experiments.runs import candidates, labelled, run_config
 from fedstrata.experiments.schema import SITES
 from fedstrata.problems.problem import Problem
 from fedstrata.training.callbacks import Callback
+from fedstrata.training.fingerprint import digest_of
 from fedstrata.training.local import LocalRun, train_local
 from fedstrata.training.metrics.evaluation import Evaluate, Evaluation, pooled_is_training
 from fedstrata.training.preflight import check_run
@@ -116,6 +118,10 @@ class Method(ABC):
     @abstractmethod
     def train(self, seed: int, trial: Trial, out: Path | None, callbacks: Sequence[Callback]) -> Trained:
         """Run the method with a seed; a run that is already in ``out`` is resumed."""
+
+    @abstractmethod
+    def digest(self, seed: int) -> dict[str, str]:
+        """Return digests of the data and the starting point of a seed."""
 
     def run(
         self, seed: int, trial: Trial | None = None, out: Path | None = None, callbacks: Sequence[Callback] = ()
@@ -213,6 +219,12 @@ class ConfigMethod(Method):
         with labelled(config):
             experiment = self._experiment(config, trial, callbacks)
         return run_config(config, out, resume, callbacks, experiment, compared=True), experiment.data
+
+    def digest(self, seed: int) -> dict[str, str]:
+        """Return digests of the data and the starting point of a seed."""
+        with labelled(self.config):
+            experiment = Experiment(self.config.with_seed(seed))
+        return digest_of(experiment.problem, experiment.data)
 
     def _config(self, seed: int, trial: Trial) -> Config:
         config = self.config.with_seed(seed)
@@ -348,11 +360,18 @@ class ObjectMethod(Method):
         )
         return run, data
 
+    def digest(self, seed: int) -> dict[str, str]:
+        """Return digests of the data and the starting point of a seed."""
+        problem, data, *_ = self.parts(seed)
+        return digest_of(problem, data)
+
     def parts(self, seed: int, trial: Trial | None = None) -> tuple[Problem, FederatedData, Algorithm, Settings]:
         """Return what the run of a seed is made of."""
         trial = trial or Trial()
-        problem = self.problem if isinstance(self.problem, Problem) else self.problem(seed)
-        data = self.data if isinstance(self.data, FederatedData) else self.data(seed)
+        with torch.random.fork_rng(devices=()):  # models that are not seeded start the same in every process
+            torch.manual_seed(seed)
+            problem = self.problem if isinstance(self.problem, Problem) else self.problem(seed)
+            data = self.data if isinstance(self.data, FederatedData) else self.data(seed)
         settings = self.own_settings.replace(seed=seed)
         if trial.rounds is not None:
             settings = settings.replace(rounds=trial.rounds)
