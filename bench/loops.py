@@ -159,7 +159,10 @@ def sides(name: str, model: str, data: fs.FederatedData) -> tuple[fs.Algorithm, 
         module = fs.models.model(model, (1, 28, 28), 1)
         problem, hand = fs.auc(module, p=P), ByHand(fs.models.model(model, (1, 28, 28), 1))
         return fs.FGDA(gamma=LR, lam=LR, steps=STEPS), problem, FGDA(data, hand.leaves, hand.loss)
-    problem, module = fs.erm(fs.models.model(model, (1, 28, 28), 10)), fs.models.model(model, (1, 28, 28), 10)
+    problem, module = (
+        fs.erm(fs.models.model(model, (1, 28, 28), 10), prior=False),
+        fs.models.model(model, (1, 28, 28), 10),
+    )
     cross_entropy = torch.nn.CrossEntropyLoss()
     loops = {
         "scaffold": (fs.Scaffold(lr=LR, steps=STEPS), Scaffold),

@@ -22,7 +22,7 @@ def problem_of(work: Work) -> fs.Problem:
     if work.job.model == "trivial":
         start = torch.from_numpy(work.start["weight"].copy()).reshape(1)
         return fs.Problem(lambda x, batch: (batch[0] * x).mean(), start, name="trivial")
-    return fs.erm(started(work))
+    return fs.erm(started(work), prior=False)
 
 
 def clients_of(work: Work, problem: fs.Problem) -> Clients:
