@@ -20,7 +20,7 @@ LEARNED: list[tuple[str, str, dict[str, Any], int]] = [
     ("damaml", "comfedl", {}, 20),
     ("agnostic", "drfa", {}, 20),
     ("agnostic", "afl", {}, 60),
-    *(("fair", name, {}, 60 if name == "fednest" else 20) for name in DUAL),
+    *(("fair", name, {}, {"fednest": 60, "codasca": 30}.get(name, 20)) for name in DUAL),
     *(("robust, the mean inside", name, {}, 20) for name in ("local_smcgdam", "local_scgdam")),
     *(("maml, the mean inside", name, {}, 20) for name in ("local_scgdam", "local_smcgdam")),
     ("robust, the mean inside", "fednest", {}, 60),
