@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from typing import Any
 
 from fedstrata.core.errors import InputError, within
 from fedstrata.experiments.build import Experiment
@@ -15,9 +16,6 @@ from fedstrata.training.diagnostics import Diagnostics
 from fedstrata.training.local import LocalRun, train_local
 from fedstrata.training.run import Run
 from fedstrata.training.train import train
-
-Say = Callable[[str], None]
-"""Prints a message to the user."""
 
 
 def run_config(
@@ -43,32 +41,14 @@ def run_config(
         if pretraining is not None and built.pretrained is None:
             pretrain(built, pretraining, tables, out, resume, callbacks)
             resume = resume or out is not None
+        how: dict[str, Any] = {"settings": built.settings, "evaluate": built.evaluation, "config": tables}
+        how |= {"out": out, "resume": resume, "callbacks": callbacks}
         if config.data.sites == "local":
-            return train_local(
-                built.problem_on,
-                built.data,
-                built.algorithm,
-                settings=built.settings,
-                evaluate=built.evaluation,
-                out=out,
-                resume=resume,
-                callbacks=callbacks,
-                config=tables,
-            )
+            return train_local(built.problem_on, built.data, built.algorithm, **how)
         if out is not None and config.diagnostics:
-            callbacks = [*callbacks, Diagnostics(**config.diagnostics, strict=not compared, folder=out)]
-        return train(
-            built.problem,
-            built.data,
-            built.algorithm,
-            settings=built.settings,
-            evaluate=built.evaluation,
-            out=out,
-            resume=resume,
-            callbacks=callbacks,
-            config=tables,
-            pretrain=built.pretrained,
-        )
+            diagnostics = Diagnostics(**config.diagnostics, strict=not compared, folder=out)
+            how["callbacks"] = [*callbacks, diagnostics]
+        return train(built.problem, built.data, built.algorithm, **how, pretrain=built.pretrained)
 
 
 def candidates(config: Config, names: Sequence[str] | None) -> tuple[str, dict[str, Config]]:
