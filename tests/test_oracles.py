@@ -50,6 +50,7 @@ BATCHES = {
     "ragged": Batch(
         ((random(1, 2, D), random(1, 2)), (random(2, 6, D), random(2, 6))),
         where=(torch.tensor([1]), torch.tensor([0, 2])),
+        owners=np.array([1, 0, 1]),
         traced=False,
     ),
 }
@@ -198,7 +199,8 @@ def even(clients: int, length: int, traced: bool = True) -> Batch:
 def uneven(*groups: tuple[int, list[int]]) -> Batch:
     """A batch in which groups of clients have different numbers of samples: (number, clients)."""
     parts = tuple((random(len(who), length, D), random(len(who), length)) for length, who in groups)
-    return Batch(parts, tuple(torch.tensor(who) for _, who in groups), traced=False)
+    owners = np.array([part for _, part in sorted((client, i) for i, (_, who) in enumerate(groups) for client in who)])
+    return Batch(parts, tuple(torch.tensor(who) for _, who in groups), False, owners=owners)
 
 
 def through(
@@ -282,8 +284,8 @@ def test_a_pass_without_offsets_is_the_gradient_of_the_composition(gradients_off
 def test_batch_lengths_may_differ_between_clients_and_levels(dual: bool, weight: float | None) -> None:
     """As with support data: a client's inner batch, outer batch, both or neither may be short."""
     inner = uneven((2, [1, 3]), (5, [0, 2, 4]))
-    middle = uneven((3, [4]), (6, [2, 0]), (7, [3, 1]))
-    outside = uneven((4, [3, 0]), (5, [1, 2, 4]))
+    middle = uneven((3, [4]), (6, [0, 2]), (7, [1, 3]))
+    outside = uneven((4, [0, 3]), (5, [1, 2, 4]))
     problem = layered(2, dual)
     for batches in (
         [inner, middle, outside],

@@ -218,5 +218,17 @@ def test_an_accelerator_computes_the_same_words(count: int, monkeypatch: pytest.
     assert words.dtype == torch.int64 and np.array_equal(words, expected)
 
 
+@pytest.mark.parametrize("sizes", [[5, 1, 8, 3], [7, 7, 7, 7]], ids=str)
+def test_an_accelerator_computes_the_same_permutations(sizes: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    arguments = KEY, np.array([5, 2**20, 7, 2**31 - 1]), np.array([0, 3, 9, 1]), np.array(sizes)
+    expected = rng.permutations(*arguments)
+    assert np.array_equal(rng.permutations_on(torch.device("cpu"), *arguments), expected)
+    for name in ("arange", "zeros_like"):
+        monkeypatch.setattr(torch, name, _on_the_host(getattr(torch, name)))
+    monkeypatch.setattr(torch.Tensor, "to", lambda tensor, device: tensor)
+    orders = rng.permutations_on(torch.device("cuda"), *arguments)
+    assert orders.dtype == torch.int64 and np.array_equal(orders, expected)
+
+
 def _on_the_host(function: Any) -> Any:
     return lambda *args, device=None, **options: function(*args, **options)

@@ -77,7 +77,13 @@ def test_a_local_step_stays_on_the_device(name: str, chunk: int, monkeypatch: py
 @pytest.mark.parametrize("chunk", [1, 3])
 @pytest.mark.parametrize(
     "options",
-    [{"sampling": "stratified"}, {"sampling": "balanced"}, {"faults": fs.Faults()}, {"autocast": "bfloat16"}],
+    [
+        {"sampling": "stratified"},
+        {"sampling": "balanced"},
+        {"sampling": "epochs", "batch_size": 200},
+        {"faults": fs.Faults()},
+        {"autocast": "bfloat16"},
+    ],
     ids=str,
 )
 def test_a_step_of_a_run_stays_on_the_device(
@@ -88,7 +94,7 @@ def test_a_step_of_a_run_stays_on_the_device(
     mode = OnDevice()
     guarded(mode, monkeypatch)
     with mode:
-        fs.train(problem, data, fs.FedAvg(lr=0.1, steps=5), rounds=2, batch_size=16, chunk=chunk, **options)
+        fs.train(problem, data, fs.FedAvg(lr=0.1, steps=7), rounds=2, chunk=chunk, **{"batch_size": 16, **options})
 
 
 @pytest.mark.usefixtures("registries")

@@ -14,7 +14,6 @@ from fedstrata.data.sampling import (
     SAMPLINGS,
     Balanced,
     Everything,
-    Independent,
     Sampling,
     ShuffledEpochs,
     Stratified,
@@ -74,12 +73,21 @@ def test_a_batch_does_not_depend_on_clients_that_finished(kind: type[Sampling]) 
         assert rows == in_order[step][:active]
 
 
-@pytest.mark.parametrize("kind", [Uniform, Stratified, Balanced], ids=lambda k: k.__name__)
-def test_steps_drawn_together_are_those_drawn_one_by_one(kind: type[Independent]) -> None:
-    sampler = kind(NAMES, CLIENTS, SIZES, 5)
-    together = sampler.draw(range(3, 20), 3, torch.device("cpu"))
-    assert together.shape == (17, 3, 5)
-    assert all((together[step - 3].numpy() == sampler.positions(step, 3)[0]).all() for step in range(3, 20))
+@pytest.mark.parametrize("kind", SAMPLINGS.values(), ids=lambda k: k.__name__)
+@pytest.mark.parametrize("first", [0, 3])
+def test_steps_drawn_together_are_those_drawn_one_by_one(kind: type[Sampling], first: int) -> None:
+    sampler, alone = kind(NAMES, CLIENTS, SIZES, 5), kind(NAMES, CLIENTS, SIZES, 5)
+    for steps in (range(first, 20), range(20, 22), range(1, 2)):
+        together = sampler.draw(steps, 3, torch.device("cpu"))
+        assert together.positions.shape == (len(steps), 3, 5)
+        assert (together.positions < torch.from_numpy(SIZES[:3, None])).all()
+        for i, step in enumerate(steps):
+            positions, lengths = alone.positions(step, 3)
+            width = positions.shape[1] if lengths is None else lengths
+            if together.lengths is not None:
+                assert (together.lengths[i] == width).all()
+            for client, length in enumerate(np.broadcast_to(width, 3)):
+                assert (together.positions[i, client, :length].numpy() == positions[client, :length]).all()
 
 
 @pytest.mark.parametrize("kind", SAMPLINGS.values(), ids=lambda k: k.__name__)

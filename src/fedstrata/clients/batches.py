@@ -12,7 +12,7 @@ from fedstrata.clients.client_side import ClientSide
 from fedstrata.core import rng
 from fedstrata.core.errors import invalid
 from fedstrata.data.batch import NO_DATA, Arrays, Batch
-from fedstrata.data.sampling import Everything, Independent
+from fedstrata.data.sampling import Everything
 
 AHEAD = 8 << 20
 """Bytes of samples that are gathered ahead, for each level and stream."""
@@ -116,10 +116,11 @@ class Batches:
 class Draws:
     """The batches of ``size`` samples that C clients draw for one level, as a function of ``names``.
 
-    The batches of the remaining steps of a loop are drawn and gathered together, as many as fit into ``AHEAD`` bytes:
-    a few large operations instead of many small ones, and nothing that a device would have to wait for in each step.
-    The samples of a single client, whose steps are long, are gathered step by step, which needs no more memory than one
-    batch. None of this changes which samples a batch holds.
+    The rows of the remaining steps of a loop are drawn together, and their samples gathered, as many as fit into
+    ``AHEAD`` bytes: a few large operations instead of many small ones, and nothing that a device would have to wait for
+    in each step. The samples of a single client, whose steps are long, are gathered step by step, which needs no more
+    memory than one batch; so are those of a step in which some clients have fewer than ``size``. None of this changes
+    which samples a batch holds.
     """
 
     def __init__(self, side: ClientSide, ids: np.ndarray, names: tuple[int | str, ...], level: int, size: int) -> None:
@@ -132,43 +133,87 @@ class Draws:
         self._first = self._first_drawn = 0
         self._ready: list[Arrays] = []
         self._rows: torch.Tensor = NOTHING
+        self._uneven: Uneven | None = None
 
     def batch(self, now: Now) -> tuple[Batch, int]:
         """Return the batch, and how many samples it holds."""
         active = now.active
-        if isinstance(self._sampler, Independent):
-            arrays = self._gathered(self._sampler, now)
-            batch = Batch((arrays,), traced=active == len(self._ids), fields=self._part.fields)
-            samples = active * self._size
-        else:
-            positions, lengths = self._sampler.positions(now.step, active)
-            traced = positions.shape[1] == self._size and active == len(self._ids)
-            batch = self._part.gather(self._ids[:active], positions, lengths, traced)
-            samples = positions.size if lengths is None else int(lengths.sum())
-        return (batch if self._weights is None else batch.weighted(self._weights[:active])), samples
-
-    def _gathered(self, sampler: Independent, now: Now) -> Arrays:
-        """Return the arrays of this step; if they are not ready, gather them together with those of the next steps."""
         index = now.step - self._first
-        if not 0 <= index < len(self._ready) or len(self._ready[index][0]) < now.active:
-            step_bytes = max(1, now.active * self._size * self._part.sample_bytes)
-            steps = 1 if now.active == 1 else max(1, AHEAD // step_bytes)
-            self._ready = []
-            rows = self._drawn(sampler, now)
-            arrays = self._part.samples(rows if len(rows) <= steps else rows[:steps])
-            self._ready = list(zip(*(a.unbind(0) for a in arrays), strict=True))
-            self._first, index = now.step, 0
-        arrays = self._ready[index]
-        return arrays if len(arrays[0]) == now.active else tuple(a[: now.active] for a in arrays)
+        if 0 <= index < len(self._ready) and len(self._ready[index][0]) >= active:
+            arrays = self._ready[index]
+        else:
+            rows, full = self._drawn(now)
+            if not full:
+                return self._smaller(rows[0], now)
+            arrays = self._gathered(rows[:full], now)
+        if len(arrays[0]) != active:
+            arrays = tuple(a[:active] for a in arrays)
+        batch = Batch((arrays,), traced=active == len(self._ids), fields=self._part.fields)
+        return (batch if self._weights is None else batch.weighted(self._weights[:active])), active * self._size
 
-    def _drawn(self, sampler: Independent, now: Now) -> torch.Tensor:
-        """Return the rows of this step, and of those after it that are drawn, on the device: [steps, active, B]."""
+    def _gathered(self, rows: torch.Tensor, now: Now) -> Arrays:
+        """Return the samples in the first of these rows [steps, active, B]; gather those of the next steps as well."""
+        step_bytes = max(1, now.active * self._size * self._part.sample_bytes)
+        steps = 1 if now.active == 1 else max(1, AHEAD // step_bytes)
+        self._ready = []
+        arrays = self._part.samples(rows if len(rows) <= steps else rows[:steps])
+        self._ready = list(zip(*(a.unbind(0) for a in arrays), strict=True))
+        self._first = now.step
+        return self._ready[0]
+
+    def _drawn(self, now: Now) -> tuple[torch.Tensor, int]:
+        """Return the rows [steps, active, B] from this step on, and how many of the first steps have full batches."""
         index = now.step - self._first_drawn
         if not 0 <= index < len(self._rows) or self._rows.shape[1] < now.active:
             affordable = POSITIONS_AHEAD // (now.active * self._size)
             steps = range(now.step, now.step + max(1, min(now.left, affordable)))
-            positions = sampler.draw(steps, now.active, self._part.device)
-            self._rows = self._part.rows_at(self._ids[: now.active], positions)
+            drawn = self._sampler.draw(steps, now.active, self._part.device)
+            self._rows = self._part.rows_at(self._ids[: now.active], drawn.positions)
+            self._uneven = None if drawn.lengths is None else Uneven(drawn.lengths, self._part.device)
             self._first_drawn, index = now.step, 0
         exact = index == 0 and self._rows.shape[1] == now.active
-        return self._rows if exact else self._rows[index:, : now.active]
+        rows = self._rows if exact else self._rows[index:, : now.active]
+        if self._uneven is None:
+            return rows, len(rows)
+        if self._uneven.active > now.active:
+            self._uneven = self._uneven.only(now.active)
+        return rows, self._uneven.full(index, self._size)
+
+    def _smaller(self, rows: torch.Tensor, now: Now) -> tuple[Batch, int]:
+        """Return the batch of a step in which some clients have fewer samples, in these rows [active, B]."""
+        assert self._uneven is not None
+        groups, owners = self._uneven.groups(now.step - self._first_drawn)
+        samples = sum(length * len(where) for length, where in groups)
+        if len(groups) == 1:
+            arrays = self._part.samples(rows[:, : groups[0][0]])
+            return Batch((arrays,), traced=False, fields=self._part.fields), samples
+        parts = tuple(self._part.samples(rows.index_select(0, where)[:, :length]) for length, where in groups)
+        return Batch(parts, tuple(where for _, where in groups), False, self._part.fields, owners), samples
+
+
+class Uneven:
+    """How many samples clients have in steps that were drawn together: ``lengths`` [steps, active], on the host.
+
+    Which clients have equally many is on the device: moved there once, not in every step.
+    """
+
+    def __init__(self, lengths: np.ndarray, device: torch.device) -> None:
+        self.active = lengths.shape[1]
+        self._lengths, self._device = lengths, device
+        self._least = lengths.min(1)
+        self._order = torch.from_numpy(np.argsort(lengths, axis=1, kind="stable")).to(device)
+
+    def only(self, active: int) -> Uneven:
+        """Return the numbers of the first clients, after others have finished."""
+        return Uneven(self._lengths[:, :active], self._device)
+
+    def full(self, step: int, size: int) -> int:
+        """Return in how many steps, from this one on, every client has ``size`` samples."""
+        less = self._least[step:] < size
+        return int(less.argmax()) if less.any() else len(less)
+
+    def groups(self, step: int) -> tuple[list[tuple[int, torch.Tensor]], np.ndarray]:
+        """Return the numbers of samples in a step, each with the clients that have so many; and each client's group."""
+        numbers, owners, counts = np.unique(self._lengths[step], return_inverse=True, return_counts=True)
+        wheres = torch.split(self._order[step], counts.tolist())
+        return list(zip(numbers.tolist(), wheres, strict=True)), owners

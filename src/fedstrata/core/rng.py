@@ -183,6 +183,22 @@ def permutations(key: Key, clients: np.ndarray, steps: np.ndarray, sizes: np.nda
     return np.argsort(order_by, axis=1, kind="stable")
 
 
+def permutations_on(
+    device: torch.device, key: Key, clients: np.ndarray, steps: np.ndarray, sizes: np.ndarray
+) -> torch.Tensor:
+    """Return the same permutations as an int64 tensor on a device, which computes them itself."""
+    if device.type == "cpu":
+        return torch.from_numpy(permutations(key, clients, steps, sizes))
+    number, step, size = (torch.from_numpy(numbers).to(device)[:, None] for numbers in (clients, steps, sizes))
+    places = torch.arange(int(sizes.max()), device=device)
+    blocks = torch.arange((len(places) + 1) // 2, device=device)
+    bits = _philox_of_tensors(blocks, number[..., None], step[..., None], torch.zeros_like(blocks), *key)
+    bits = bits.reshape(len(clients), -1, 2)[:, : len(places)]
+    order_by = (bits[..., 0] << 31) ^ bits[..., 1]
+    order_by = order_by.masked_fill(places >= size, torch.iinfo(torch.int64).max)
+    return order_by.sort(dim=1, stable=True).indices
+
+
 def choose(key: Key, population: int, number: int) -> np.ndarray:
     """Return ``number`` different clients out of ``population``, uniformly, in increasing order.
 

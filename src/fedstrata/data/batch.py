@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+import numpy as np
 import torch
 
 Arrays = tuple[torch.Tensor, ...]
@@ -31,7 +32,8 @@ class Batch:
 
     parts:  tuples of arrays. If all clients drew equally many samples there is one part, of tensors [C, B, ...];
             otherwise clients with equally many samples share a part, and nothing is padded.
-    where:  the clients of each part; None if there is one part for all.
+    where:  the clients of each part, in increasing order; None if there is one part for all.
+    owners: the part of each client, [C], on the host; None if there is one part for all.
     traced: whether this shape will occur again, so that tracing a graph for it pays off.
     fields: what the arrays of each part are.
     """
@@ -40,6 +42,7 @@ class Batch:
     where: tuple[torch.Tensor, ...] | None = None
     traced: bool = True
     fields: Fields = PAIR
+    owners: np.ndarray | None = None
 
     @property
     def clients(self) -> int:
@@ -59,7 +62,7 @@ class Batch:
             own = (weights if self.where is None else weights[self.where[i]]).gather(1, samples[-1].long())
             words = [rest.pop()] if self.fields.random else []
             parts.append((*samples, own * rest[0] if rest else own, *words))
-        return Batch(tuple(parts), self.where, self.traced, self.fields)
+        return replace(self, parts=tuple(parts))
 
     def numbered(self, numbers: torch.Tensor) -> Batch:
         """Return the batch with the number of each client, [C], appended to its arrays."""
@@ -73,7 +76,7 @@ class Batch:
         """Return the batch with one more array, which has a row for each client."""
         own = [rows] if self.where is None else [rows[w] for w in self.where]
         parts = [(*part, r) for part, r in zip(self.parts, own, strict=True)]
-        return Batch(tuple(parts), self.where, self.traced, fields)
+        return replace(self, parts=tuple(parts), fields=fields)
 
 
 NO_DATA = Batch(((),))

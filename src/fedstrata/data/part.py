@@ -103,9 +103,11 @@ class Part:
         """Return the samples at ``positions`` [C, B] of each client; with ``lengths`` [C], only that many of them."""
         if lengths is None:
             return Batch((self._at(clients, positions),), traced=traced, fields=self.fields)
-        where = [np.flatnonzero(lengths == n) for n in np.unique(lengths)]
-        parts = [self._at(clients[w], positions[w, : int(lengths[w[0]])]) for w in where]
-        return Batch(tuple(parts), tuple(torch.from_numpy(w).to(self.device) for w in where), False, self.fields)
+        numbers, owners = np.unique(lengths, return_inverse=True)
+        where = [np.flatnonzero(owners == i) for i in range(len(numbers))]
+        parts = [self._at(clients[w], positions[w, :n]) for w, n in zip(where, numbers, strict=True)]
+        moved = tuple(torch.from_numpy(w).to(self.device) for w in where)
+        return Batch(tuple(parts), moved, False, self.fields, owners)
 
     def _at(self, clients: np.ndarray, positions: np.ndarray) -> Arrays:
         at = torch.from_numpy(np.require(positions, requirements=["C", "W"]))

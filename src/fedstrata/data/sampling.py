@@ -6,7 +6,7 @@ A batch depends only on the seed, client, round, exchange, step, level and strea
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -14,6 +14,17 @@ import torch
 from fedstrata.core import rng
 from fedstrata.core.errors import invalid
 from fedstrata.core.registry import Registry
+
+
+class Drawn(NamedTuple):
+    """What clients draw in several steps.
+
+    positions: [steps, active, B], on a device; what is beyond a length is any valid position.
+    lengths:   how many of the B positions count, [steps, active], on the host; None if all do.
+    """
+
+    positions: torch.Tensor
+    lengths: np.ndarray | None = None
 
 
 class Sampling(ABC):
@@ -44,23 +55,27 @@ class Sampling(ABC):
         """Compute what all steps share, if anything."""
 
     @abstractmethod
+    def draw(self, steps: range, active: int, device: torch.device) -> Drawn:
+        """Draw for the first ``active`` clients in these steps; tensors are on a device."""
+
     def positions(self, step: int, active: int) -> tuple[np.ndarray, np.ndarray | None]:
-        """Return positions [active, B] of the first clients, and lengths [active] if not all positions count."""
+        """Return the positions [active, B] of one step, and lengths [active] if not all positions count."""
+        drawn = self.draw(range(step, step + 1), active, torch.device("cpu"))
+        positions = drawn.positions[0].numpy()
+        if drawn.lengths is None:
+            return positions, None
+        lengths = drawn.lengths[0]
+        widest = int(lengths.max())
+        return positions[:, :widest], None if int(lengths.min()) == widest else lengths
 
 
 class Independent(Sampling):
-    """A sampling with independent steps: drawing several at once costs little more than drawing one.
+    """A sampling with independent steps: positions are computed on a device from random words that it computes too."""
 
-    Positions are computed on the device of the data, from random words that it computes too.
-    """
-
-    def draw(self, steps: range, active: int, device: torch.device) -> torch.Tensor:
-        """Return positions [steps, active, B] on a device."""
-        return self.chosen(rng.words_on(device, self.key, self.clients[:active], steps, self.batch_size), active)
-
-    def positions(self, step: int, active: int) -> tuple[np.ndarray, np.ndarray | None]:
-        """Return positions [active, B], and lengths [active] if not all positions count."""
-        return self.draw(range(step, step + 1), active, torch.device("cpu"))[0].numpy(), None
+    def draw(self, steps: range, active: int, device: torch.device) -> Drawn:
+        """Draw for the first ``active`` clients in these steps; tensors are on a device."""
+        words = rng.words_on(device, self.key, self.clients[:active], steps, self.batch_size)
+        return Drawn(self.chosen(words, active))
 
     @abstractmethod
     def chosen(self, words: torch.Tensor, active: int) -> torch.Tensor:
@@ -132,39 +147,57 @@ class Balanced(Independent):
 
 
 class ShuffledEpochs(Sampling):
-    """Pass over the client's data, each time in a new random order; the last batch of a pass may be smaller."""
+    """Pass over the client's data, each time in a new random order; the last batch of a pass may be smaller.
+
+    The order of a client's present pass is kept, on the device that computed it.
+    """
 
     def prepare(self, counts: np.ndarray | None) -> None:
         """Start before the first pass."""
         self.epoch = np.full(len(self.clients), -1)
-        self.order = np.zeros((len(self.clients), int(self.sizes.max()) + self.batch_size), dtype=np.int64)
+        self.orders = torch.empty(0, 0, dtype=torch.int64)
 
-    def positions(self, step: int, active: int) -> tuple[np.ndarray, np.ndarray | None]:
-        """Return positions [active, B], and lengths [active] if not all positions count."""
+    def draw(self, steps: range, active: int, device: torch.device) -> Drawn:
+        """Draw for the first ``active`` clients in these steps; tensors are on a device."""
+        if not len(self.orders):
+            self.orders = torch.zeros(len(self.clients), int(self.sizes.max()), dtype=torch.int64, device=device)
         sizes = self.sizes[:active]
-        per_epoch = steps_per_epoch(sizes, self.batch_size)
-        epoch, batch = step // per_epoch, step % per_epoch
-        new = np.flatnonzero(epoch != self.epoch[:active])
+        epoch, batch = np.divmod(np.arange(steps.start, steps.stop)[:, None], steps_per_epoch(sizes, self.batch_size))
+        starts = batch * self.batch_size
+        columns = np.minimum(starts[..., None] + np.arange(self.batch_size), sizes[:, None] - 1)
+        columns = torch.from_numpy(columns.reshape(-1, self.batch_size)).to(device)
+        positions = torch.empty_like(columns)
+        passes = (epoch - epoch[0]).ravel()  # those of a client since its first one here
+        by_pass = np.argsort(passes, kind="stable")
+        for pairs in np.split(by_pass, np.flatnonzero(np.diff(passes[by_pass])) + 1):  # of a step and a client
+            clients = pairs % active
+            self._turn(clients, epoch.ravel()[pairs])
+            chosen, owners = (torch.from_numpy(numbers).to(device) for numbers in (pairs, clients))
+            positions[chosen] = self.orders[owners[:, None], columns[chosen]]
+        lengths = np.minimum(self.batch_size, sizes - starts)
+        every = positions.view(len(steps), active, self.batch_size)
+        return Drawn(every, None if int(lengths.min()) == self.batch_size else lengths)
+
+    def _turn(self, clients: np.ndarray, epochs: np.ndarray) -> None:
+        """Let clients, which may occur several times, be in these passes: shuffle anew where one begins."""
+        new, first = np.unique(clients, return_index=True)
+        begins = self.epoch[new] != epochs[first]
+        new, wanted = new[begins], epochs[first][begins]
         if len(new):
-            fresh = rng.permutations(self.key, self.clients[new], epoch[new], sizes[new])
-            self.order[new, : fresh.shape[1]] = fresh
-            self.epoch[new] = epoch[new]
-        start = batch * self.batch_size
-        lengths = np.minimum(self.batch_size, sizes - start)
-        widest = int(lengths.max())
-        positions = np.take_along_axis(self.order[:active], start[:, None] + np.arange(widest), axis=1)
-        return positions, None if int(lengths.min()) == widest else lengths
+            device = self.orders.device
+            orders = rng.permutations_on(device, self.key, self.clients[new], wanted, self.sizes[new])
+            self.orders[torch.from_numpy(new).to(device), : orders.shape[1]] = orders
+            self.epoch[new] = wanted
 
 
 class Everything(Sampling):
     """Use all data of the client in every step."""
 
-    def positions(self, step: int, active: int) -> tuple[np.ndarray, np.ndarray | None]:
-        """Return positions [active, B], and lengths [active] if not all positions count."""
+    def draw(self, steps: range, active: int, device: torch.device) -> Drawn:
+        """Draw for the first ``active`` clients in these steps; tensors are on a device."""
         sizes = self.sizes[:active]
-        largest = int(sizes.max())
-        positions = np.broadcast_to(np.arange(largest), (active, largest))
-        return positions, None if int(sizes.min()) == largest else sizes
+        shape = len(steps), active, int(sizes.max())
+        return Drawn(torch.arange(shape[2], device=device).expand(shape), np.broadcast_to(sizes, shape[:2]))
 
 
 SAMPLINGS: Registry[type[Sampling]] = Registry(

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import torch
 
 from fedstrata.core.errors import FedstrataError
@@ -269,15 +270,16 @@ def _itself(function: Function) -> Function:
 
 def _groups(batches: Sequence[Batch], clients: int) -> Iterator[tuple[torch.Tensor, tuple[Arrays, ...]]]:
     """Yield each group of clients that share a part in every batch, with the group's rows of each batch."""
-    device = next(where.device for batch in batches for where in batch.where or ())
-    part = torch.zeros(len(batches), clients, dtype=torch.long, device=device)
-    row = torch.arange(clients, device=device).repeat(len(batches), 1)
-    for b, batch in enumerate(batches):
-        for i, where in enumerate(batch.where or ()):
-            part[b, where] = i
-            row[b, where] = torch.arange(len(where), device=device)
-    groups, group = torch.unique(part, dim=1, return_inverse=True)
-    for i, parts in enumerate(groups.t().tolist()):
-        where = torch.nonzero(group == i).squeeze(1)
-        chosen = zip(batches, parts, row[:, where], strict=True)
-        yield where, tuple(tuple(a[rows] for a in batch.parts[p]) for batch, p, rows in chosen)
+    shared = np.zeros(clients, np.int64)
+    owners = np.stack([shared if batch.owners is None else batch.owners for batch in batches])
+    where = next(batch.where for batch in batches if batch.where is not None)
+    if len(np.unique(owners[[batch.where is not None for batch in batches]], axis=0)) == 1:  # nothing to move
+        for i, group in enumerate(where):
+            yield group, tuple(b.parts[i] if b.where else tuple(a[group] for a in b.parts[0]) for b in batches)
+        return
+    combinations, number = np.unique(owners, axis=1, return_inverse=True)
+    for i, parts in enumerate(combinations.T):
+        chosen = np.flatnonzero(number.reshape(-1) == i)
+        rows = [np.searchsorted(np.flatnonzero(own == part), chosen) for own, part in zip(owners, parts, strict=True)]
+        group, *places = torch.from_numpy(np.stack([chosen, *rows])).to(where[0].device)
+        yield group, tuple(tuple(a[at] for a in b.parts[p]) for b, p, at in zip(batches, parts, places, strict=True))
