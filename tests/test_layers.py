@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import inspect
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -128,3 +130,11 @@ def test_the_tree_is_that_of_the_design_page() -> None:
         files = {p.stem for p in (PACKAGE / layer).iterdir() if not p.name.startswith("__")}
         assert files <= named, f"docs/design.md, Layers: {layer}/ lacks {', '.join(sorted(files - named))}"
         assert named - {layer} <= files, f"docs/design.md, Layers: {layer}/ has no {sorted(named - files - {layer})}"
+
+
+def test_training_imports_nothing_that_only_other_commands_need() -> None:
+    code = "import sys, fedstrata as fs; fs.train, fs.compare; print(*{name.partition('.')[0] for name in sys.modules})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    imported = set(done.stdout.split())
+    assert "torch" in imported
+    assert not imported & {"scipy", "pandas", "matplotlib", "sklearn", "optuna", "flwr", "plotly", "rich", "typer"}

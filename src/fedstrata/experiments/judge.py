@@ -21,7 +21,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from scipy.special import stdtr, stdtrit
 
 from fedstrata.core.files import Row
 from fedstrata.experiments.methods import Outcome
@@ -107,6 +106,8 @@ def interval(values: Sequence[float]) -> Interval:
 
 
 def _half_width(variance: float, freedom: float) -> float:
+    from scipy.special import stdtrit  # takes longer to import than the rest of this package
+
     return float(stdtrit(freedom, 1 - LEVEL / 2)) * math.sqrt(variance)
 
 
@@ -163,6 +164,8 @@ def difference(group: Sequence[Outcome], baseline: Sequence[Outcome], measure: s
     rows_freedom = _fewest(pairs, measure) - 1
     freedom = variance**2 / (of_seeds**2 / (n - 1) + (of_rows or 0.0) ** 2 / max(rows_freedom, 1))
     half = _half_width(variance, freedom)
+    from scipy.special import stdtr
+
     p = 2 * float(stdtr(freedom, -abs(gain) / math.sqrt(variance)))
     return Difference(*names, measure, n, gain, gain - half, gain + half, p, over_rows)
 

@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from fedstrata.clients.faults import Fault, in_words
 from fedstrata.core.clock import Clock
@@ -18,6 +16,9 @@ from fedstrata.core.files import Row
 from fedstrata.training.metrics.catalogue import IN_PROGRESS, measure
 
 if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import Progress
+
     from fedstrata.training.run import Run
 
 Reports = Mapping[str, Callable[[], torch.Tensor]]
@@ -89,6 +90,8 @@ class ShowProgress(Callback):
     """
 
     def __init__(self, console: Console | None = None, brief: bool = False) -> None:
+        from rich.console import Console
+
         self.console = console or Console(stderr=True)
         self.brief = brief
         self._bar: Progress | None = None
@@ -100,6 +103,8 @@ class ShowProgress(Callback):
             self._print(f"{title}: {rounds - done} rounds; {note}")
         if not (self.console.is_terminal or self.console.is_jupyter):
             return
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
         self._bar = Progress(*columns, TextColumn("{task.fields[last]}"), console=self.console, transient=True)
         self._task = self._bar.add_task(title, total=rounds, completed=done, last="")
