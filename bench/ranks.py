@@ -1,8 +1,9 @@
 """Rounds of FedAvg divided between two processes, against one process with one thread and with two.
 
-    python bench/ranks.py [--clients 100] [--rounds 1] [--repeats 5]
+    python bench/ranks.py [--jobs lenet5 logreg] [--repeats 5]
 
-LeNet-5, batch 32, 10 steps. All processes start at once, and the ranks of a setting wait for their turn. Prints seconds
+The jobs are LeNet-5 with 100 clients, batch 32 and 10 steps, and a small one: logistic regression with 10 clients,
+batch 10 and 6 steps. All processes start at once, and the ranks of a setting wait for their turn. Prints milliseconds
 per round and how many times as fast two ranks are (higher is better). The settings take turns, and the shortest time of
 each counts, since other work on the machine can only add to it.
 """
@@ -15,6 +16,7 @@ import tempfile
 from datetime import timedelta
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -23,10 +25,22 @@ import fedstrata as fs
 from common import random_images, rounds_of, timed
 from fedstrata.core.machine import keep_memory
 
+
+class Job(NamedTuple):
+    """A model, how many clients train it, and how long a turn is."""
+
+    model: str
+    clients: int
+    batch: int
+    steps: int
+    rounds: int
+
+
+JOBS = {job.model: job for job in (Job("lenet5", 100, 32, 10, 1), Job("logreg", 10, 10, 6, 200))}
 SETTINGS = {"two ranks of one thread": (2, 1), "one rank of one thread": (1, 1), "one rank of two threads": (1, 2)}
 
 
-def serve(rank: int, size: int, threads: int, store: str, clients: int, pipe: Connection) -> None:
+def serve(rank: int, size: int, threads: int, store: str, job: Job, pipe: Connection) -> None:
     """Run one rank of a setting: receive a number of rounds, run them, and send the seconds they took."""
     torch.set_num_threads(threads)
     keep_memory()
@@ -34,8 +48,9 @@ def serve(rank: int, size: int, threads: int, store: str, clients: int, pipe: Co
         dist.init_process_group(
             "gloo", init_method=f"file://{store}", rank=rank, world_size=size, timeout=timedelta(hours=1)
         )
-    problem = fs.erm(fs.models.model("lenet5", (1, 28, 28), 10))
-    run = rounds_of(problem, random_images(clients), fs.FedAvg(lr=0.01, steps=10), batch_size=32)
+    problem = fs.erm(fs.models.model(job.model, (1, 28, 28), 10))
+    algorithm = fs.FedAvg(lr=0.01, steps=job.steps)
+    run = rounds_of(problem, random_images(job.clients), algorithm, batch_size=job.batch)
     run(1)
     pipe.send(0.0)
     while rounds := pipe.recv():
@@ -44,7 +59,7 @@ def serve(rank: int, size: int, threads: int, store: str, clients: int, pipe: Co
         dist.destroy_process_group()
 
 
-def compare(clients: int, rounds: int, repeats: int) -> dict[str, float]:
+def compare(job: Job, repeats: int) -> dict[str, float]:
     """Return the shortest time per round of each setting, in seconds; the settings take turns."""
     context = multiprocessing.get_context("spawn")
     best: dict[str, float] = {}
@@ -55,7 +70,7 @@ def compare(clients: int, rounds: int, repeats: int) -> dict[str, float]:
             for rank in range(size):
                 ours, theirs = context.Pipe()
                 store = str(Path(folder) / name.replace(" ", "-"))
-                process = context.Process(target=serve, args=(rank, size, threads, store, clients, theirs), daemon=True)
+                process = context.Process(target=serve, args=(rank, size, threads, store, job, theirs), daemon=True)
                 process.start()
                 processes.append(process)
                 pipes.setdefault(name, []).append(ours)
@@ -64,8 +79,8 @@ def compare(clients: int, rounds: int, repeats: int) -> dict[str, float]:
         for _ in range(repeats):
             for name, ends in pipes.items():
                 for pipe in ends:
-                    pipe.send(rounds)
-                best[name] = min(best.get(name, float("inf")), max(pipe.recv() for pipe in ends) / rounds)
+                    pipe.send(job.rounds)
+                best[name] = min(best.get(name, float("inf")), max(pipe.recv() for pipe in ends) / job.rounds)
         for pipe in (p for ends in pipes.values() for p in ends):
             pipe.send(0)
         for process in processes:
@@ -76,16 +91,16 @@ def compare(clients: int, rounds: int, repeats: int) -> dict[str, float]:
 def main() -> None:
     """Run and print every setting."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--clients", type=int, default=100)
-    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--jobs", nargs="+", choices=JOBS, default=list(JOBS))
     parser.add_argument("--repeats", type=int, default=5)
     arguments = parser.parse_args()
-    print(f"torch {torch.__version__}, lenet5, {arguments.clients} clients, batch 32, 10 steps per round")
-    best = compare(arguments.clients, arguments.rounds, arguments.repeats)
-    ours = best["two ranks of one thread"]
-    for name, seconds in best.items():
-        ratio = "" if name == "two ranks of one thread" else f", two ranks are {seconds / ours:.2f} times as fast"
-        print(f"{name}: {seconds:.2f} s per round{ratio}")
+    for job in map(JOBS.__getitem__, arguments.jobs):
+        print(f"torch {torch.__version__}, {job.model}, {job.clients} clients, batch {job.batch}, {job.steps} steps")
+        best = compare(job, arguments.repeats)
+        ours = best["two ranks of one thread"]
+        for name, seconds in best.items():
+            ratio = "" if name == "two ranks of one thread" else f", two ranks are {seconds / ours:.2f} times as fast"
+            print(f"{name}: {1e3 * seconds:.3g} ms per round{ratio}")
 
 
 if __name__ == "__main__":
