@@ -11,7 +11,7 @@ import typer
 
 from fedstrata.algorithms.algorithm import ALGORITHMS
 from fedstrata.cli.console import echo, say
-from fedstrata.cli.options import Algorithms, ConfigFile, Json, Preset, Quiet, Resume, Seeds, Set, check_out
+from fedstrata.cli.options import Algorithms, ConfigFile, Json, Preset, Quiet, Resume, Seeds, Set, a_path, check_out
 from fedstrata.cli.printing import print_comparison, print_grid, progress, progress_bars
 from fedstrata.core.errors import FedstrataError, InputError, invalid
 from fedstrata.core.files import Row
@@ -51,7 +51,11 @@ def compare(
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Directory for the runs, compare.json, verdicts.json, table.md and plots."),
+        typer.Option(
+            parser=a_path,
+            metavar="DIR",
+            help="Directory for the runs, compare.json, verdicts.json, table.md and plots.",
+        ),
     ] = None,
     jobs: Jobs = 1,
     preset: Preset = None,
@@ -118,7 +122,9 @@ def tune(
     out: Annotated[
         Path | None,
         typer.Option(
-            metavar="DIR", help="Directory for the trials, the final runs, and best.toml (variants: tuned.toml)."
+            parser=a_path,
+            metavar="DIR",
+            help="Directory for the trials, the final runs, and best.toml (variants: tuned.toml).",
         ),
     ] = None,
     jobs: Jobs = 1,
@@ -205,7 +211,7 @@ def reproduce(
     seeds: Seeds = None,
     out: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Directory for the results.", show_default="runs/NAME-PRESET"),
+        typer.Option(parser=a_path, metavar="DIR", help="Directory for the results.", show_default="runs/NAME-PRESET"),
     ] = None,
     jobs: Jobs = 1,
     set_: Set = None,

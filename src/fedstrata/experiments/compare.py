@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from fedstrata.clients.ranks import ranks_here
 from fedstrata.core.errors import FedstrataError, InputError, invalid, unknown
-from fedstrata.core.files import Row, refuse_used, write_atomically
+from fedstrata.core.files import Row, folder_at, make_folder, refuse_used, write_atomically
 from fedstrata.core.frames import frame
 from fedstrata.experiments import tables
 from fedstrata.experiments.judge import Difference, differences, final_values, interval
@@ -161,7 +161,7 @@ class Comparison:
 
     def write(self, folder: Path, measures: Sequence[str] | None) -> None:
         """Write compare.json, verdicts.json and table.md, and with several seeds and methods ranking.png."""
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         if self.seeds > 1 and len(self.outcomes) > 1:
             self.plot_ranking(folder / "ranking.png")
         judged = [d if isinstance(d, str) else {**vars(d), "verdict": d.verdict} for d in self.differences().values()]
@@ -254,7 +254,7 @@ def folder_of(out: str | Path | None, resume: bool) -> Path | None:
         raise InputError("resume=True needs out: the directory to resume.")
     if out is None:
         return None
-    folder = Path(out)
+    folder = folder_at(out)
     if not (resume and folder.is_dir()):
         refuse_used(folder, "Choose another, or pass resume=True.")
     return folder

@@ -13,7 +13,7 @@ from safetensors.torch import load
 from torch import nn
 
 from fedstrata.core.errors import InputError, invalid
-from fedstrata.core.files import Row, Rows, refuse_used, write_atomically
+from fedstrata.core.files import Row, Rows, folder_at, make_folder, refuse_used, write_atomically
 from fedstrata.core.frames import frame
 from fedstrata.problems.problem import Problem
 from fedstrata.training.checkpoint import to_safetensors
@@ -64,9 +64,9 @@ class Run:
 
     def save(self, folder: str | Path) -> Path:
         """Write the solution, the history and the summary to a new folder, for :meth:`load`; return its path."""
-        path = Path(folder)
+        path = folder_at(folder, "folder of a run")
         refuse_used(path)
-        path.mkdir(parents=True, exist_ok=True)
+        make_folder(path)
         write_atomically(path / SOLUTION, to_safetensors(self.solution))
         Rows(path / "metrics.jsonl", "round").append(*self.history)
         write_atomically(path / "summary.json", json.dumps(self.summary, indent=2).encode())
