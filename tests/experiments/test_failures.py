@@ -9,7 +9,7 @@ import torch
 
 import fedstrata as fs
 from fedstrata.experiments.config import parse
-from fedstrata.experiments.methods import config_methods
+from fedstrata.experiments.config_methods import config_methods
 from fedstrata.experiments.tune import Tuned, tune_methods
 
 TABLES: dict[str, Any] = {

@@ -15,9 +15,10 @@ from fedstrata.cli.options import Algorithms, ConfigFile, Json, Preset, Quiet, R
 from fedstrata.cli.printing import print_comparison, print_grid, progress, progress_bars
 from fedstrata.core.errors import FedstrataError, InputError, invalid
 from fedstrata.core.files import Row
-from fedstrata.experiments.compare import Say, compare_methods
+from fedstrata.experiments.compare import Say, check_comparison, compare_methods
 from fedstrata.experiments.config import Config, presets, read
-from fedstrata.experiments.methods import Method, config_methods
+from fedstrata.experiments.config_methods import config_methods
+from fedstrata.experiments.methods import Method
 from fedstrata.experiments.reproduce import ExperimentFile, find, find_all
 from fedstrata.experiments.schema import SITES
 from fedstrata.experiments.trials import claim
@@ -156,6 +157,10 @@ def tune(
         return
     check_out(out, resume, "trials/config.json")
     folder, final = (None, None) if out is None else (out / "trials", out / "final")
+    if seeds:
+        first = config.train.seed + config.tune.seeds
+        others = range(first, first + seeds)
+        check_comparison(kind, methods, others, config.compare.baseline, config.compare.measure)
     tuned = tune_methods(
         kind,
         methods,
@@ -173,7 +178,6 @@ def tune(
     rows: list[Row] = []
     if seeds:
         output: Output = "none" if as_json else "table"
-        others = range(tuned.next_seed, tuned.next_seed + seeds)
         rows = run_comparison(config, kind, tuned.tuned_methods, others, final, quiet=quiet, output=output, jobs=jobs)
     if as_json:
         print(json.dumps({"trials": tuned.rows, "best": tuned.options, "notes": tuned.notes, "test": rows}))

@@ -11,7 +11,7 @@ from fedstrata.cli.compare import run_comparison, seeds_from
 from fedstrata.cli.console import echo
 from fedstrata.cli.options import Picture
 from fedstrata.experiments.config import parse
-from fedstrata.experiments.methods import config_methods
+from fedstrata.experiments.config_methods import config_methods
 from fedstrata.experiments.pool import can_fork, cores
 from fedstrata.training import plots
 

@@ -16,7 +16,7 @@ from fedstrata.core.files import Row, folder_at, make_folder, refuse_used, write
 from fedstrata.core.frames import frame
 from fedstrata.experiments import tables
 from fedstrata.experiments.judge import Difference, differences, final_values, interval
-from fedstrata.experiments.methods import Method, Outcome, Trial
+from fedstrata.experiments.methods import Method, Outcome, Trial, check_methods
 from fedstrata.experiments.overlay import slug
 from fedstrata.experiments.pool import check_jobs, run_all
 from fedstrata.training import plots
@@ -201,15 +201,9 @@ def compare_methods(
     A run that is already in ``out`` is resumed, or skipped if it is finished. One that diverges does not stop the rest.
     """
     check_jobs(jobs)
-    if not methods:
-        raise InputError("There is nothing to compare.")
-    chosen = next(iter(methods)) if baseline is None else baseline
-    if chosen not in methods:
-        raise unknown(kind, chosen, methods, "baseline")
+    chosen = check_comparison(kind, methods, seeds, baseline, measure)
     if jobs > 1:
         methods = {label: method.with_threads(1) for label, method in methods.items()}
-    for method in methods.values():
-        method.check(seeds[0], Trial())
     plan = [(label, seed) for label in methods for seed in seeds]
     outcomes: dict[tuple[str, int], Outcome] = {}
 
@@ -234,6 +228,23 @@ def compare_methods(
     return Comparison(kind, groups, chosen, main_measure(groups, measure))
 
 
+def check_comparison(
+    kind: str, methods: Mapping[str, Method], seeds: Sequence[int], baseline: str | None, measure: str | None
+) -> str:
+    """Return the baseline; raise if a run of any seed cannot work, or no method has the measure."""
+    if not methods:
+        raise InputError("There is nothing to compare.")
+    chosen = next(iter(methods)) if baseline is None else baseline
+    if chosen not in methods:
+        raise unknown(kind, chosen, methods, "baseline")
+    check_methods(methods, seeds)
+    if measure is not None:
+        known = {name for method in methods.values() for name in method.measures(seeds[0], Trial())}
+        if measure not in known:
+            raise unknown("measure", measure, known)
+    return chosen
+
+
 def seeds_of(seeds: int | Sequence[int], first: int) -> Sequence[int]:
     """Return seeds: so many, counted from ``first``, or those that are given."""
     if isinstance(seeds, int) and not isinstance(seeds, bool) and 1 <= seeds <= 10_000:
@@ -244,6 +255,22 @@ def seeds_of(seeds: int | Sequence[int], first: int) -> Sequence[int]:
     if isinstance(seeds, Sequence) and seeds and whole and len(set(seeds)) == len(seeds):
         return seeds
     raise invalid("seeds", seeds, "a whole number from 1 to 10,000, or different whole numbers")
+
+
+def compare_in(
+    kind: str,
+    methods: Mapping[str, Method],
+    seeds: Sequence[int],
+    out: str | Path | None,
+    resume: bool,
+    **options: Any,
+) -> Comparison:
+    """Compare methods from Python: as :func:`compare_methods`, with the results written to ``out``."""
+    folder = folder_of(out, resume)
+    comparison = compare_methods(kind, methods, seeds, out=folder, **options)
+    if folder is not None:
+        comparison.write(folder, None)
+    return comparison
 
 
 def folder_of(out: str | Path | None, resume: bool) -> Path | None:

@@ -15,7 +15,7 @@ from fedstrata.core.files import Row, write_atomically
 from fedstrata.core.frames import frame
 from fedstrata.experiments import tables
 from fedstrata.experiments.build import build_algorithm
-from fedstrata.experiments.compare import Comparison, Say, compare_methods, folder_of, seeds_of
+from fedstrata.experiments.compare import Comparison, Say, compare_in, seeds_of
 from fedstrata.experiments.config import Config
 from fedstrata.experiments.methods import Method
 from fedstrata.experiments.overlay import Tables, merge, slug
@@ -128,20 +128,8 @@ class Tuned:
 
         seeds: how many, counted from the first seed that no trial has used, or the seeds themselves.
         """
-        folder, chosen = folder_of(out, resume), seeds_of(seeds, self.next_seed)
-        comparison = compare_methods(
-            self.kind,
-            self.tuned_methods,
-            chosen,
-            baseline=baseline,
-            measure=measure,
-            out=folder,
-            jobs=jobs,
-            callbacks=callbacks,
-        )
-        if folder is not None:
-            comparison.write(folder, None)
-        return comparison
+        how: dict[str, Any] = {"baseline": baseline, "measure": measure, "jobs": jobs, "callbacks": callbacks}
+        return compare_in(self.kind, self.tuned_methods, seeds_of(seeds, self.next_seed), out, resume, **how)
 
     def _ranges(self) -> list[str]:
         """Say what was searched for each method."""

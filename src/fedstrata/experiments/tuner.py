@@ -11,7 +11,7 @@ from pathlib import Path
 from fedstrata.core.errors import FedstrataError, InputError, listed, unknown
 from fedstrata.core.files import Row
 from fedstrata.experiments.compare import Say, shared_measure
-from fedstrata.experiments.methods import Method, Outcome, Trial
+from fedstrata.experiments.methods import Method, Outcome, Trial, check_methods
 from fedstrata.experiments.pool import check_jobs, run_all
 from fedstrata.experiments.schema import TuneTable
 from fedstrata.experiments.search import Point, Sampler, Space, as_options, defaults_of, sampler_of, space_of
@@ -58,8 +58,12 @@ class Tuner:
         self.store = Store(folder)
         self.measure = table.measure
         self.notes: list[str] = []
-        for label, method in self.methods.items():
-            method.check(seed, Trial(self.trials[label][0].options, None, table.share))
+        first = {label: Trial(trials[0].options, None, table.share) for label, trials in self.trials.items()}
+        check_methods(self.methods, self.seeds, first)
+        for label, method in self.methods.items() if self.measure is not None else ():
+            known = method.measures(seed, first[label])
+            if self.measure not in known:
+                raise unknown("measure", self.measure, known, f"tune.measure, {label}")
 
     # --- what to try --------------------------------------------------------------------------------------------
 
@@ -238,7 +242,6 @@ class Tuner:
             trial, rounds, seed = missing[number]
             key = trial.label, trial.number, rounds, seed
             results[key] = outcome.final
-            self._check_measure(outcome)
             self.store.write(key, trial.options, outcome)
             waiting[key[:3]] -= 1
             if not waiting[key[:3]]:
@@ -272,14 +275,6 @@ class Tuner:
         shown = ", ".join(f"{k} = {v}" for k, v in trial.options.items()) or "its own settings"
         length = f" ({rounds} rounds)" if len(self.rungs[trial.label]) > 1 else ""
         self.say(f"{trial.label} trial {trial.number}{length}: {shown} -> {result}")
-
-    def _check_measure(self, outcome: Outcome) -> None:
-        """Raise if a run does not have the measure; one whose last value is not finite has it, and has failed."""
-        if outcome.final is None or self.measure is None:
-            return
-        measures = outcome.history[0] | outcome.final
-        if self.measure not in measures:
-            raise unknown("measure", self.measure, measures, f"tune.measure, {outcome.label}")
 
     # --- ranking ------------------------------------------------------------------------------------------------
 
