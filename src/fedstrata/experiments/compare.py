@@ -142,7 +142,14 @@ class Comparison:
         return frame(rows)
 
     def table(self, form: Literal["markdown", "latex", "csv"] = "markdown", measures: Sequence[str] = ()) -> str:
-        """Return the results as a table in Markdown, LaTeX or CSV."""
+        """Return the results as a table in Markdown, LaTeX or CSV: all measures, or those that are named.
+
+        CSV has numbers in full: the mean, the standard deviation, and the ends of the 95 % interval over seeds.
+        """
+        known = {name for row in self.rows for name in row["values"]}
+        for name in measures:
+            if name not in known:
+                raise unknown("measure", name, known, "measures of a table")
         return tables.formatted(self.rows, form, measures or None)
 
     def plot(self, path: str | Path = "compare.png", **options: Any) -> Path:

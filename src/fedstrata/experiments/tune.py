@@ -25,6 +25,7 @@ from fedstrata.experiments.trials import Tried, claim
 from fedstrata.experiments.tuner import Tuner
 from fedstrata.training import plots
 from fedstrata.training.callbacks import Callback
+from fedstrata.training.metrics.catalogue import VALIDATION
 
 if TYPE_CHECKING:
     import pandas
@@ -82,6 +83,8 @@ class Tuned:
 
     def table(self, form: Literal["markdown", "latex", "csv"] = "markdown") -> str:
         """Return the best trial of each method as a table in Markdown, LaTeX or CSV."""
+        if form == "csv":
+            return tables.as_csv(self._numbers())
         head = [self.kind, "hyperparameters", f"{self.measure} (validation)", "trials", "failed"]
         body = []
         for label, trials in self.trials.items():
@@ -89,6 +92,16 @@ class Tuned:
             failed = sum(trial.diverged > 0 for trial in trials)
             body.append([label, shown, f"{trials[0].value(self.measure):.4f}", str(len(trials)), str(failed)])
         return tables.formatted_cells([head, *body], form)
+
+    def _numbers(self) -> list[list[tables.Cell]]:
+        """Return the best trial of each method as numbers, with a head; each hyperparameter has a column."""
+        best = {label: trials[0] for label, trials in self.trials.items()}
+        names = list(dict.fromkeys(name for trial in best.values() for name in trial.numbers))
+        lines: list[list[tables.Cell]] = [[self.kind, *names, f"{VALIDATION}{self.measure}", "trials", "failed"]]
+        for label, trial in best.items():
+            counts = [len(self.trials[label]), sum(t.diverged > 0 for t in self.trials[label])]
+            lines.append([label, *(trial.numbers.get(n) for n in names), trial.value(self.measure), *counts])
+        return lines
 
     def plot(self, path: str | Path = "search.png") -> Path:
         """Plot the best value so far against the number of trials, for each method."""
