@@ -188,3 +188,39 @@ def test_every_seed_is_checked_before_the_first_run(
     with pytest.raises(fs.InputError, match=message):
         call(methods, data, seeds=3, out=tmp_path / "out", **HOW)
     assert not (tmp_path / "out").exists()
+
+
+def accuracy_like(problem: Any, data: Any, x: torch.Tensor, y: Any) -> dict[str, float]:
+    return {"loss": 1.0, "size": float(x.norm())}
+
+
+EVALUATIONS: list[Any] = [
+    None,
+    fs.Evaluation(clients="none"),
+    accuracy_like,
+    lambda problem, data, x, y: {"loss": 1.0},
+    lambda problem, data, x, y: {"loss": 2.0},
+    lambda problem, data, x, y: {"loss": 1.0, "more": sum(1.0 for _ in range(2))},
+]
+
+
+@pytest.mark.parametrize("baselines", [(), ("local",)])
+@pytest.mark.parametrize("first", range(len(EVALUATIONS)))
+def test_a_comparison_is_not_resumed_with_another_evaluation(
+    first: int, baselines: tuple[str, ...], tmp_path: Path, no_pictures: None
+) -> None:
+    how: dict[str, Any] = {"seeds": 1, "out": tmp_path / "out", "baselines": baselines, **HOW}
+    result = fs.compare({"a": METHODS["a"]}, sites(), evaluate=EVALUATIONS[first], **how)
+    again = fs.compare({"a": METHODS["a"]}, sites(), evaluate=EVALUATIONS[first], resume=True, **how)
+    assert again.rows == result.rows
+    before = {p: p.read_bytes() for p in (tmp_path / "out").rglob("*") if p.is_file()}
+    for other in EVALUATIONS[:first] + EVALUATIONS[first + 1 :]:
+        with pytest.raises(fs.InputError, match=r"cannot be resumed with other settings: evaluate\."):
+            fs.compare({"a": METHODS["a"]}, sites(), evaluate=other, resume=True, **how)
+    assert before == {p: p.read_bytes() for p in (tmp_path / "out").rglob("*") if p.is_file()}
+
+
+def test_the_default_evaluation_is_that_of_the_defaults(tmp_path: Path, no_pictures: None) -> None:
+    how: dict[str, Any] = {"seeds": 1, "out": tmp_path / "out", **HOW}
+    fs.compare({"a": METHODS["a"]}, sites(), **how)
+    fs.compare({"a": METHODS["a"]}, sites(), evaluate=fs.Evaluation(), resume=True, **how)

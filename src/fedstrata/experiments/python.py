@@ -21,7 +21,7 @@ from fedstrata.experiments.tune import Tuned, tune_methods
 from fedstrata.problems.problem import Problem
 from fedstrata.training.callbacks import Callback
 from fedstrata.training.fingerprint import digest_of, settings_of
-from fedstrata.training.metrics.evaluation import Evaluate, Evaluation
+from fedstrata.training.metrics.evaluation import Evaluate
 from fedstrata.training.settings import Settings, takes_settings
 
 Methods = Mapping[str, tuple[ProblemOf, Algorithm]]
@@ -164,8 +164,6 @@ def _identity(methods: Mapping[str, Method], settings: Settings, table: TuneTabl
     for label, method in methods.items():
         assert isinstance(method, ObjectMethod)
         problem, data, algorithm, own = method.parts(settings.seed)
-        how = method.evaluate
-        measured = how.to_table() if isinstance(how, Evaluation) else getattr(how, "__qualname__", type(how).__name__)
-        parts[label] = {**settings_of(problem, data, algorithm, own), "evaluate": measured}
+        parts[label] = settings_of(problem, data, algorithm, own, method.evaluate)
         parts[label] |= {"digest": digest_of(problem, data)}
     return json.dumps({"methods": parts, "tune": table.to_table()}, sort_keys=True, default=str)

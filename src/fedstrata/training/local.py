@@ -92,7 +92,7 @@ def train_local(
         return _train_each(problem, data, algorithm, settings, evaluate, None, callbacks)
     with closing(RunDirectory(folder_at(out))) as directory:
         first = problem if isinstance(problem, Problem) else problem(data.only(np.array([0])))
-        config = settings_of(first, data, algorithm, settings) if config is None else config
+        config = settings_of(first, data, algorithm, settings, evaluate) if config is None else config
         directory.open({**config, "digest": digest_of(first, data)}, resume)
         run = _train_each(problem, data, algorithm, settings, evaluate, directory.path / "clients", callbacks)
         directory.metrics.path.unlink(missing_ok=True)

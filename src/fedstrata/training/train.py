@@ -88,7 +88,7 @@ def train(
     loop = Loop(algorithm, settings, clients, evaluation, journal, pretrain, validation)
     try:
         if out is not None:
-            config = settings_of(problem, data, algorithm, settings) if config is None else config
+            config = settings_of(problem, data, algorithm, settings, evaluate) if config is None else config
             saved = journal.open({**config, "digest": digest_of(problem, data)}, resume, settings.rounds)
             if saved is not None:
                 loop.restore(saved)
