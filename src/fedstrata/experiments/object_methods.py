@@ -15,6 +15,7 @@ from fedstrata.data.federated import FederatedData
 from fedstrata.experiments.methods import Method, Options, Trained, Trial
 from fedstrata.problems.problem import Problem
 from fedstrata.training.callbacks import Callback
+from fedstrata.training.fingerprint import settings_of
 from fedstrata.training.local import LocalRun, train_local
 from fedstrata.training.metrics.evaluation import Evaluate
 from fedstrata.training.preflight import check_run
@@ -98,6 +99,7 @@ class ObjectMethod(Method):
             out=out,
             resume=out is not None and out.exists(),
             callbacks=callbacks,
+            config={"label": self.label, **settings_of(problem, data, algorithm, settings, self.evaluate)},
         )
         return run, data
 
