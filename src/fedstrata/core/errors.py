@@ -33,7 +33,7 @@ class MissingData(InputError):
 
 
 class Unsolvable(InputError):
-    """The data of the clients are not enough for the problem: AUC with a single class, or too few rows to hold any out."""
+    """The data of the clients are not enough: a single class for AUC, for example, or too few rows to hold any out."""
 
 
 class Diverged(FedstrataError):
