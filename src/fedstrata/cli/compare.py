@@ -203,7 +203,7 @@ def _one_trial(
     if number >= len(trials):
         raise invalid("--trial", number, f"from 0 to {len(trials) - 1}: the search has {len(trials)} trials")
     claim(folder, identity_of(config, names, methods))
-    tuner.run_trials([(trials[number], tuner.rungs[trials[number].label][0][0])])
+    tuner.runs.run([(trials[number], tuner.rungs[trials[number].label][0][0])])
 
 
 def reproduce(

@@ -185,10 +185,9 @@ def tune_methods(
     if folder is not None:
         claim(folder, identity)
     trials = tuner.search()
-    assert tuner.measure is not None
-    return Tuned(
-        kind, dict(methods), trials, tuner.spaces, tuner.extended, tuner.measure, tuner.notes, tuner.seeds.stop
-    )
+    measure = tuner.ranking.measure
+    assert measure is not None
+    return Tuned(kind, dict(methods), trials, tuner.spaces, tuner.extended, measure, tuner.notes, tuner.seeds.stop)
 
 
 # --- configuration files ---------------------------------------------------------------------------------------------
