@@ -15,7 +15,7 @@ from fedstrata.algorithms import ALGORITHMS
 from fedstrata.core.clock import Clock
 from fedstrata.core.schedules import steps_at
 from fedstrata.experiments.config import parse
-from fedstrata.experiments.methods import ConfigMethod
+from fedstrata.experiments.config_methods import ConfigMethod
 from fedstrata.experiments.search import as_options
 from reference.fedlalr import interval
 from support import example_for, make_clients, make_setting, play, shared_oracles, started

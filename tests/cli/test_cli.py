@@ -20,11 +20,10 @@ from fedstrata.cli.app import COMMANDS as EVERY_COMMAND
 from fedstrata.cli.app import command_of
 from fedstrata.cli.demo import DEMO
 from fedstrata.core.schedules import StepDecay
-from fedstrata.experiments import methods
+from fedstrata.experiments import config_methods
 from fedstrata.experiments.build import Experiment
 from fedstrata.experiments.compare import compare_methods
 from fedstrata.experiments.config import read
-from fedstrata.experiments.methods import config_methods
 from fedstrata.training.metrics.evaluation import Evaluation
 
 QUICK = """
@@ -136,7 +135,7 @@ def test_runs_that_diverged_are_passed_to_the_plot(fedstrata, tmp_path, monkeypa
     assert fedstrata(*words, "--quiet", "--out", out)[0] == 0
     runs, diverged = drawn[-1]
     for jobs in (1, 2):
-        compared = compare_methods(*config_methods(read(path), ["fedavg"]), [0, 1], jobs=jobs)
+        compared = compare_methods(*config_methods.config_methods(read(path), ["fedavg"]), [0, 1], jobs=jobs)
         assert [h[-1]["round"] for h in compared.diverged["fedavg"]] == [h[-1]["round"] for h in diverged["fedavg"]]
         assert compared.histories == {} and compared.rows[0]["diverged"] == 2 and "loss" not in compared.rows[0]
     assert list(runs) == ["scaffold"] and list(diverged) == ["fedavg"] and len(diverged["fedavg"]) == 2
@@ -191,13 +190,13 @@ def test_tune_gives_every_hyperparameter_the_same_number_of_trials(fedstrata, ex
 def test_a_trial_runs_what_it_reports(fedstrata, experiment, tmp_path, monkeypatch):
     """Options of the file, schedules and integers are compatible with the search."""
     used = []
-    real = methods.run_config
+    real = config_methods.run_config
 
     def spy(config, *rest, **options):
         used.append(Experiment(config).algorithm)
         return real(config, *rest, **options)
 
-    monkeypatch.setattr(methods, "run_config", spy)
+    monkeypatch.setattr(config_methods, "run_config", spy)
     settings = [
         "algorithm.name=fedadam",
         "algorithm.lr={schedule='step', value=0.5, at=[2]}",

@@ -9,7 +9,7 @@ import torch
 
 import fedstrata as fs
 from fedstrata.experiments.config import parse
-from fedstrata.experiments.methods import config_methods
+from fedstrata.experiments.config_methods import config_methods
 from fedstrata.experiments.tune import Tuned, tune_methods
 
 TABLES: dict[str, Any] = {
@@ -115,7 +115,7 @@ def test_a_method_is_not_credited_with_its_surviving_seeds() -> None:
     wild = next(row for row in result.rows if row["method"] == "wild")
     assert wild["diverged"] == 2 and "loss" not in wild and wild["values"]["loss"][0] < 0.5
     assert result.best == "calm" and result.verdicts == ["wild diverged in 2 of 3 seeds: no verdict."]
-    assert "2 of 3" in result.table("csv")
+    assert "2 of 3" in result.table() and "\nwild,3,2,,,," in result.table("csv")
 
 
 @pytest.mark.parametrize("first", ["fedavg", "scaffold"])

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import fedstrata as fs
-from fedstrata.experiments import methods, pretrain
+from fedstrata.experiments import config_methods, pretrain
 from fedstrata.experiments.build import Experiment
 from fedstrata.experiments.config import Config, parse, read
 from fedstrata.experiments.pretrain import Pretraining
@@ -480,7 +480,7 @@ def test_tune_pretrains_once_for_all_trials_that_share_it(fedstrata, write, tmp_
         trained.append((options["settings"].rounds, options["settings"].seed))
         return real(*arguments, **options)
 
-    real_run = methods.run_config
+    real_run = config_methods.run_config
 
     def spy_run(config: Config, *rest: Any, **options: Any) -> fs.Run | fs.LocalRun:
         run = real_run(config, *rest, **options)
@@ -489,7 +489,7 @@ def test_tune_pretrains_once_for_all_trials_that_share_it(fedstrata, write, tmp_
         return run
 
     monkeypatch.setattr(pretrain, "train", spy)
-    monkeypatch.setattr(methods, "run_config", spy_run)
+    monkeypatch.setattr(config_methods, "run_config", spy_run)
     same = "[variants.gamma.problem]\ngamma = 2.0\n"
     path = write(BASE, PRETRAIN, VARIANTS, same, "[tune]\ntrials = 2\nseeds = 2\nextend = false\n")
     words = ("tune", path, "--out", tmp_path / "out", "--quiet", "--seeds", 0)

@@ -93,3 +93,134 @@ def test_a_directory_of_something_else_is_not_resumed(command: str, fedstrata: A
 def test_the_demo_refuses_a_file_that_it_cannot_write(name: str, fedstrata: Any, tmp_path: Path) -> None:
     code, _, err = fedstrata("demo", "--out", tmp_path / name)
     assert code == 2 and "a .png, .pdf or .svg file" in err and not list(tmp_path.iterdir())
+
+
+def never(*_: Any, **__: Any) -> None:
+    raise AssertionError("a run has started")
+
+
+LABELS = {
+    "": "a name with letters or digits",
+    " / ": "a name with letters or digits",
+    "x" * 300: r"at most 100 bytes long, since files are named after it. Got 'xxxxxxxxxxxxxxxxxxxx... \(300 bytes\)'",
+    "é" * 60: r"\(120 bytes\)",
+    "two\nlines": "one line without control characters",
+    "bell\a": "one line without control characters",
+    "half \ud800": "one line without control characters",
+    "a/": "distinct from 'a' in its letters and digits",
+}
+
+
+@pytest.mark.parametrize("label", LABELS)
+@pytest.mark.parametrize("call", [fs.compare, fs.tune])
+def test_labels_that_cannot_name_files_are_refused(call: Any, label: str, tmp_path: Path) -> None:
+    methods = METHODS | {label: METHODS["b"]}
+    with pytest.raises(fs.InputError, match=rf"label of a method must be .*{LABELS[label]}"):
+        call(methods, sites(), out=tmp_path / "out", evaluate=never, **HOW)
+    assert not (tmp_path / "out").exists()
+
+
+def test_labels_of_variants_are_checked_too(fedstrata: Any, tmp_path: Path) -> None:
+    for label, message in {"x" * 300: "at most 100 bytes long", "two\\nlines": "one line", "//": "letters or"}.items():
+        file = tmp_path / "e.toml"
+        file.write_text(f'[train]\nrounds = 1\n[variants.a]\n[variants."{label}".algorithm]\nlr = 0.2\n')
+        for command in ("compare", "tune"):
+            code, _, err = fedstrata(command, file, "--out", tmp_path / "out")
+            assert code == 2 and message in err.replace("\n", " "), err
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_label_may_have_a_slash(tmp_path: Path) -> None:
+    fs.compare({"lr/10": METHODS["a"], "../lr": METHODS["b"]}, sites(), seeds=1, out=tmp_path / "out", **HOW)
+    assert {p.name for p in (tmp_path / "out").iterdir() if p.is_dir()} == {"lr-10-seed0", "lr-seed0"}
+    assert [p.name for p in tmp_path.iterdir()] == ["out"]
+
+
+@pytest.mark.parametrize("call", [fs.compare, fs.tune])
+def test_an_unknown_measure_is_found_before_anything_runs(call: Any, tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr("fedstrata.experiments.object_methods.train", never)
+    for evaluate, known in ((None, "accuracy, .*loss, loss_mean"), (lambda *_: {"mine": 1.0}, "Known: mine")):
+        with pytest.raises(fs.InputError, match=rf"Unknown measure 'acuracy'.*{known}"):
+            call(METHODS, sites(), measure="acuracy", evaluate=evaluate, out=tmp_path / "out", **HOW)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("command", "key"), [("compare", "compare.measure"), ("tune", "compare.measure"), ("tune", "tune.measure")]
+)
+def test_a_measure_that_the_runs_do_not_have_is_found_before_they_start(
+    command: str, key: str, fedstrata: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedstrata.experiments.config_methods.run_config", never)
+    file = tmp_path / "e.toml"
+    file.write_text("[train]\nrounds = 1\n")
+    words = [command, file, "--algorithms", "fedavg", "--set", f"{key}=distance", "--out", tmp_path / "out"]
+    code, _, err = fedstrata(*words)
+    assert code == 2 and "Unknown measure 'distance'" in err and "accuracy_mean" in err
+    assert not (tmp_path / "out").exists()
+
+
+def test_pooled_training_has_no_measures_over_clients() -> None:
+    result = fs.compare(METHODS, sites(), seeds=1, baselines=["pooled"], measure="loss_mean", **HOW)
+    assert result.measure == "loss_mean"
+    with pytest.raises(fs.InputError, match="Unknown measure 'distance'"):
+        fs.compare(METHODS, sites(), seeds=1, baselines=["local", "pooled"], measure="distance", **HOW)
+
+
+def bad_at(seed: int, bad: Any) -> Any:
+    return bad if seed == 2 else unseeded(seed)
+
+
+@pytest.mark.parametrize("call", [fs.compare, fs.tune])
+@pytest.mark.parametrize(
+    ("problem", "data", "message"),
+    [
+        (lambda seed: bad_at(seed, None), sites(), r"function of 'b' returns must be Problem. Got 'NoneType'.*seed 2"),
+        (lambda seed: bad_at(seed, fs.erm(nn.Linear(4, 2))), sites(), r"\(seed 2\)"),
+        (unseeded, lambda seed: sites() if seed < 2 else [], r"must be FederatedData. Got 'list'.*seed 2"),
+    ],
+)
+def test_every_seed_is_checked_before_the_first_run(
+    call: Any, problem: Any, data: Any, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedstrata.experiments.object_methods.train", never)
+    methods = METHODS | {"b": (problem, fs.FedAvg())}
+    with pytest.raises(fs.InputError, match=message):
+        call(methods, data, seeds=3, out=tmp_path / "out", **HOW)
+    assert not (tmp_path / "out").exists()
+
+
+def accuracy_like(problem: Any, data: Any, x: torch.Tensor, y: Any) -> dict[str, float]:
+    return {"loss": 1.0, "size": float(x.norm())}
+
+
+EVALUATIONS: list[Any] = [
+    None,
+    fs.Evaluation(clients="none"),
+    accuracy_like,
+    lambda problem, data, x, y: {"loss": 1.0},
+    lambda problem, data, x, y: {"loss": 2.0},
+    lambda problem, data, x, y: {"loss": 1.0, "more": sum(1.0 for _ in range(2))},
+]
+
+
+@pytest.mark.parametrize("baselines", [(), ("local",)])
+@pytest.mark.parametrize("first", range(len(EVALUATIONS)))
+def test_a_comparison_is_not_resumed_with_another_evaluation(
+    first: int, baselines: tuple[str, ...], tmp_path: Path, no_pictures: None
+) -> None:
+    how: dict[str, Any] = {"seeds": 1, "out": tmp_path / "out", "baselines": baselines, **HOW}
+    result = fs.compare({"a": METHODS["a"]}, sites(), evaluate=EVALUATIONS[first], **how)
+    again = fs.compare({"a": METHODS["a"]}, sites(), evaluate=EVALUATIONS[first], resume=True, **how)
+    assert again.rows == result.rows
+    before = {p: p.read_bytes() for p in (tmp_path / "out").rglob("*") if p.is_file()}
+    for other in EVALUATIONS[:first] + EVALUATIONS[first + 1 :]:
+        with pytest.raises(fs.InputError, match=r"cannot be resumed with other settings: evaluate\."):
+            fs.compare({"a": METHODS["a"]}, sites(), evaluate=other, resume=True, **how)
+    assert before == {p: p.read_bytes() for p in (tmp_path / "out").rglob("*") if p.is_file()}
+
+
+def test_the_default_evaluation_is_that_of_the_defaults(tmp_path: Path, no_pictures: None) -> None:
+    how: dict[str, Any] = {"seeds": 1, "out": tmp_path / "out", **HOW}
+    fs.compare({"a": METHODS["a"]}, sites(), **how)
+    fs.compare({"a": METHODS["a"]}, sites(), evaluate=fs.Evaluation(), resume=True, **how)

@@ -13,7 +13,7 @@ import pytest
 from fedstrata.core.errors import InputError
 from fedstrata.core.options import Shares, options_of
 from fedstrata.experiments.config import parse
-from fedstrata.experiments.methods import ConfigMethod
+from fedstrata.experiments.config_methods import ConfigMethod
 from fedstrata.experiments.search import (
     GENERATION,
     Optuna,

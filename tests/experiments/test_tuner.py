@@ -17,7 +17,8 @@ from fedstrata.core.errors import FedstrataError, InputError
 from fedstrata.core.files import Row
 from fedstrata.experiments import trials, tuner
 from fedstrata.experiments.config import Config, parse
-from fedstrata.experiments.methods import ConfigMethod, Method, Outcome, Trial, config_methods
+from fedstrata.experiments.config_methods import ConfigMethod, config_methods
+from fedstrata.experiments.methods import Method, Outcome, Trial
 from fedstrata.experiments.search import Spread
 from fedstrata.experiments.trials import claim, number_of
 from fedstrata.experiments.tune import Tuned, tune_methods
@@ -482,7 +483,7 @@ def test_a_search_of_a_schedule_is_resumed_in_python(tmp_path: Path, monkeypatch
         return fs.tune(methods, made.data, out=tmp_path / "out", resume=resume, **options).rows
 
     first = search(resume=False)
-    monkeypatch.setattr("fedstrata.experiments.methods.train", None)
+    monkeypatch.setattr("fedstrata.experiments.object_methods.train", None)
     assert search(resume=True) == first
 
 

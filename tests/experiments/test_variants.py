@@ -15,9 +15,10 @@ from fedstrata.algorithms import ALGORITHMS
 from fedstrata.core.errors import Diverged, InputError
 from fedstrata.core.options import options, param
 from fedstrata.data import load
-from fedstrata.experiments import methods, runs
+from fedstrata.experiments import config_methods
 from fedstrata.experiments.build import Experiment, build_data
 from fedstrata.experiments.config import Config, parse, presets, read
+from fedstrata.experiments.methods import Trial, check_methods
 from fedstrata.experiments.overlay import merge, slug
 from fedstrata.experiments.tables import measured_in_all
 from fedstrata.problems import PROBLEMS, ProblemKind
@@ -247,7 +248,7 @@ def test_square_brackets_in_a_label_are_printed(fedstrata, write, no_pictures):
 
 
 def test_trials_are_ranked_by_a_measure_that_all_of_them_have(fedstrata, write, tmp_path, monkeypatch, no_pictures):
-    real = methods.ConfigMethod.run
+    real = config_methods.ConfigMethod.run
     left_out: set[str] = set()
 
     def spy(self, *rest):
@@ -256,7 +257,7 @@ def test_trials_are_ranked_by_a_measure_that_all_of_them_have(fedstrata, write, 
         row = {name: value for name, value in row.items() if name not in left_out or self.label == "base"}
         return replace(outcome, final=row, history=[row])
 
-    monkeypatch.setattr(methods.ConfigMethod, "run", spy)
+    monkeypatch.setattr(config_methods.ConfigMethod, "run", spy)
     text = "[variants.scaffold.algorithm]\nname = 'scaffold'\n[variants.base]\n[tune]\ntrials = 1\n"
     out = tmp_path / "out"
     words = ("tune", write(SMALL, text), "--out", out, "--seeds", 0, "--json", "--quiet")
@@ -308,9 +309,10 @@ CANNOT_RUN = {
 def test_every_configuration_is_checked_as_its_run_would_be(case):
     tables, message = CANNOT_RUN[case]
     config = parse({"variants": {"good": {}, "bad": tables}}, "here")
-    runs.check_all([config.variant("good")])
+    _, methods = config_methods.config_methods(config, None)
+    methods["good"].check(0, Trial())
     with pytest.raises(InputError, match=rf"{message}.*\(variant 'bad'\)$"):
-        runs.check_all([config.variant("good"), config.variant("bad")])
+        check_methods(methods, [0])
 
 
 def test_trials_are_checked_on_their_validation_data(fedstrata, write, no_pictures):
@@ -427,14 +429,14 @@ def test_tune_gives_every_hyperparameter_of_a_variant_the_same_number_of_trials(
 def test_a_trial_is_the_mean_over_its_seeds_and_fails_with_any_of_them(fedstrata, write, monkeypatch, no_pictures):
     text = "[variants.base]\n[tune]\ntrials = 2\nextend = false\n[tune.search.base]\nlr = [0.001, 0.01]\n"
     measured: dict[float, list[float]] = {}
-    real = methods.run_config
+    real = config_methods.run_config
 
     def spy(config, *rest, **options):
         run = real(config, *rest, **options)
         measured.setdefault(config.algorithm.options["lr"], []).append(run.history[-1]["loss"])
         return run
 
-    monkeypatch.setattr(methods, "run_config", spy)
+    monkeypatch.setattr(config_methods, "run_config", spy)
     code, printed, err = fedstrata("tune", write(SMALL, text), "--json", "--quiet", "--seeds", 0)
     assert code == 0, err
     trials = json.loads(printed)["trials"]
@@ -450,7 +452,7 @@ def test_a_trial_is_the_mean_over_its_seeds_and_fails_with_any_of_them(fedstrata
             raise Diverged("with the last seed")
         return real(config, *rest, **options)
 
-    monkeypatch.setattr(methods, "run_config", fragile)
+    monkeypatch.setattr(config_methods, "run_config", fragile)
     _, printed, _ = fedstrata("tune", write(SMALL, text), "--json", "--quiet", "--seeds", 0)
     *others, last = json.loads(printed)["trials"]
     assert last["options"]["lr"] == best and last["loss"] is None and last["diverged"] == 1
@@ -460,13 +462,13 @@ def test_a_trial_is_the_mean_over_its_seeds_and_fails_with_any_of_them(fedstrata
 
 def test_the_tuned_tables_run_what_was_tried(fedstrata, write, monkeypatch, no_pictures):
     used = []
-    real = methods.run_config
+    real = config_methods.run_config
 
     def spy(config, *rest, **options):
         used.append(Experiment(config).algorithm)
         return real(config, *rest, **options)
 
-    monkeypatch.setattr(methods, "run_config", spy)
+    monkeypatch.setattr(config_methods, "run_config", spy)
     text = "[variants.decay.algorithm.lr]\nschedule = 'step'\nvalue = 0.01\nat = [2]\n[tune]\ntrials = 2\nseeds = 1\n"
     code, printed, _ = fedstrata("tune", write(SMALL, text), "--json", "--quiet", "--seeds", 1)
     assert code == 0 and len(used) == 5 and used[4] in used[:4] and len({a.lr.value for a in used[:4]}) == 4

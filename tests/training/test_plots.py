@@ -342,5 +342,5 @@ def draw_all(folder: Path) -> None:
 
 
 def test_a_plot_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(fs.InputError, match=r"Cannot write the plot .*x\.txt"):
+    with pytest.raises(fs.InputError, match=r"The path of a plot must be a .*x\.txt"):
         plot({"a": [ROWS]}, tmp_path / "x.txt")

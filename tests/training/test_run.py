@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -55,6 +56,54 @@ def test_what_is_not_a_run_of_the_problem_is_refused(tmp_path: Path) -> None:
     for content in (b"", b"not tensors", (saved / "solution.safetensors").read_bytes()[:40]):
         (saved / "solution.safetensors").write_bytes(content)
         with pytest.raises(fs.InputError, match="cannot be read"):
+            fs.Run.load(saved, problem)
+
+
+DAMAGE: dict[str, tuple[str, Any, str]] = {
+    "no JSON": ("summary.json", "{", "cannot be read"),
+    "deep": ("summary.json", "[" * 100_000, "cannot be read"),
+    "not text": ("summary.json", b"\xff\xfe\x00", "cannot be read"),
+    "a list": ("summary.json", [1], "whose status is 'finished'. Got 'list'"),
+    "of something else": ("summary.json", {"name": "x"}, "whose status is 'finished'. Got None"),
+    "unfinished": ("summary.json", {"status": "running"}, "Got 'running'"),
+    "no algorithm": ("summary.json", {"status": "finished"}, "algorithm in .* must be a name. Got None"),
+    "wrong type": ("summary.json", {"algorithm": 3}, "algorithm in .* must be a name. Got 3"),
+    "text for a number": ("summary.json", {"auc": "high"}, "auc in .* must be a number"),
+    "a number that is not one": ("summary.json", {"auc": float("nan")}, "auc in .* must be a number"),
+    "a huge number": ("summary.json", {"auc": 10**400}, "auc in .* must be a number"),
+    "a list for a number": ("summary.json", {"seconds": [1]}, "seconds in .* must be a number"),
+    "no rows": ("metrics.jsonl", "", "metrics.jsonl is missing or has no rows"),
+    "infinite": ("metrics.jsonl", '{"round": 0, "auc": Infinity}\n', "auc in .* must be a number"),
+    "null": ("metrics.jsonl", '{"round": 0, "auc": null}\n', "auc in .* must be a number"),
+    "huge round": ("metrics.jsonl", f'{{"round": {10**400}}}\n', "round in .* must be a number"),
+}
+
+
+@pytest.mark.parametrize("case", DAMAGE)
+def test_a_damaged_record_is_refused(case: str, tmp_path: Path) -> None:
+    problem = fs.erm(fs.models.model("logreg", (2,), 1, seed=0), "binary_cross_entropy")
+    summary = {"status": "finished", "algorithm": "fedavg", "problem": "erm", "data": "mine", "auc": 0.5, "seconds": 1}
+    run = fs.Run(problem.x0, None, [{"round": 0, "auc": 0.5, "seconds": 1}], summary, problem)
+    folder = run.save(tmp_path / "run")
+    assert repr(fs.Run.load(folder, problem)) == repr(run)
+    file, content, message = DAMAGE[case]
+    if isinstance(content, dict) and case not in ("of something else", "unfinished", "no algorithm"):
+        content = summary | content
+    content = json.dumps(content) if isinstance(content, dict | list) else content
+    (folder / file).write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(fs.InputError, match=message):
+        fs.Run.load(folder, problem)
+    (folder / file).unlink()
+    (folder / file).mkdir()
+    with pytest.raises(fs.InputError, match="cannot be read"):
+        fs.Run.load(folder, problem)
+
+
+def test_a_solution_that_is_not_finite_or_of_another_type_is_refused(tmp_path: Path) -> None:
+    problem, run = trained()
+    for number, x in enumerate((run.x.double(), torch.full_like(run.x, torch.nan))):
+        saved = fs.Run(x, run.y, run.history, run.summary, problem).save(tmp_path / str(number))
+        with pytest.raises(fs.InputError, match=r"x in .* must be finite numbers of type torch.float32"):
             fs.Run.load(saved, problem)
 
 

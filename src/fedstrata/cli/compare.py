@@ -11,13 +11,14 @@ import typer
 
 from fedstrata.algorithms.algorithm import ALGORITHMS
 from fedstrata.cli.console import echo, say
-from fedstrata.cli.options import Algorithms, ConfigFile, Json, Preset, Quiet, Resume, Seeds, Set, check_out
+from fedstrata.cli.options import Algorithms, ConfigFile, Json, Preset, Quiet, Resume, Seeds, Set, a_path, check_out
 from fedstrata.cli.printing import print_comparison, print_grid, progress, progress_bars
 from fedstrata.core.errors import FedstrataError, InputError, invalid
 from fedstrata.core.files import Row
-from fedstrata.experiments.compare import Say, compare_methods
+from fedstrata.experiments.compare import Say, check_comparison, compare_methods
 from fedstrata.experiments.config import Config, presets, read
-from fedstrata.experiments.methods import Method, config_methods
+from fedstrata.experiments.config_methods import config_methods
+from fedstrata.experiments.methods import Method
 from fedstrata.experiments.reproduce import ExperimentFile, find, find_all
 from fedstrata.experiments.schema import SITES
 from fedstrata.experiments.trials import claim
@@ -51,7 +52,11 @@ def compare(
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Directory for the runs, compare.json, verdicts.json, table.md and plots."),
+        typer.Option(
+            parser=a_path,
+            metavar="DIR",
+            help="Directory for the runs, compare.json, verdicts.json, table.md and plots.",
+        ),
     ] = None,
     jobs: Jobs = 1,
     preset: Preset = None,
@@ -118,7 +123,9 @@ def tune(
     out: Annotated[
         Path | None,
         typer.Option(
-            metavar="DIR", help="Directory for the trials, the final runs, and best.toml (variants: tuned.toml)."
+            parser=a_path,
+            metavar="DIR",
+            help="Directory for the trials, the final runs, and best.toml (variants: tuned.toml).",
         ),
     ] = None,
     jobs: Jobs = 1,
@@ -150,6 +157,10 @@ def tune(
         return
     check_out(out, resume, "trials/config.json")
     folder, final = (None, None) if out is None else (out / "trials", out / "final")
+    if seeds:
+        first = config.train.seed + config.tune.seeds
+        others = range(first, first + seeds)
+        check_comparison(kind, methods, others, config.compare.baseline, config.compare.measure)
     tuned = tune_methods(
         kind,
         methods,
@@ -167,7 +178,6 @@ def tune(
     rows: list[Row] = []
     if seeds:
         output: Output = "none" if as_json else "table"
-        others = range(tuned.next_seed, tuned.next_seed + seeds)
         rows = run_comparison(config, kind, tuned.tuned_methods, others, final, quiet=quiet, output=output, jobs=jobs)
     if as_json:
         print(json.dumps({"trials": tuned.rows, "best": tuned.options, "notes": tuned.notes, "test": rows}))
@@ -193,7 +203,7 @@ def _one_trial(
     if number >= len(trials):
         raise invalid("--trial", number, f"from 0 to {len(trials) - 1}: the search has {len(trials)} trials")
     claim(folder, identity_of(config, names, methods))
-    tuner.run_trials([(trials[number], tuner.rungs[trials[number].label][0][0])])
+    tuner.runs.run([(trials[number], tuner.rungs[trials[number].label][0][0])])
 
 
 def reproduce(
@@ -205,7 +215,7 @@ def reproduce(
     seeds: Seeds = None,
     out: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Directory for the results.", show_default="runs/NAME-PRESET"),
+        typer.Option(parser=a_path, metavar="DIR", help="Directory for the results.", show_default="runs/NAME-PRESET"),
     ] = None,
     jobs: Jobs = 1,
     set_: Set = None,

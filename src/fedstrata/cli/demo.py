@@ -9,10 +9,11 @@ import typer
 
 from fedstrata.cli.compare import run_comparison, seeds_from
 from fedstrata.cli.console import echo
-from fedstrata.core.errors import invalid
+from fedstrata.cli.options import Picture
 from fedstrata.experiments.config import parse
-from fedstrata.experiments.methods import config_methods
+from fedstrata.experiments.config_methods import config_methods
 from fedstrata.experiments.pool import can_fork, cores
+from fedstrata.training import plots
 
 DEMO: dict[str, Any] = {
     "data": {
@@ -42,7 +43,7 @@ DEMO: dict[str, Any] = {
 
 
 def demo(
-    out: Annotated[Path, typer.Option(metavar="FILE", help="Plot to write.")] = Path("fedstrata-demo.png"),
+    out: Picture = Path("fedstrata-demo.png"),
     seeds: Annotated[int, typer.Option(min=1, metavar="N", help="Number of seeds.")] = 3,
     jobs: Annotated[
         int | None,
@@ -53,8 +54,7 @@ def demo(
 
     Eight clients hold handwritten digits with few positives, and learn to rank the positives first.
     """
-    if out.is_dir() or not out.parent.is_dir() or out.suffix not in (".png", ".pdf", ".svg"):
-        raise invalid("--out", str(out), "a .png, .pdf or .svg file in a directory that exists")
+    plots.picture_at(out)
     echo(
         "Handwritten digits, 5 % positives (digits 0-4), eight clients with different mixes of digits.\n"
         "A small neural network learns to rank positives above negatives; AUC 1.0 is perfect, 0.5 is chance.\n"

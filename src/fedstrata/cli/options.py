@@ -8,12 +8,24 @@ from typing import Annotated
 import typer
 
 from fedstrata.core.errors import InputError
-from fedstrata.core.files import refuse_used
+from fedstrata.core.files import folder_at, refuse_used
+
+
+def a_path(text: str | Path) -> Path:
+    """Return a path from the command line; an empty one, such as an unset variable, does not mean this directory."""
+    if not str(text).strip():
+        raise typer.BadParameter("The path is empty.")
+    return Path(text)
+
 
 ConfigFile = Annotated[Path, typer.Argument(help="TOML file of the experiment.", show_default=False)]
 RunOut = Annotated[
-    Path | None, typer.Option(metavar="DIR", help="Run directory to write; must be new. Without it nothing is saved.")
+    Path | None,
+    typer.Option(
+        parser=a_path, metavar="DIR", help="Run directory to write; must be new. Without it nothing is saved."
+    ),
 ]
+Picture = Annotated[Path, typer.Option(parser=a_path, metavar="FILE", help="Plot to write (.png, .pdf or .svg).")]
 Preset = Annotated[
     str | None,
     typer.Option("--preset", metavar="NAME", help="Preset of the file to apply.", show_default="the first in the file"),
@@ -42,9 +54,11 @@ Seeds = Annotated[
 
 
 def check_resume(out: Path | None, resume: bool) -> None:
-    """Raise if there is no directory to resume from."""
+    """Raise if there is no directory to resume from, or if the one to write cannot be written."""
     if resume and out is None:
         raise InputError("--resume needs --out, the directory to resume.")
+    if out is not None:
+        folder_at(out, "--out")
 
 
 def check_out(out: Path | None, resume: bool, mark: str) -> None:

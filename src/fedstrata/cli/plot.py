@@ -8,13 +8,11 @@ from typing import Annotated
 import typer
 
 from fedstrata.cli.console import echo
-from fedstrata.cli.options import ConfigFile, Preset, Set
+from fedstrata.cli.options import ConfigFile, Picture, Preset, Set
 from fedstrata.experiments.build import Experiment, build_data
 from fedstrata.experiments.config import read
 from fedstrata.experiments.plots import plot_partition, read_runs
 from fedstrata.training import plots
-
-Picture = Annotated[Path, typer.Option(metavar="FILE", help="Plot to write (.png, .pdf or .svg).")]
 
 
 def plot(
@@ -38,6 +36,7 @@ def plot(
     RUNS are run directories. Runs of the same algorithm or variant with different seeds are plotted as one line, their
     mean, with a band of one standard deviation. Runs that diverged are counted in the legend, and end in a cross.
     """
+    plots.picture_at(out)
     finished, diverged = read_runs(runs)
     plots.plot(finished, out, measure, axis, range=range_, diverged=diverged)
     echo(f"Plot written to {out}")
@@ -53,6 +52,7 @@ def partition(
 
     EXPERIMENT is a TOML file. The plot shows how many samples of each class each client has.
     """
+    plots.picture_at(out)
     config = read(experiment, set_, preset)
     data = Experiment(config).data if config.brings_data else build_data(config)
     plot_partition(data, out, config.plot.title)

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from fedstrata.cli.console import say
-from fedstrata.cli.options import ConfigFile, Json, Preset, Quiet, Resume, RunOut, Set, check_resume
+from fedstrata.cli.options import ConfigFile, Json, Preset, Quiet, Resume, RunOut, Set, a_path, check_resume
 from fedstrata.cli.printing import print_run, progress
 from fedstrata.clients.ranks import joined
 from fedstrata.core.torchrun import restarted
@@ -28,7 +28,7 @@ def run(
     set_: Set = None,
     resume: Resume = False,
     tensorboard: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Also write TensorBoard event files here.")
+        Path | None, typer.Option(parser=a_path, metavar="DIR", help="Also write TensorBoard event files here.")
     ] = None,
     as_json: Json = False,
     quiet: Quiet = False,

@@ -33,7 +33,7 @@ class MissingData(InputError):
 
 
 class Unsolvable(InputError):
-    """The data of the clients do not pose the problem: AUC with a single class, for example."""
+    """The data of the clients are not enough: a single class for AUC, for example, or too few rows to hold any out."""
 
 
 class Diverged(FedstrataError):

@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
-from fedstrata.core.errors import FedstrataError, InputError, listed, nearest_of
+from fedstrata.core.errors import FedstrataError, InputError, invalid, listed, nearest_of
 
 Row = dict[str, Any]
 
@@ -55,10 +55,45 @@ def _sync(path: Path) -> None:
         os.close(handle)
 
 
+def folder_at(path: str | Path, what: str = "out") -> Path:
+    """Return the path of a directory; raise if none can be written there, before anything else is done."""
+    if not isinstance(path, str | os.PathLike) or not os.fspath(path):
+        raise invalid(what, path, "the path of a directory")
+    folder = Path(path)
+    try:
+        with suppress(FileNotFoundError, NotADirectoryError):
+            folder.lstat()
+        above = next(p for p in (folder, *folder.absolute().parents) if os.path.lexists(p))
+        longest = os.pathconf(above, "PC_NAME_MAX") if hasattr(os, "pathconf") else 255
+    except (OSError, ValueError) as error:
+        raise _no_folder(folder, error) from None
+    if not above.is_dir():
+        raise InputError(f"{above} is a file, not a directory. Nothing was overwritten. Choose another.")
+    if any(len(os.fsencode(part)) > longest for part in folder.parts):
+        raise _no_folder(folder, f"A name in it is longer than {longest} bytes")
+    if not os.access(above, os.W_OK | os.X_OK):
+        raise _no_folder(folder, f"No permission to write in {above}")
+    return folder
+
+
+def make_folder(folder: Path) -> None:
+    """Create a directory unless it exists; raise an :class:`InputError` if that is impossible."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except (OSError, ValueError) as error:
+        raise _no_folder(folder, error) from None
+
+
+def _no_folder(folder: Path, why: Exception | str) -> InputError:
+    shown = ascii(str(folder))[1:-1]
+    shown = shown if len(shown) <= 200 else f"{shown[:100]}..."
+    reason = why if isinstance(why, str) else getattr(why, "strerror", None) or why
+    return InputError(f"The directory {shown} cannot be written: {reason}. Choose another.")
+
+
 def refuse_used(folder: Path, remedy: str = "Choose another.") -> None:
-    """Raise if ``folder`` is a file, or is not empty; temporary files of :func:`write_atomically` do not count."""
-    if folder.exists() and not folder.is_dir():
-        raise InputError(f"{folder} is a file, not a directory. Nothing was overwritten. Choose another.")
+    """Raise if ``folder`` cannot be written or is not empty; files that :func:`write_atomically` left do not count."""
+    folder_at(folder)
     if folder.exists() and any(path.suffix != ".tmp" for path in folder.iterdir()):
         raise InputError(f"The directory {folder} exists and is not empty. Nothing was overwritten. {remedy}")
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedstrata.core.errors import InputError, MissingData, invalid
+from fedstrata.core.errors import InputError, MissingData, Unsolvable, invalid
 from fedstrata.data import intake
 from fedstrata.data.batch import Arrays as Arrays
 from fedstrata.data.part import Part as Part
@@ -137,7 +137,7 @@ class FederatedData:
             raise InputError(f"The clients of {self.name!r} already have test data: leave out holdout.")
         train, held = self.train.hold_out(share, seed)
         if not held.sizes.any():
-            raise InputError(
+            raise Unsolvable(
                 f"The data {self.name!r} have too few samples per client to hold out a share of {share:g}: choose a "
                 "larger share."
             )

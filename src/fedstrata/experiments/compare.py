@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from fedstrata.clients.ranks import ranks_here
 from fedstrata.core.errors import FedstrataError, InputError, invalid, unknown
-from fedstrata.core.files import Row, refuse_used, write_atomically
+from fedstrata.core.files import Row, folder_at, make_folder, refuse_used, write_atomically
 from fedstrata.core.frames import frame
 from fedstrata.experiments import tables
 from fedstrata.experiments.judge import Difference, differences, final_values, interval
-from fedstrata.experiments.methods import Method, Outcome, Trial
+from fedstrata.experiments.methods import Method, Outcome, Trial, check_methods
 from fedstrata.experiments.overlay import slug
 from fedstrata.experiments.pool import check_jobs, run_all
 from fedstrata.training import plots
@@ -142,7 +142,14 @@ class Comparison:
         return frame(rows)
 
     def table(self, form: Literal["markdown", "latex", "csv"] = "markdown", measures: Sequence[str] = ()) -> str:
-        """Return the results as a table in Markdown, LaTeX or CSV."""
+        """Return the results as a table in Markdown, LaTeX or CSV: all measures, or those that are named.
+
+        CSV has numbers in full: the mean, the standard deviation, and the ends of the 95 % interval over seeds.
+        """
+        known = {name for row in self.rows for name in row["values"]}
+        for name in measures:
+            if name not in known:
+                raise unknown("measure", name, known, "measures of a table")
         return tables.formatted(self.rows, form, measures or None)
 
     def plot(self, path: str | Path = "compare.png", **options: Any) -> Path:
@@ -161,7 +168,7 @@ class Comparison:
 
     def write(self, folder: Path, measures: Sequence[str] | None) -> None:
         """Write compare.json, verdicts.json and table.md, and with several seeds and methods ranking.png."""
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         if self.seeds > 1 and len(self.outcomes) > 1:
             self.plot_ranking(folder / "ranking.png")
         judged = [d if isinstance(d, str) else {**vars(d), "verdict": d.verdict} for d in self.differences().values()]
@@ -201,15 +208,9 @@ def compare_methods(
     A run that is already in ``out`` is resumed, or skipped if it is finished. One that diverges does not stop the rest.
     """
     check_jobs(jobs)
-    if not methods:
-        raise InputError("There is nothing to compare.")
-    chosen = next(iter(methods)) if baseline is None else baseline
-    if chosen not in methods:
-        raise unknown(kind, chosen, methods, "baseline")
+    chosen = check_comparison(kind, methods, seeds, baseline, measure)
     if jobs > 1:
         methods = {label: method.with_threads(1) for label, method in methods.items()}
-    for method in methods.values():
-        method.check(seeds[0], Trial())
     plan = [(label, seed) for label in methods for seed in seeds]
     outcomes: dict[tuple[str, int], Outcome] = {}
 
@@ -234,6 +235,23 @@ def compare_methods(
     return Comparison(kind, groups, chosen, main_measure(groups, measure))
 
 
+def check_comparison(
+    kind: str, methods: Mapping[str, Method], seeds: Sequence[int], baseline: str | None, measure: str | None
+) -> str:
+    """Return the baseline; raise if a run of any seed cannot work, or no method has the measure."""
+    if not methods:
+        raise InputError("There is nothing to compare.")
+    chosen = next(iter(methods)) if baseline is None else baseline
+    if chosen not in methods:
+        raise unknown(kind, chosen, methods, "baseline")
+    check_methods(methods, seeds)
+    if measure is not None:
+        known = {name for method in methods.values() for name in method.measures(seeds[0], Trial())}
+        if measure not in known:
+            raise unknown("measure", measure, known)
+    return chosen
+
+
 def seeds_of(seeds: int | Sequence[int], first: int) -> Sequence[int]:
     """Return seeds: so many, counted from ``first``, or those that are given."""
     if isinstance(seeds, int) and not isinstance(seeds, bool) and 1 <= seeds <= 10_000:
@@ -246,6 +264,22 @@ def seeds_of(seeds: int | Sequence[int], first: int) -> Sequence[int]:
     raise invalid("seeds", seeds, "a whole number from 1 to 10,000, or different whole numbers")
 
 
+def compare_in(
+    kind: str,
+    methods: Mapping[str, Method],
+    seeds: Sequence[int],
+    out: str | Path | None,
+    resume: bool,
+    **options: Any,
+) -> Comparison:
+    """Compare methods from Python: as :func:`compare_methods`, with the results written to ``out``."""
+    folder = folder_of(out, resume)
+    comparison = compare_methods(kind, methods, seeds, out=folder, **options)
+    if folder is not None:
+        comparison.write(folder, None)
+    return comparison
+
+
 def folder_of(out: str | Path | None, resume: bool) -> Path | None:
     """Return the directory to write, which must be new unless something is resumed in it; None for none."""
     if ranks_here().size > 1:
@@ -254,7 +288,7 @@ def folder_of(out: str | Path | None, resume: bool) -> Path | None:
         raise InputError("resume=True needs out: the directory to resume.")
     if out is None:
         return None
-    folder = Path(out)
+    folder = folder_at(out)
     if not (resume and folder.is_dir()):
         refuse_used(folder, "Choose another, or pass resume=True.")
     return folder

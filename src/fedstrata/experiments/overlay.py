@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
+import unicodedata
 from collections.abc import Iterable
 from typing import Any
 
@@ -242,10 +243,19 @@ def slug(label: str) -> str:
     return re.sub(r"[^\w.+-]+", "-", label).strip("-.")
 
 
+LONGEST = 100
+"""The most bytes of a label, which is part of the names of files."""
+
+
 def check_labels(kind: str, labels: Iterable[str], where: str = "") -> None:
-    """Raise if labels do not have names of directories, or share one."""
+    """Raise if labels are not fit to print, do not have names of directories, or share one."""
     slugs: dict[str, str] = {}
     for label in labels:
+        if any(unicodedata.category(letter) in ("Cc", "Cs", "Zl", "Zp") for letter in label):
+            raise invalid(f"label of a {kind}", label, "one line without control characters", where)
+        if len(label.encode()) > LONGEST:
+            wants = f"at most {LONGEST} bytes long, since files are named after it"
+            raise invalid(f"label of a {kind}", f"{label[:20]}... ({len(label.encode())} bytes)", wants, where)
         other = slugs.setdefault(slug(label), label)
         if other != label:
             raise invalid(f"label of a {kind}", label, f"distinct from {other!r} in its letters and digits", where)

@@ -5,21 +5,23 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from torch import nn
 
 from fedstrata.algorithms.algorithm import Algorithm
 from fedstrata.core.errors import invalid
 from fedstrata.data.federated import FederatedData
-from fedstrata.experiments.compare import Comparison, compare_methods, folder_of, seeds_of
-from fedstrata.experiments.methods import DataOf, Method, ObjectMethod, ProblemOf
+from fedstrata.experiments.compare import Comparison, compare_in, folder_of, seeds_of
+from fedstrata.experiments.methods import Method
+from fedstrata.experiments.object_methods import DataOf, ObjectMethod, ProblemOf
 from fedstrata.experiments.overlay import check_labels
 from fedstrata.experiments.schema import SITES, TuneTable
 from fedstrata.experiments.tune import Tuned, tune_methods
 from fedstrata.problems.problem import Problem
 from fedstrata.training.callbacks import Callback
 from fedstrata.training.fingerprint import digest_of, settings_of
-from fedstrata.training.metrics.evaluation import Evaluate, Evaluation
+from fedstrata.training.metrics.evaluation import Evaluate
 from fedstrata.training.settings import Settings, takes_settings
 
 Methods = Mapping[str, tuple[ProblemOf, Algorithm]]
@@ -60,20 +62,8 @@ def compare(
     callbacks: listeners of the runs, with a single job.
     """
     built = _methods(methods, data, settings, evaluate, baselines)
-    folder = folder_of(out, resume)
-    comparison = compare_methods(
-        "method",
-        built,
-        seeds_of(seeds, settings.seed),
-        baseline=baseline,
-        measure=measure,
-        out=folder,
-        jobs=jobs,
-        callbacks=callbacks,
-    )
-    if folder is not None:
-        comparison.write(folder, None)
-    return comparison
+    how: dict[str, Any] = {"baseline": baseline, "measure": measure, "jobs": jobs, "callbacks": callbacks}
+    return compare_in("method", built, seeds_of(seeds, settings.seed), out, resume, **how)
 
 
 @takes_settings
@@ -174,8 +164,6 @@ def _identity(methods: Mapping[str, Method], settings: Settings, table: TuneTabl
     for label, method in methods.items():
         assert isinstance(method, ObjectMethod)
         problem, data, algorithm, own = method.parts(settings.seed)
-        how = method.evaluate
-        measured = how.to_table() if isinstance(how, Evaluation) else getattr(how, "__qualname__", type(how).__name__)
-        parts[label] = {**settings_of(problem, data, algorithm, own), "evaluate": measured}
+        parts[label] = settings_of(problem, data, algorithm, own, method.evaluate)
         parts[label] |= {"digest": digest_of(problem, data)}
     return json.dumps({"methods": parts, "tune": table.to_table()}, sort_keys=True, default=str)

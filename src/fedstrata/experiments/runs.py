@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 from fedstrata.core.errors import InputError, within
 from fedstrata.experiments.build import Experiment
 from fedstrata.experiments.config import OF_SEVERAL_RUNS, Config
-from fedstrata.experiments.pretrain import Pretraining, check_experiment, pretrain
+from fedstrata.experiments.pretrain import Pretraining, pretrain
 from fedstrata.training.callbacks import Callback
 from fedstrata.training.diagnostics import Diagnostics
 from fedstrata.training.local import LocalRun, train_local
@@ -76,14 +76,6 @@ def _variants(config: Config) -> dict[str, Config]:
             )
         seen.append((label, plain, search))
     return variants
-
-
-def check_all(configs: Iterable[Config], build: Callable[[Config], Experiment] = Experiment) -> None:
-    """Raise if any of the configurations, or of the experiments that ``build`` makes of them, cannot run."""
-    for config in configs:
-        with labelled(config):
-            experiment = build(config)
-            check_experiment(experiment, Pretraining.of(experiment))
 
 
 def labelled(config: Config) -> AbstractContextManager[None]:

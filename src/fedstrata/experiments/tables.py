@@ -8,7 +8,11 @@ from collections.abc import Mapping, Sequence
 
 from fedstrata.core.errors import invalid
 from fedstrata.core.files import Row
+from fedstrata.experiments.judge import interval
 from fedstrata.training.metrics.catalogue import IN_PROGRESS, IN_TABLES, measure
+
+Cell = str | float | None
+"""A cell of a table of numbers; None is empty."""
 
 
 def measured(summary: Row) -> str:
@@ -97,20 +101,44 @@ def cells_of(rows: Sequence[Row], measures: Sequence[str] | None = None) -> list
 
 def formatted(rows: Sequence[Row], form: str, measures: Sequence[str] | None = None) -> str:
     """Format the rows of a comparison in Markdown, LaTeX (with booktabs) or CSV."""
-    return formatted_cells(cells_of(rows, measures), form)
+    return as_csv(numbers_of(rows, measures)) if form == "csv" else formatted_cells(cells_of(rows, measures), form)
+
+
+def numbers_of(rows: Sequence[Row], measures: Sequence[str] | None = None) -> list[list[Cell]]:
+    """Return the numbers of a comparison, with a head: each measure with its deviation and the ends of its interval."""
+    columns = measures or [m for m in IN_TABLES if any(m in r["values"] for r in rows)]
+    kind, costs = next(iter(rows[0])), ("samples", "bytes_up", "bytes_down", "seconds")
+    parts = [f"{column}{part}" for column in columns for part in ("", "_std", "_low", "_high")]
+    lines: list[list[Cell]] = [[kind, "seeds", "diverged", *parts, *costs]]
+    for row in rows:
+        cells: list[Cell] = [row[kind], row["seeds"], row["diverged"]]
+        for column in columns:
+            values = [v for v in row["values"].get(column, ()) if v is not None] if column in row else []
+            found = interval(values) if values else None
+            spread = row[f"{column}_std"] if len(values) > 1 else None
+            cells += [None] * 4 if found is None else [found.mean, spread, found.low, found.high]
+        lines.append(cells + [row.get(cost) for cost in costs])
+    return lines
+
+
+def as_csv(cells: Sequence[Sequence[Cell]]) -> str:
+    """Format a table as CSV: numbers in full, nothing where there is none, and texts that no spreadsheet runs."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows([_harmless(cell) for cell in line] for line in cells)
+    return text.getvalue()
+
+
+def _harmless(cell: Cell) -> Cell:
+    """Return a cell; a text that a spreadsheet would take for a formula begins with an apostrophe."""
+    return f"'{cell}" if isinstance(cell, str) and cell.startswith(("=", "+", "-", "@", "\t", "\r")) else cell
 
 
 def formatted_cells(cells: Sequence[Sequence[str]], form: str) -> str:
-    """Format a table, whose first line is its head, in Markdown, LaTeX (with booktabs) or CSV."""
+    """Format a table of texts, whose first line is its head, in Markdown or LaTeX (with booktabs)."""
     head, *body = cells
     if form == "markdown":
         first, *rest = ([" ".join(c.replace("|", r"\|").split()) for c in line] for line in cells)
         return "".join(f"| {' | '.join(line)} |\n" for line in [first, ["---", *["---:"] * (len(head) - 1)], *rest])
-    if form == "csv":
-        text = io.StringIO()
-        safe = [[f"'{c}" if c[:1] in ("=", "+", "@", "\t", "\r") else c for c in line] for line in (head, *body)]
-        csv.writer(text, lineterminator="\n").writerows(safe)  # a spreadsheet must not run a label as a formula
-        return text.getvalue()
     if form != "latex":
         raise invalid("form of a table", form, "'markdown', 'latex' or 'csv'")
     lines = [" & ".join(map(_latex, line)) + r" \\" for line in (head, *body)]

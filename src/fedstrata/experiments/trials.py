@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fedstrata.core.errors import InputError, invalid, is_number
-from fedstrata.core.files import Row, refuse_used, write_atomically
+from fedstrata.core.files import Row, make_folder, refuse_used, write_atomically
 from fedstrata.experiments.methods import Outcome
 from fedstrata.experiments.overlay import slug
 from fedstrata.experiments.schema import TuneTable
@@ -146,7 +146,7 @@ def claim(folder: Path, settings: str) -> None:
             if not file.exists():  # otherwise another trial of a job array has just claimed it
                 raise
         else:
-            folder.mkdir(parents=True, exist_ok=True)
+            make_folder(folder)
             write_atomically(file, settings.encode())
     if file.read_text() != settings:
         raise InputError(

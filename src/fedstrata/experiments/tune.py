@@ -15,7 +15,7 @@ from fedstrata.core.files import Row, write_atomically
 from fedstrata.core.frames import frame
 from fedstrata.experiments import tables
 from fedstrata.experiments.build import build_algorithm
-from fedstrata.experiments.compare import Comparison, Say, compare_methods, folder_of, seeds_of
+from fedstrata.experiments.compare import Comparison, Say, compare_in, seeds_of
 from fedstrata.experiments.config import Config
 from fedstrata.experiments.methods import Method
 from fedstrata.experiments.overlay import Tables, merge, slug
@@ -25,6 +25,7 @@ from fedstrata.experiments.trials import Tried, claim
 from fedstrata.experiments.tuner import Tuner
 from fedstrata.training import plots
 from fedstrata.training.callbacks import Callback
+from fedstrata.training.metrics.catalogue import VALIDATION
 
 if TYPE_CHECKING:
     import pandas
@@ -82,6 +83,8 @@ class Tuned:
 
     def table(self, form: Literal["markdown", "latex", "csv"] = "markdown") -> str:
         """Return the best trial of each method as a table in Markdown, LaTeX or CSV."""
+        if form == "csv":
+            return tables.as_csv(self._numbers())
         head = [self.kind, "hyperparameters", f"{self.measure} (validation)", "trials", "failed"]
         body = []
         for label, trials in self.trials.items():
@@ -89,6 +92,16 @@ class Tuned:
             failed = sum(trial.diverged > 0 for trial in trials)
             body.append([label, shown, f"{trials[0].value(self.measure):.4f}", str(len(trials)), str(failed)])
         return tables.formatted_cells([head, *body], form)
+
+    def _numbers(self) -> list[list[tables.Cell]]:
+        """Return the best trial of each method as numbers, with a head; each hyperparameter has a column."""
+        best = {label: trials[0] for label, trials in self.trials.items()}
+        names = list(dict.fromkeys(name for trial in best.values() for name in trial.numbers))
+        lines: list[list[tables.Cell]] = [[self.kind, *names, f"{VALIDATION}{self.measure}", "trials", "failed"]]
+        for label, trial in best.items():
+            counts = [len(self.trials[label]), sum(t.diverged > 0 for t in self.trials[label])]
+            lines.append([label, *(trial.numbers.get(n) for n in names), trial.value(self.measure), *counts])
+        return lines
 
     def plot(self, path: str | Path = "search.png") -> Path:
         """Plot the best value so far against the number of trials, for each method."""
@@ -128,20 +141,8 @@ class Tuned:
 
         seeds: how many, counted from the first seed that no trial has used, or the seeds themselves.
         """
-        folder, chosen = folder_of(out, resume), seeds_of(seeds, self.next_seed)
-        comparison = compare_methods(
-            self.kind,
-            self.tuned_methods,
-            chosen,
-            baseline=baseline,
-            measure=measure,
-            out=folder,
-            jobs=jobs,
-            callbacks=callbacks,
-        )
-        if folder is not None:
-            comparison.write(folder, None)
-        return comparison
+        how: dict[str, Any] = {"baseline": baseline, "measure": measure, "jobs": jobs, "callbacks": callbacks}
+        return compare_in(self.kind, self.tuned_methods, seeds_of(seeds, self.next_seed), out, resume, **how)
 
     def _ranges(self) -> list[str]:
         """Say what was searched for each method."""
@@ -184,10 +185,9 @@ def tune_methods(
     if folder is not None:
         claim(folder, identity)
     trials = tuner.search()
-    assert tuner.measure is not None
-    return Tuned(
-        kind, dict(methods), trials, tuner.spaces, tuner.extended, tuner.measure, tuner.notes, tuner.seeds.stop
-    )
+    measure = tuner.ranking.measure
+    assert measure is not None
+    return Tuned(kind, dict(methods), trials, tuner.spaces, tuner.extended, measure, tuner.notes, tuner.seeds.stop)
 
 
 # --- configuration files ---------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from hashlib import blake2b
 from pathlib import Path
+from types import CodeType
 from typing import Any
 
 from fedstrata.algorithms.algorithm import Algorithm
@@ -14,10 +15,13 @@ from fedstrata.core.files import flatten
 from fedstrata.core.options import Options, plain
 from fedstrata.data.federated import FederatedData
 from fedstrata.problems.problem import Problem
+from fedstrata.training.metrics.evaluation import Evaluate, Evaluation
 from fedstrata.training.settings import Settings
 
 
-def settings_of(problem: Problem, data: FederatedData, algorithm: Algorithm, settings: Settings) -> dict[str, Any]:
+def settings_of(
+    problem: Problem, data: FederatedData, algorithm: Algorithm, settings: Settings, evaluate: Evaluate | None = None
+) -> dict[str, Any]:
     """Return the settings of a run as the tables of a configuration file."""
     optional = {"channel": settings.channel, "faults": settings.faults}
     return {
@@ -26,7 +30,29 @@ def settings_of(problem: Problem, data: FederatedData, algorithm: Algorithm, set
         "algorithm": algorithm.to_table(),
         "problem": {"name": problem.name, "size": len(problem.x0), **_plain(problem.options)},
         "data": {"name": data.name, "clients": data.clients},
+        "evaluate": _measured_by(Evaluation() if evaluate is None else evaluate),
     }
+
+
+def _measured_by(evaluate: Evaluate) -> dict[str, Any]:
+    """Return the options of an evaluation, or the name of a function and a digest of its instructions."""
+    if isinstance(evaluate, Options):
+        return evaluate.to_table()
+    function = evaluate if hasattr(evaluate, "__qualname__") else type(evaluate).__call__
+    name = f"{function.__module__}.{function.__qualname__}"
+    code = getattr(function, "__code__", None)
+    return {"function": name} if code is None else {"function": name, "digest": _instructions(code).hexdigest()}
+
+
+def _instructions(code: CodeType) -> blake2b:
+    """Return a digest of what a function does, wherever it stands in its file."""
+    digest = blake2b(repr((code.co_code, code.co_names)).encode(), digest_size=8)
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            digest.update(_instructions(constant).digest())
+        elif isinstance(constant, str | int | float | complex | bytes | None):
+            digest.update(repr(constant).encode())
+    return digest
 
 
 def _plain(options: Mapping[str, object]) -> dict[str, object]:

@@ -15,7 +15,7 @@ import torch
 from fedstrata.algorithms.algorithm import Algorithm
 from fedstrata.clients.ranks import ranks_here
 from fedstrata.core.errors import Diverged, InputError, Unsolvable, invalid
-from fedstrata.core.files import Row
+from fedstrata.core.files import Row, folder_at
 from fedstrata.data.federated import FederatedData
 from fedstrata.problems.problem import Problem
 from fedstrata.training.callbacks import Callback, Titled
@@ -90,9 +90,9 @@ def train_local(
         raise InputError("resume=True needs out: the directory to resume.")
     if out is None:
         return _train_each(problem, data, algorithm, settings, evaluate, None, callbacks)
-    with closing(RunDirectory(out)) as directory:
+    with closing(RunDirectory(folder_at(out))) as directory:
         first = problem if isinstance(problem, Problem) else problem(data.only(np.array([0])))
-        config = settings_of(first, data, algorithm, settings) if config is None else config
+        config = settings_of(first, data, algorithm, settings, evaluate) if config is None else config
         directory.open({**config, "digest": digest_of(first, data)}, resume)
         run = _train_each(problem, data, algorithm, settings, evaluate, directory.path / "clients", callbacks)
         directory.metrics.path.unlink(missing_ok=True)

@@ -22,14 +22,14 @@ from fedstrata.problems.problem import Problem
 from fedstrata.problems.runner import TRACING
 from fedstrata.training.checkpoint import Checkpoint
 from fedstrata.training.journal import Journal
-from fedstrata.training.metrics.catalogue import TIMES
-from fedstrata.training.metrics.evaluation import Evaluate, Evaluator
+from fedstrata.training.metrics.evaluation import Evaluate
 from fedstrata.training.metrics.measures import as_numbers
 from fedstrata.training.rounds import one_round, prepare, start
 from fedstrata.training.run import Run
 from fedstrata.training.settings import Settings
-from fedstrata.training.states import check_restorable, restored, shapes_of, tensors_of
+from fedstrata.training.states import check_restorable, check_same, restored, shapes_of, tensors_of
 from fedstrata.training.stopping import Validation, best_row, exceeded_next
+from fedstrata.training.summary import rounded, summary_of
 
 _BEST = "best:"
 """Begins the names of the best solution's tensors in a checkpoint."""
@@ -121,7 +121,7 @@ class Loop:
                 reason = reason or self._stops()
                 if self.done % self.settings.checkpoint_every == 0 or last or reason is not None:
                     self.checkpoint()
-            result = Run(*self.chosen(), journal.history, self.summary(reason), self.problem)
+            result = Run(*self.chosen(), journal.history, summary_of(self, reason), self.problem)
             journal.finish(result)
         except QuorumError as error:
             journal.faults(self.clients)
@@ -167,7 +167,7 @@ class Loop:
             self.tensors = tensors_of(self.algorithm, self.state)
             if self.journal.kept:
                 check_restorable(self.algorithm, self.state)
-            self._check_dtypes("start", {"x": self.algorithm.solution(self.state)[0]}, {"x": self.problem.x0})
+            check_same(self.algorithm, "start", {"x": self.algorithm.solution(self.state)[0]}, {"x": self.problem.x0})
 
     def round(self) -> None:
         """Run one round."""
@@ -185,7 +185,7 @@ class Loop:
             got, wants = shapes_of(tensors), shapes_of(self.tensors)
             if got != wants:
                 raise FedstrataError(f"round of {self.algorithm.name} must return a State of {wants}. Got {got}.")
-            self._check_dtypes("round", tensors, self.tensors)
+            check_same(self.algorithm, "round", tensors, self.tensors)
         self.tensors = tensors
         self.done += 1
         for name, value in tensors.items():
@@ -193,20 +193,9 @@ class Loop:
                 bad = int((~torch.isfinite(value)).sum())
                 raise self._diverged(f"{bad} of {value.numel()} entries of {name} are NaN or infinite")
 
-    def _check_dtypes(self, method: str, got: dict[str, torch.Tensor], wants: dict[str, torch.Tensor]) -> None:
-        for name, tensor in wants.items():
-            if got[name].dtype != tensor.dtype:
-                hint = (
-                    " The mean of whole numbers or bools is torch.float64." if got[name].dtype == torch.float64 else ""
-                )
-                raise FedstrataError(
-                    f"{method} of {self.algorithm.name} must return a State whose {name} is {tensor.dtype}. Got "
-                    f"{got[name].dtype}.{hint}"
-                )
-
     def measure(self) -> None:
         """Evaluate, and record the row."""
-        row: Row = {"round": self.done, **_rounded(self.used())}
+        row: Row = {"round": self.done, **rounded(self.used())}
         finite = True
         if self.ranks.first:
             measures = as_numbers(self.evaluation(self.problem, self.data, *self.solution()), row)
@@ -259,44 +248,7 @@ class Loop:
         """Return how long the run has taken, with evaluations and checkpoints but without interruptions."""
         return time.perf_counter() - self.started
 
-    def _final(self) -> Row:
-        """Return the last row; with early stopping its measures are those of the best solution."""
-        history = self.journal.history
-        if self.validation is None:
-            return history[-1]
-        best, costs = history[best_row(history)], _rounded(self.used())
-        return {**best, **costs, "round": history[-1]["round"], "best_round": best["round"]}
-
-    def summary(self, reason: str | None) -> Row:
-        """Return the last row, and what a reader needs to understand it; ``reason`` says why the run ended early."""
-        summary: Row = {"status": "finished", "algorithm": self.algorithm.name, "problem": self.problem.name}
-        summary |= {"data": self.data.name, "clients": self.data.clients, "seed": self.settings.seed}
-        summary |= {"chunk": min(self.clients.engine.chunk, self.clients.sampled), **self._final()}
-        if reason is not None and self.done < self.settings.rounds:
-            summary["stopped_by"] = reason
-        compiler = self.clients.engine.side.oracles.compiler
-        if compiler is not None:
-            summary["compile_seconds"] = compiler.seconds
-        if self.pretrain is not None:
-            last = dict(self.pretrain.history[-1])
-            summary["pretrain"] = {"algorithm": self.pretrain.summary["algorithm"], "rounds": last.pop("round"), **last}
-        if self.data.client_names:
-            summary["client_names"] = list(self.data.client_names)
-        if self.settings.channel.noise:
-            summary["delta"] = self.settings.channel.delta
-        if self.settings.faults is not None:
-            summary["left_out"] = {self.data.name_of(k): n for k, n in sorted(self.journal.left_out.items())}
-        if isinstance(self.evaluation, Evaluator):
-            about = self.evaluation.about(self.problem, self.data, *self.chosen()) if self.ranks.first else {}
-            summary |= self.ranks.from_first(about)
-        return summary
-
     def _note(self) -> str:
         who = f"{self.clients.sampled} of {self.data.clients} clients per round"
         compiled = ", compiled (the first round takes longer)" if self.settings.compile else ""
         return f"{who}, {self.clients.engine.describe(self.settings.chunk, self.clients.sampled)}{compiled}"
-
-
-def _rounded(used: Row) -> Row:
-    """Return what was used, with times in milliseconds."""
-    return used | {name: round(used[name], 3) for name in TIMES}

@@ -12,8 +12,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load
 from torch import nn
 
-from fedstrata.core.errors import InputError, invalid
-from fedstrata.core.files import Row, Rows, refuse_used, write_atomically
+from fedstrata.core.errors import InputError, invalid, is_number
+from fedstrata.core.files import Row, Rows, folder_at, make_folder, refuse_used, write_atomically
 from fedstrata.core.frames import frame
 from fedstrata.problems.problem import Problem
 from fedstrata.training.checkpoint import to_safetensors
@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 SOLUTION = "solution.safetensors"
 """The file with x and y in the directory of a finished run."""
+
+HUGE = 1e300
+"""More than any count or measure of a run."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -64,9 +67,9 @@ class Run:
 
     def save(self, folder: str | Path) -> Path:
         """Write the solution, the history and the summary to a new folder, for :meth:`load`; return its path."""
-        path = Path(folder)
+        path = folder_at(folder, "folder of a run")
         refuse_used(path)
-        path.mkdir(parents=True, exist_ok=True)
+        make_folder(path)
         write_atomically(path / SOLUTION, to_safetensors(self.solution))
         Rows(path / "metrics.jsonl", "round").append(*self.history)
         write_atomically(path / "summary.json", json.dumps(self.summary, indent=2).encode())
@@ -87,17 +90,23 @@ class Run:
         try:
             solution = load((path / SOLUTION).read_bytes())
             summary = json.loads((path / "summary.json").read_text())
+            history = Rows(path / "metrics.jsonl", "round").read()
         except FileNotFoundError as error:
             raise InputError(f"There is no finished run in {path}: {Path(error.filename).name} is missing.") from None
-        except (OSError, ValueError, SafetensorError) as error:
+        except (OSError, ValueError, RecursionError, SafetensorError) as error:
             raise InputError(f"The run in {path} cannot be read: {error}") from None
         x, y = solution.get("x"), solution.get("y")
         for name, value, start in (("x", x, problem.x0), ("y", y, problem.y0)):
             got, wants = (None if t is None else tuple(t.shape) for t in (value, start))
             if got != wants:
                 raise invalid(f"shape of {name} in {path}", got, f"{wants}, that of the problem {problem.name}")
+            if value is None or start is None:
+                continue
+            if value.dtype != start.dtype or not bool(torch.isfinite(value).all()):
+                raise invalid(f"{name} in {path}", str(value.dtype), f"finite numbers of type {start.dtype}")
         assert x is not None
-        return Run(x, y, Rows(path / "metrics.jsonl", "round").read(), summary, problem)
+        _check_record(summary, history, path)
+        return Run(x, y, history, summary, problem)
 
     def model(self) -> nn.Module:
         """Return the trained model as an ordinary module, in evaluation mode: the one at ``x``.
@@ -106,3 +115,20 @@ class Run:
         For the model after those steps, see :func:`fedstrata.training.metrics.adaptation.adapted_point`.
         """
         return self.problem.model(self.x).eval()
+
+
+def _check_record(summary: Any, history: list[Row], path: Path) -> None:
+    """Raise if a summary and a history that were read are not those of a finished run."""
+    if not isinstance(summary, dict) or summary.get("status") != "finished":
+        got = summary.get("status") if isinstance(summary, dict) else type(summary).__name__
+        raise invalid(f"summary.json in {path}", got, "the summary of a finished run, whose status is 'finished'")
+    for name in ("algorithm", "problem", "data"):
+        if not isinstance(summary.get(name), str):
+            raise invalid(f"{name} in {path / 'summary.json'}", summary.get(name), "a name")
+    if not history:
+        raise InputError(f"There is no finished run in {path}: metrics.jsonl is missing or has no rows.")
+    last = {name: summary[name] for name in history[-1] if name in summary}
+    for file, row in [*(("metrics.jsonl", row) for row in history), ("summary.json", last)]:
+        for name, value in row.items():
+            if not is_number(value) or not abs(value) < HUGE:
+                raise invalid(f"{name} in {path / file}", value, f"a number below {HUGE:g}")

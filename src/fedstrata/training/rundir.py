@@ -15,7 +15,7 @@ import tomli_w
 import torch
 
 from fedstrata.core.errors import InputError, invalid
-from fedstrata.core.files import Row, Rows, read_toml, refuse_used, remove_leftovers, write_atomically
+from fedstrata.core.files import Row, Rows, make_folder, read_toml, refuse_used, remove_leftovers, write_atomically
 from fedstrata.core.version import FORMAT, __version__
 from fedstrata.training.checkpoint import Checkpoints, check_format, to_safetensors
 from fedstrata.training.fingerprint import refuse_other_settings
@@ -60,7 +60,7 @@ class RunDirectory:
             self._diverged.unlink(missing_ok=True)
             return
         self.refuse_if_used()
-        self.path.mkdir(parents=True, exist_ok=True)
+        make_folder(self.path)
         self._lock()
         if started_by():
             write_atomically(self.path / _STARTED, started_by().encode())

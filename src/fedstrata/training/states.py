@@ -54,6 +54,17 @@ def _not_annotated(algorithm: Algorithm, wants: str, got: str) -> FedstrataError
     )
 
 
+def check_same(algorithm: Algorithm, method: str, got: dict[str, torch.Tensor], wants: dict[str, torch.Tensor]) -> None:
+    """Raise if tensors that a method returned differ in type from those before."""
+    for name, tensor in wants.items():
+        if got[name].dtype != tensor.dtype:
+            hint = " The mean of whole numbers or bools is torch.float64." if got[name].dtype == torch.float64 else ""
+            raise FedstrataError(
+                f"{method} of {algorithm.name} must return a State whose {name} is {tensor.dtype}. Got "
+                f"{got[name].dtype}.{hint}"
+            )
+
+
 def check_restorable(algorithm: Algorithm, state: Any) -> None:
     """Raise if a checkpoint of this state could not be read."""
     kind = _state_class(algorithm)

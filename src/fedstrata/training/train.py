@@ -20,6 +20,7 @@ from fedstrata.clients.ranks import ALONE, Ranks, ranks_here
 from fedstrata.clients.simulated import Simulated
 from fedstrata.clients.state import ClientState
 from fedstrata.core.errors import InputError, invalid
+from fedstrata.core.files import folder_at
 from fedstrata.core.machine import prepared
 from fedstrata.data.federated import FederatedData
 from fedstrata.data.sampling import SAMPLINGS
@@ -73,6 +74,7 @@ def train(
     check_run(problem, data, algorithm, settings, evaluate, pretrains=pretrain is not None)
     if resume and out is None:
         raise InputError("resume=True needs out: the run directory to resume.")
+    out = None if out is None else folder_at(out)
     listeners = tuple(c.on_local_step for c in callbacks if c.wants_local_steps)
     ranks = ranks_here()
     if ranks.size > 1 and listeners:
@@ -86,7 +88,7 @@ def train(
     loop = Loop(algorithm, settings, clients, evaluation, journal, pretrain, validation)
     try:
         if out is not None:
-            config = settings_of(problem, data, algorithm, settings) if config is None else config
+            config = settings_of(problem, data, algorithm, settings, evaluate) if config is None else config
             saved = journal.open({**config, "digest": digest_of(problem, data)}, resume, settings.rounds)
             if saved is not None:
                 loop.restore(saved)

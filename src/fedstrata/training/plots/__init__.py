@@ -9,6 +9,7 @@ from fedstrata.training.plots.curves import Runs as Runs
 from fedstrata.training.plots.curves import plot as plot
 from fedstrata.training.plots.diagnostics import plot_diagnostics as plot_diagnostics
 from fedstrata.training.plots.figures import new_figure as new_figure
+from fedstrata.training.plots.figures import picture_at as picture_at
 from fedstrata.training.plots.figures import write_figure as write_figure
 from fedstrata.training.plots.ranking import Ranked as Ranked
 from fedstrata.training.plots.ranking import plot_ranking as plot_ranking

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import textwrap
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedstrata.core.errors import InputError
+from fedstrata.core.errors import InputError, invalid
+from fedstrata.core.files import folder_at
 from fedstrata.training.plots.styles import Style
 
 if TYPE_CHECKING:
@@ -51,11 +53,29 @@ def new_figure(rows: int, columns: int, size: tuple[float, float], **options: An
     return figure, figure.subplots(rows, columns, squeeze=False, **options)
 
 
+def picture_at(path: str | Path) -> Path:
+    """Return the path of a plot, whose suffix is a format of matplotlib; raise if no file can be written there."""
+    from matplotlib.backend_bases import FigureCanvasBase
+
+    wants = "a .png, .pdf or .svg file in a directory that exists"
+    file = Path(path)
+    if file.suffix[1:].lower() not in FigureCanvasBase.get_supported_filetypes():
+        raise invalid("path of a plot", str(path), wants)
+    folder_at(file.parent)
+    try:
+        fits = file.parent.is_dir() and not file.is_dir() and (not file.exists() or os.access(file, os.W_OK))
+    except (OSError, ValueError):  # a name that is too long
+        fits = False
+    if not fits:
+        raise invalid("path of a plot", str(path), wants)
+    return file
+
+
 def write_figure(figure: Figure, path: str | Path) -> Path:
     """Write a figure to a file; the suffix chooses the format."""
     import matplotlib
 
-    path = Path(path)
+    path = picture_at(path)
     metadata: dict[str, Any] | None = _UNDATED.get(path.suffix.lower())
     try:
         with matplotlib.rc_context(_FOR_PRINT):  # read when a file is written; the caller's settings come back

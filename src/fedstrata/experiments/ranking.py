@@ -1,0 +1,58 @@
+"""The order of trials: by the measure of a search, and where a setting lies in what was searched."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import partial
+
+from fedstrata.core.files import Row
+from fedstrata.experiments.compare import shared_measure
+from fedstrata.experiments.search import Space
+from fedstrata.experiments.trials import Tried, number_of
+from fedstrata.training.metrics.catalogue import measure as about
+
+
+class Ranking:
+    """Ranks trials by a measure; without one, by the first of auc, accuracy and loss that the first trials share."""
+
+    def __init__(self, measure: str | None) -> None:
+        self.measure = measure
+
+    def settle(self, finals: Sequence[Row]) -> None:
+        """Choose the measure from the last rows of runs, unless there is one."""
+        if self.measure is None and finals:
+            self.measure = shared_measure(finals)
+
+    def value(self, trial: Tried, rounds: int | None = None) -> float | None:
+        """Return the mean of the measure over seeds; None if a seed diverged, or the trial was not run."""
+        return None if self.measure is None else trial.value(self.measure, rounds)
+
+    def gain(self, trial: Tried) -> float | None:
+        """Return the value of a trial, larger is better."""
+        value = self.value(trial)
+        return None if value is None else self._sign * value
+
+    @property
+    def _sign(self) -> int:
+        return 1 if about(self.measure or "loss").higher_is_better else -1
+
+    def sorted(self, trials: Sequence[Tried], rounds: int | None = None) -> list[Tried]:
+        """Return trials, best first and failures last; the longest first, unless only ``rounds`` count."""
+        return sorted(trials, key=partial(self._order, rounds=rounds))
+
+    def best(self, trials: Sequence[Tried], rounds: int | None = None) -> Tried:
+        """Return the best trial."""
+        return self.sorted(trials, rounds)[0]
+
+    def _order(self, trial: Tried, rounds: int | None) -> tuple[float, float, int]:
+        value = self.value(trial, rounds)
+        length = 0.0 if rounds is not None else -float(trial.rounds)
+        return (math.inf, 0.0, trial.number) if value is None else (length, -self._sign * value, trial.number)
+
+
+def edges_of(trial: Tried, space: Space) -> dict[str, int]:
+    """Return at which edge of its range each hyperparameter of a trial lies, for those at one."""
+    values = {name: number_of(trial.options[name]) for name in space if name in trial.options}
+    sides = {name: space[name].edge(value) for name, value in values.items()}
+    return {name: side for name, side in sides.items() if side}
