@@ -92,6 +92,9 @@ def test_a_folder_belongs_to_one_search(tmp_path: Path) -> None:
         claim(tmp_path / "new" / "trials", "others")
     with pytest.raises(InputError, match="It has no search to resume"):
         claim(tmp_path / "new", "settings")
+    (tmp_path / "new" / "trials" / "config.json").write_bytes(b"\xff\xfe")
+    with pytest.raises(InputError, match="different settings"):
+        claim(tmp_path / "new" / "trials", "settings")
 
 
 @pytest.mark.parametrize("theirs", ["settings", "others"])
@@ -222,6 +225,15 @@ def test_a_trial_that_cannot_run_alone(
 
 
 @pytest.mark.usefixtures("no_pictures")
+def test_a_trial_is_not_stored_among_other_files(fedstrata: Any, write: Any, tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "mine.txt").write_text("mine")
+    words = ("tune", write(ARRAY), "--algorithms", "fedavg,scaffold,fedprox", "--out", tmp_path / "out", "--trial", 0)
+    code, _, err = fedstrata(*words)
+    assert code == 2 and "It has no search." in err
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["mine.txt"]
+
+
 def test_trials_of_another_search_are_not_mixed(fedstrata: Any, write: Any, tmp_path: Path) -> None:
     words = ("tune", write(ARRAY.removesuffix("[tune.search.scaffold]\n")), "--out", tmp_path / "out")
     assert fedstrata(*words, "--algorithms", "fedavg", "--trial", 1)[0] == 0
