@@ -1,4 +1,4 @@
-"""An experiment file that a test writes."""
+"""An experiment file that a test writes, and searches that run a formula."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+from fedstrata.experiments.config_methods import ConfigMethod
+from scripted import Script
 
 
 @pytest.fixture
@@ -18,3 +21,11 @@ def write(tmp_path: Path) -> Callable[..., Path]:
         return path
 
     return file
+
+
+@pytest.fixture
+def script(monkeypatch: pytest.MonkeyPatch) -> Script:
+    """Replace the runs of methods by a formula."""
+    script = Script()
+    monkeypatch.setattr(ConfigMethod, "run", lambda self, *rest: script.run(self, *rest))
+    return script

@@ -150,3 +150,23 @@ def test_one_client_of_a_local_run_is_a_run(fedstrata: Any, tmp_path: Path) -> N
     code, _, err = fedstrata("plot", *clients, "--out", tmp_path / "x.png")
     assert code == 0 and len(clients) == 4, err
     assert fs.Run.load(clients[0], logistic(0)).summary["clients"] == 1
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "message"),
+    [
+        ("metrics.jsonl", '{"round": 0, "loss": "x"}\n', "loss in"),
+        ("metrics.jsonl", '{"round": 0, "loss": [1]}\n', "loss in"),
+        ("metrics.jsonl", '{"round": 0, "loss": NaN}\n', "loss in"),
+        ("config.toml", "algorithm = ", "not valid TOML"),
+        ("config.toml", "algorithm = 3\ndata = 4\nproblem = 5\n", ""),
+        ("config.toml", "[algorithm]\nlr = 1\n", ""),
+    ],
+)
+def test_damaged_runs_are_not_plotted(file: str, content: str, message: str, fedstrata: Any, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "metrics.jsonl").write_text('{"round": 0, "loss": 1.0}\n{"round": 1, "loss": 0.5}\n')
+    (tmp_path / "run" / file).write_text(content)
+    code, _, err = fedstrata("plot", tmp_path / "run", "--out", tmp_path / "x.png")
+    assert code == (2 if message else 0) and message in err
+    assert (tmp_path / "x.png").exists() is not bool(message)

@@ -68,14 +68,14 @@ DAMAGE: dict[str, tuple[str, Any, str]] = {
     "unfinished": ("summary.json", {"status": "running"}, "Got 'running'"),
     "no algorithm": ("summary.json", {"status": "finished"}, "algorithm in .* must be a name. Got None"),
     "wrong type": ("summary.json", {"algorithm": 3}, "algorithm in .* must be a name. Got 3"),
-    "text for a number": ("summary.json", {"auc": "high"}, "auc in .* must be a number"),
-    "a number that is not one": ("summary.json", {"auc": float("nan")}, "auc in .* must be a number"),
-    "a huge number": ("summary.json", {"auc": 10**400}, "auc in .* must be a number"),
-    "a list for a number": ("summary.json", {"seconds": [1]}, "seconds in .* must be a number"),
+    "text for a number": ("summary.json", {"auc": "high"}, "auc in .* must be a finite number"),
+    "a number that is not one": ("summary.json", {"auc": float("nan")}, "auc in .* must be a finite number"),
+    "a huge number": ("summary.json", {"auc": 10**400}, "auc in .* must be a finite number"),
+    "a list for a number": ("summary.json", {"seconds": [1]}, "seconds in .* must be a finite number"),
     "no rows": ("metrics.jsonl", "", "metrics.jsonl is missing or has no rows"),
-    "infinite": ("metrics.jsonl", '{"round": 0, "auc": Infinity}\n', "auc in .* must be a number"),
-    "null": ("metrics.jsonl", '{"round": 0, "auc": null}\n', "auc in .* must be a number"),
-    "huge round": ("metrics.jsonl", f'{{"round": {10**400}}}\n', "round in .* must be a number"),
+    "infinite": ("metrics.jsonl", '{"round": 0, "auc": Infinity}\n', "auc in .* must be a finite number"),
+    "null": ("metrics.jsonl", '{"round": 0, "auc": null}\n', "auc in .* must be a finite number"),
+    "huge round": ("metrics.jsonl", f'{{"round": {10**400}}}\n', "round in .* must be a finite number"),
 }
 
 

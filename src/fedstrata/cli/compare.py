@@ -11,10 +11,22 @@ import typer
 
 from fedstrata.algorithms.algorithm import ALGORITHMS
 from fedstrata.cli.console import echo, say
-from fedstrata.cli.options import Algorithms, ConfigFile, Json, Preset, Quiet, Resume, Seeds, Set, a_path, check_out
+from fedstrata.cli.options import (
+    Algorithms,
+    ConfigFile,
+    Json,
+    Preset,
+    Quiet,
+    Resume,
+    Seeds,
+    Set,
+    a_path,
+    check_out,
+    check_resume,
+)
 from fedstrata.cli.printing import print_comparison, print_grid, progress, progress_bars
 from fedstrata.core.errors import FedstrataError, InputError, invalid
-from fedstrata.core.files import Row
+from fedstrata.core.files import Row, refuse_used
 from fedstrata.experiments.compare import Say, check_comparison, compare_methods
 from fedstrata.experiments.config import Config, presets, read
 from fedstrata.experiments.config_methods import config_methods
@@ -197,7 +209,10 @@ def _one_trial(
     """Run one trial of a search, and store its result."""
     if out is None:
         raise InputError("--trial needs --out, the directory where all trials are stored.")
+    check_resume(out, resume=False)
     folder = out / "trials"
+    if out.is_dir() and not folder.is_dir():
+        refuse_used(out, "It has no search. Choose another.")
     tuner = Tuner(methods, config.tune, folder, 1, (), tell, config.train.seed)
     trials = tuner.first()
     if number >= len(trials):

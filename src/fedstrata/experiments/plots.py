@@ -11,6 +11,7 @@ from fedstrata.core.errors import InputError
 from fedstrata.core.files import Row, read_toml
 from fedstrata.data.federated import FederatedData
 from fedstrata.training.plots import new_figure, write_figure
+from fedstrata.training.run import check_rows
 from fedstrata.training.rundir import RunDirectory
 
 Histories = dict[str, list[list[Row]]]
@@ -30,6 +31,7 @@ def read_runs(paths: Iterable[Path]) -> tuple[Histories, Histories]:
         if not history:
             hint = f" Did you mean {path}/*?" if any(path.glob("*/metrics.jsonl")) else ""
             raise InputError(f"There is no run with metrics in {path}.{hint}")
+        check_rows(history, directory.metrics.path)
         (diverged if directory.diverged else finished).setdefault(_label(path), []).append(history)
     return finished, diverged
 
@@ -38,11 +40,14 @@ def _label(path: Path) -> str:
     """Return the label of a run's variant, or its algorithm, or the name of its directory."""
     file = path / "config.toml"
     config = read_toml(file) if file.exists() else {}
-    sites = config.get("data", {}).get("sites", "federated")
-    if sites != "federated" and "label" not in config:
-        return str(sites)
-    from_file = "algorithm" in config and "size" not in config.get("problem", {})  # only runs from Python write a size
-    return str(config.get("label") or (config["algorithm"]["name"] if from_file else path.name))
+    data, problem, algorithm = (
+        table if isinstance(table := config.get(name), dict) else {} for name in ("data", "problem", "algorithm")
+    )
+    if "label" in config:
+        return str(config["label"])
+    if data.get("sites", "federated") != "federated":
+        return str(data["sites"])
+    return str(algorithm.get("name", path.name)) if "size" not in problem else path.name  # fs.train writes a size
 
 
 def plot_partition(data: FederatedData, path: str | Path, title: str | None = None) -> Path:

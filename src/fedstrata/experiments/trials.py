@@ -148,7 +148,7 @@ def claim(folder: Path, settings: str) -> None:
         else:
             make_folder(folder)
             write_atomically(file, settings.encode())
-    if file.read_text() != settings:
+    if file.read_bytes() != settings.encode():
         raise InputError(
             f"The directory {folder} has a search with different settings. Nothing was overwritten. Choose another."
         )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,9 +26,6 @@ if TYPE_CHECKING:
 
 SOLUTION = "solution.safetensors"
 """The file with x and y in the directory of a finished run."""
-
-HUGE = 1e300
-"""More than any count or measure of a run."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -127,8 +126,13 @@ def _check_record(summary: Any, history: list[Row], path: Path) -> None:
             raise invalid(f"{name} in {path / 'summary.json'}", summary.get(name), "a name")
     if not history:
         raise InputError(f"There is no finished run in {path}: metrics.jsonl is missing or has no rows.")
-    last = {name: summary[name] for name in history[-1] if name in summary}
-    for file, row in [*(("metrics.jsonl", row) for row in history), ("summary.json", last)]:
+    check_rows(history, path / "metrics.jsonl")
+    check_rows([{name: summary[name] for name in history[-1] if name in summary}], path / "summary.json")
+
+
+def check_rows(rows: Sequence[Row], path: Path) -> None:
+    """Raise if rows that were read from a file have anything but finite numbers."""
+    for row in rows:
         for name, value in row.items():
-            if not is_number(value) or not abs(value) < HUGE:
-                raise invalid(f"{name} in {path / file}", value, f"a number below {HUGE:g}")
+            if not is_number(value) or not abs(value) <= sys.float_info.max:
+                raise invalid(f"{name} in {path}", value, "a finite number")
