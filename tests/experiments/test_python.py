@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -194,7 +195,20 @@ def accuracy_like(problem: Any, data: Any, x: torch.Tensor, y: Any) -> dict[str,
     return {"loss": 1.0, "size": float(x.norm())}
 
 
+def shifted(problem: Any, data: Any, x: Any, y: Any, by: float = 0.0) -> dict[str, float]:
+    return {"loss": sum((1.0, 2.0, by))}
+
+
+def shifting(by: float) -> Any:
+    return lambda problem, data, x, y: {"loss": by}
+
+
 EVALUATIONS: list[Any] = [
+    shifted,
+    partial(shifted, by=1.0),
+    partial(shifted, by=2.0),
+    shifting(1.0),
+    shifting(2.0),
     None,
     fs.Evaluation(clients="none"),
     accuracy_like,

@@ -164,7 +164,8 @@ class Draws:
     def _drawn(self, now: Now) -> tuple[torch.Tensor, int]:
         """Return the rows [steps, active, B] from this step on, and how many of the first steps have full batches."""
         index = now.step - self._first_drawn
-        if not 0 <= index < len(self._rows) or self._rows.shape[1] < now.active:
+        width = self._rows.shape[1] if self._uneven is None else self._uneven.active
+        if not 0 <= index < len(self._rows) or width < now.active:
             affordable = POSITIONS_AHEAD // (now.active * self._size)
             steps = range(now.step, now.step + max(1, min(now.left, affordable)))
             drawn = self._sampler.draw(steps, now.active, self._part.device)
@@ -181,7 +182,7 @@ class Draws:
 
     def _smaller(self, rows: torch.Tensor, now: Now) -> tuple[Batch, int]:
         """Return the batch of a step in which some clients have fewer samples, in these rows [active, B]."""
-        assert self._uneven is not None
+        assert self._uneven is not None and self._weights is None
         groups, owners = self._uneven.groups(now.step - self._first_drawn)
         samples = sum(length * len(where) for length, where in groups)
         if len(groups) == 1:

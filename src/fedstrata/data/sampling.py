@@ -19,7 +19,7 @@ from fedstrata.core.registry import Registry
 class Drawn(NamedTuple):
     """What clients draw in several steps.
 
-    positions: [steps, active, B], on a device; what is beyond a length is any valid position.
+    positions: [steps, active, B], on a device, where B is at most the batch size; any valid ones beyond a length.
     lengths:   how many of the B positions count, [steps, active], on the host; None if all do.
     """
 
@@ -164,8 +164,10 @@ class ShuffledEpochs(Sampling):
         sizes = self.sizes[:active]
         epoch, batch = np.divmod(np.arange(steps.start, steps.stop)[:, None], steps_per_epoch(sizes, self.batch_size))
         starts = batch * self.batch_size
-        columns = np.minimum(starts[..., None] + np.arange(self.batch_size), sizes[:, None] - 1)
-        columns = torch.from_numpy(columns.reshape(-1, self.batch_size)).to(device)
+        lengths = np.minimum(self.batch_size, sizes - starts)
+        width = int(lengths.max())  # far below the batch size, if that stands for all data
+        columns = np.minimum(starts[..., None] + np.arange(width), sizes[:, None] - 1)
+        columns = torch.from_numpy(columns.reshape(-1, width)).to(device)
         positions = torch.empty_like(columns)
         passes = (epoch - epoch[0]).ravel()  # those of a client since its first one here
         by_pass = np.argsort(passes, kind="stable")
@@ -174,9 +176,9 @@ class ShuffledEpochs(Sampling):
             self._turn(clients, epoch.ravel()[pairs])
             chosen, owners = (torch.from_numpy(numbers).to(device) for numbers in (pairs, clients))
             positions[chosen] = self.orders[owners[:, None], columns[chosen]]
-        lengths = np.minimum(self.batch_size, sizes - starts)
-        every = positions.view(len(steps), active, self.batch_size)
-        return Drawn(every, None if int(lengths.min()) == self.batch_size else lengths)
+        return Drawn(
+            positions.view(len(steps), active, width), None if int(lengths.min()) == self.batch_size else lengths
+        )
 
     def _turn(self, clients: np.ndarray, epochs: np.ndarray) -> None:
         """Let clients, which may occur several times, be in these passes: shuffle anew where one begins."""

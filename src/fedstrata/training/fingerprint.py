@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 from types import CodeType
@@ -35,13 +36,20 @@ def settings_of(
 
 
 def _measured_by(evaluate: Evaluate) -> dict[str, Any]:
-    """Return the options of an evaluation, or the name of a function and a digest of its instructions."""
+    """Return the options of an evaluation, or the name of a function and a digest of what it computes."""
     if isinstance(evaluate, Options):
         return evaluate.to_table()
-    function = evaluate if hasattr(evaluate, "__qualname__") else type(evaluate).__call__
-    name = f"{function.__module__}.{function.__qualname__}"
+    function: Any = evaluate.func if isinstance(evaluate, partial) else evaluate
+    given = (evaluate.args, evaluate.keywords) if isinstance(evaluate, partial) else getattr(evaluate, "__dict__", {})
+    function = function if hasattr(function, "__qualname__") else type(function).__call__
+    name = f"{getattr(function, '__module__', '')}.{function.__qualname__}"
     code = getattr(function, "__code__", None)
-    return {"function": name} if code is None else {"function": name, "digest": _instructions(code).hexdigest()}
+    if code is None:
+        return {"function": name}
+    cells = [cell.cell_contents for cell in getattr(function, "__closure__", None) or ()]
+    digest = _instructions(code)
+    digest.update(_text((given, function.__defaults__, function.__kwdefaults__, cells)).encode())
+    return {"function": name, "digest": digest.hexdigest()}
 
 
 def _instructions(code: CodeType) -> blake2b:
@@ -50,9 +58,22 @@ def _instructions(code: CodeType) -> blake2b:
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
             digest.update(_instructions(constant).digest())
-        elif isinstance(constant, str | int | float | complex | bytes | None):
-            digest.update(repr(constant).encode())
+        else:
+            digest.update(_text(constant).encode())
     return digest
+
+
+def _text(value: object) -> str:
+    """Return plain values as a text that is the same in every process; of other objects only the type."""
+    if isinstance(value, str | int | float | complex | bytes | None):
+        return repr(value)
+    if isinstance(value, Mapping):
+        return repr(sorted((str(k), _text(v)) for k, v in value.items()))
+    if isinstance(value, tuple | list):
+        return repr([_text(v) for v in value])
+    if isinstance(value, set | frozenset):
+        return repr(sorted(_text(v) for v in value))
+    return type(value).__qualname__
 
 
 def _plain(options: Mapping[str, object]) -> dict[str, object]:
