@@ -10,10 +10,10 @@ import numpy as np
 import torch
 
 import fedstrata as fs
-from fedstrata.clients.ranks import ranks_here
+from fedstrata.clients.ranks import ALONE, ranks_here
 from fedstrata.core.machine import keep_memory
 from fedstrata.training.settings import Settings
-from fedstrata.training.train import make_clients
+from fedstrata.training.train import divides, make_clients
 
 Work = Callable[[], object]
 
@@ -46,7 +46,9 @@ def rounds_of(
     problem: fs.Problem, data: fs.FederatedData, algorithm: fs.Algorithm, **options: object
 ) -> Callable[[int], None]:
     """Return a function that runs a number of rounds, without evaluation or checkpoints."""
-    clients = make_clients(problem, data, Settings(rounds=1000, **options), ranks=ranks_here())
+    settings = Settings(rounds=1000, **options)
+    ranks = ranks_here() if divides(problem, data, algorithm, settings) else ALONE
+    clients = make_clients(problem, data, settings, ranks=ranks)
     clients.begin(-1)
     y = problem.x0[:0] if problem.y0 is None else problem.y0
     state = algorithm.start(problem.x0, y, clients)

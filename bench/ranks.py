@@ -1,11 +1,12 @@
 """Rounds of FedAvg divided between two processes, against one process with one thread and with two.
 
-    python bench/ranks.py [--jobs lenet5 logreg] [--repeats 5]
+    python bench/ranks.py [--jobs lenet5 logreg logreg30 ...] [--repeats 5] [--divide always]
 
-The jobs are LeNet-5 with 100 clients, batch 32 and 10 steps, and a small one: logistic regression with 10 clients,
-batch 10 and 6 steps. All processes start at once, and the ranks of a setting wait for their turn. Prints milliseconds
-per round and how many times as fast two ranks are (higher is better). The settings take turns, and the shortest time of
-each counts, since other work on the machine can only add to it.
+The jobs are LeNet-5 with 100 clients, batch 32 and 10 steps, and smaller ones: logistic regression with 10, 30 or 100
+clients, batch 10 and 6 steps. With --divide always, the ranks divide small jobs too. All processes start at once, and
+the ranks of a setting wait for their turn. Prints milliseconds per round and how many times as fast two ranks are
+(higher is better). The settings take turns, and the shortest time of each counts, since other work on the machine can
+only add to it.
 """
 
 from __future__ import annotations
@@ -36,11 +37,16 @@ class Job(NamedTuple):
     rounds: int
 
 
-JOBS = {job.model: job for job in (Job("lenet5", 100, 32, 10, 1), Job("logreg", 10, 10, 6, 200))}
+JOBS = {
+    "lenet5": Job("lenet5", 100, 32, 10, 1),
+    "logreg": Job("logreg", 10, 10, 6, 200),
+    "logreg30": Job("logreg", 30, 10, 6, 100),
+    "logreg100": Job("logreg", 100, 10, 6, 50),
+}
 SETTINGS = {"two ranks of one thread": (2, 1), "one rank of one thread": (1, 1), "one rank of two threads": (1, 2)}
 
 
-def serve(rank: int, size: int, threads: int, store: str, job: Job, pipe: Connection) -> None:
+def serve(rank: int, size: int, threads: int, store: str, job: Job, divide: str, pipe: Connection) -> None:
     """Run one rank of a setting: receive a number of rounds, run them, and send the seconds they took."""
     torch.set_num_threads(threads)
     keep_memory()
@@ -50,7 +56,7 @@ def serve(rank: int, size: int, threads: int, store: str, job: Job, pipe: Connec
         )
     problem = fs.erm(fs.models.model(job.model, (1, 28, 28), 10))
     algorithm = fs.FedAvg(lr=0.01, steps=job.steps)
-    run = rounds_of(problem, random_images(job.clients), algorithm, batch_size=job.batch)
+    run = rounds_of(problem, random_images(job.clients), algorithm, batch_size=job.batch, divide=divide)
     run(1)
     pipe.send(0.0)
     while rounds := pipe.recv():
@@ -59,7 +65,7 @@ def serve(rank: int, size: int, threads: int, store: str, job: Job, pipe: Connec
         dist.destroy_process_group()
 
 
-def compare(job: Job, repeats: int) -> dict[str, float]:
+def compare(job: Job, repeats: int, divide: str) -> dict[str, float]:
     """Return the shortest time per round of each setting, in seconds; the settings take turns."""
     context = multiprocessing.get_context("spawn")
     best: dict[str, float] = {}
@@ -70,7 +76,9 @@ def compare(job: Job, repeats: int) -> dict[str, float]:
             for rank in range(size):
                 ours, theirs = context.Pipe()
                 store = str(Path(folder) / name.replace(" ", "-"))
-                process = context.Process(target=serve, args=(rank, size, threads, store, job, theirs), daemon=True)
+                process = context.Process(
+                    target=serve, args=(rank, size, threads, store, job, divide, theirs), daemon=True
+                )
                 process.start()
                 processes.append(process)
                 pipes.setdefault(name, []).append(ours)
@@ -91,12 +99,13 @@ def compare(job: Job, repeats: int) -> dict[str, float]:
 def main() -> None:
     """Run and print every setting."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--jobs", nargs="+", choices=JOBS, default=list(JOBS))
+    parser.add_argument("--jobs", nargs="+", choices=JOBS, default=["lenet5", "logreg"])
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--divide", choices=("auto", "always", "never"), default="auto")
     arguments = parser.parse_args()
     for job in map(JOBS.__getitem__, arguments.jobs):
         print(f"torch {torch.__version__}, {job.model}, {job.clients} clients, batch {job.batch}, {job.steps} steps")
-        best = compare(job, arguments.repeats)
+        best = compare(job, arguments.repeats, arguments.divide)
         ours = best["two ranks of one thread"]
         for name, seconds in best.items():
             ratio = "" if name == "two ranks of one thread" else f", two ranks are {seconds / ours:.2f} times as fast"

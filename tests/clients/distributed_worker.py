@@ -501,6 +501,9 @@ ROUNDS, STOP = 12, 5
 CHAINS = [(2, 1), (2, 3), (1, 2), (3, 2)]
 """Numbers of ranks: of the first rounds of a run, and after it is resumed."""
 
+UNDIVIDED = [("never", "always"), ("always", "never")]
+"""Whether two ranks divide the clients: in the first rounds of a run, and after it is resumed."""
+
 FILE = """
 [data]
 clients = 4
@@ -514,6 +517,7 @@ steps = 2
 [train]
 rounds = 3
 batch_size = 8
+divide = "always"
 """
 PRETRAIN = "[pretrain]\nrounds = 2\n"
 
@@ -522,15 +526,15 @@ def train_scaffold(out: Path | None, rounds: int, **options: Any) -> fs.Run:
     """Train a run with client state and a rate that falls, long enough for all rows to be written again."""
     problem, data = smooth_example()
     algorithm = fs.Scaffold(lr=CubeRoot(0.3, 2.0), steps=3)
-    how = {"batch_size": 4, "participation": 3, "chunk": 2, "eval_every": 1, "weighting": "samples"}
+    how = {"batch_size": 4, "participation": 3, "chunk": 2, "eval_every": 1, "weighting": "samples", "divide": "always"}
     return fs.train(problem, data, algorithm, rounds=rounds, out=out, **{**how, **options})
 
 
-def train_auc(out: Path) -> fs.Run:
+def train_auc(out: Path, divide: str = "always") -> fs.Run:
     """Train a run whose problem asks the clients first, by an algorithm with stages."""
     world = SADDLES["auc, prepared, scaled"]()
     algorithm = fs.CODASCA(lr=0.05, steps=2, stage_rounds=2)
-    return fs.train(world.problem, world.data, algorithm, rounds=5, batch_size=4, eval_every=2, out=out)
+    return fs.train(world.problem, world.data, algorithm, rounds=5, batch_size=4, eval_every=2, out=out, divide=divide)
 
 
 def train_rejoining(name: str, out: Path | None) -> fs.Run:
@@ -553,17 +557,17 @@ def train_rejoining(name: str, out: Path | None) -> fs.Run:
     fs.Inject.kinds = kinds  # type: ignore[method-assign]
     try:
         faults = fs.Faults(quorum=2 if name == "fgda, early" else 1, retries=0, inject=fs.Inject())
-        return fs.train(
-            world.problem, world.data, algorithm, rounds=4, batch_size=4, eval_every=1, faults=faults, out=out
-        )
+        how = {"rounds": 4, "batch_size": 4, "eval_every": 1, "divide": "always"}
+        return fs.train(world.problem, world.data, algorithm, faults=faults, out=out, **how)
     finally:
         fs.Inject.kinds = real  # type: ignore[method-assign]
 
 
-def diverge(out: Path) -> fs.Run:
+def diverge(out: Path, divide: str = "always") -> fs.Run:
     """Diverge in round 1: the steps are far too long."""
     problem, data = smooth_example()
-    return fs.train(problem, data, fs.FedProx(lr=1e200, mu=1e200, steps=5), rounds=3, batch_size=4, out=out)
+    algorithm = fs.FedProx(lr=1e200, mu=1e200, steps=5)
+    return fs.train(problem, data, algorithm, rounds=3, batch_size=4, out=out, divide=divide)
 
 
 def measure_nan(out: Path) -> fs.Run:
@@ -656,6 +660,12 @@ def tasks(folder: Path, cases: Iterable[str], others: bool) -> list[Task]:
         training(f"start {place}", first, lambda out: train_scaffold(out, STOP), place)
         training(place, then, lambda out: train_scaffold(out, ROUNDS, resume=True), place)
     training("pretrained", 2, pretrained)
+    training("auc, undivided", 2, functools.partial(train_auc, divide="auto"))
+    training("diverged, undivided", 2, functools.partial(diverge, divide="never"))
+    for first, then in UNDIVIDED:
+        place = f"from {first} to {then}"
+        training(f"start {place}", 2, lambda out, how=first: train_scaffold(out, STOP, divide=how), place)
+        training(place, 2, lambda out, how=then: train_scaffold(out, ROUNDS, resume=True, divide=how), place)
     return found
 
 

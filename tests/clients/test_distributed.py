@@ -28,13 +28,15 @@ from safetensors.torch import load_file
 import clients.distributed_worker as worker
 import fedstrata as fs
 from cases import one_per
-from clients.distributed_worker import BIG, CASES, CHAINS, PROBES, ROUNDS, STOP, WIDE, Outcome
+from clients.distributed_worker import BIG, CASES, CHAINS, PROBES, ROUNDS, STOP, UNDIVIDED, WIDE, Outcome
 from fedstrata.algorithms import ALGORITHMS
 from fedstrata.clients.distributed import digit_bits, digits, from_digits, shared_out
 from fedstrata.clients.ranks import ALONE, joined
 from fedstrata.experiments.config import read
 from fedstrata.experiments.runs import run_config
 from fedstrata.training.metrics.catalogue import TIMES
+from fedstrata.training.settings import Settings
+from fedstrata.training.train import divides
 from saddle_worlds import SADDLES
 from support import smooth_example, without_seconds
 
@@ -462,8 +464,50 @@ def test_only_the_first_rank_writes_and_is_listened_to(name: str, launch: Launch
 
 
 @pytest.mark.slow
+def test_ranks_that_do_not_divide_the_clients_do_what_a_process_alone_does(launch: Launch, alone: Path) -> None:
+    """Bit for bit: each computes all clients, and only the first one writes."""
+    first, second = launch.of("auc, undivided")
+    folder = launch.folder / "runs" / "auc, undivided"
+    assert_same_run(folder, alone / "auc", 0.0)
+    assert (folder / "model.safetensors").read_bytes() == (alone / "auc" / "model.safetensors").read_bytes()
+    assert first["run"] == second["run"] and second["written"] == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("first", "then"), UNDIVIDED)
+def test_a_run_is_resumed_with_and_without_a_division(first: str, then: str, launch: Launch, alone: Path) -> None:
+    name = f"from {first} to {then}"
+    before, after = ([found["run"] for found in launch.of(task)] for task in (f"start {name}", name))
+    assert before[0]["history"] == after[0]["history"][: STOP + 1]
+    assert (after[0]["x"], after[0]["history"]) == (after[1]["x"], after[1]["history"])
+    assert_same_run(launch.folder / "runs" / name, alone / "straight", 1e-10)
+    ours, theirs = (saved(folder) for folder in (launch.folder / "runs" / name, alone / "straight"))
+    assert ours["clients"].keys() == theirs["clients"].keys()
+
+
+@pytest.mark.parametrize(
+    ("model", "clients", "steps", "divided"),
+    [
+        ("logreg", 10, 6, False),
+        ("logreg", 100, 6, True),
+        ("logreg", 10, 600, True),
+        ("logreg", 10, fs.schedules.Epochs(1), False),
+        ("logreg", 10, fs.schedules.Epochs(100), True),
+        ("lenet5", 2, 1, True),
+    ],
+)
+def test_small_jobs_are_not_divided(model: str, clients: int, steps: Any, divided: bool) -> None:
+    data = fs.FederatedData.from_arrays([(torch.zeros(60, 1, 28, 28), torch.arange(60) % 10)] * clients)
+    problem = fs.erm(fs.models.model(model, (1, 28, 28), 10))
+    assert divides(problem, data, fs.FedAvg(steps=steps), Settings(batch_size=10)) is divided
+    assert divides(problem, data, fs.FedAvg(steps=steps), Settings(divide="always"))
+    assert not divides(problem, data, fs.FedAvg(steps=steps), Settings(divide="never"))
+
+
+@pytest.mark.slow
 def test_all_ranks_diverge_together(launch: Launch) -> None:
     for task, why in (
+        ("diverged, undivided", "diverged in round 1: 15 of 15 entries of x"),
         ("diverged", "diverged in round 1: 15 of 15 entries of x"),
         ("measured nan", "round 2: the loss"),
     ):

@@ -11,6 +11,10 @@ until the working set of the chunk exceeds the processor's cache. So, on a CPU:
                                         budget = 16 MiB
     full batches (batch_size=None):     batch = the mean number of samples per client
 
+Ranks divide the clients between them (``divide="auto"``) unless a cohort's local steps in a round touch less than
+32 MiB, which takes about as long as a message from one rank to another (``bench/ranks.py``): then each rank computes
+all clients by itself.
+
 On an accelerator, convolutions are treated like dense layers, and the budget is 1 GiB. The rule depends only on the
 problem, the data, the batch size and the type of device, so a run gives the same bits everywhere.
 """
@@ -21,12 +25,14 @@ from typing import Literal
 
 import torch
 
+from fedstrata.core.schedules import Epochs, Steps, steps_at
 from fedstrata.data.federated import FederatedData
 from fedstrata.problems.problem import Problem
 
 CPU_BUDGET = 16 << 20
 ACCELERATOR_BUDGET = 1 << 30
 LARGEST = 4096
+MESSAGE_BUDGET = 32 << 20
 SMALL_ATTENTION = 1 << 16
 """The most weights of a model with attention for which larger chunks are faster on a CPU."""
 
@@ -41,8 +47,31 @@ def choose_chunk(
     alone = layers == "convolutional" or (layers == "attention" and len(problem.x0) > SMALL_ATTENTION)
     if layers == "recurrent" or (alone and device.type == "cpu"):
         return 1
-    batch = batch_size if batch_size is not None else max(1, int(data.train.sizes.mean()))
-    sample = sum(a[0].numel() for a in data.train.arrays)
-    bytes_per_client = problem.x0.element_size() * (4 * len(problem.x0) + batch * sample)
     budget = CPU_BUDGET if device.type == "cpu" else ACCELERATOR_BUDGET
-    return max(1, min(LARGEST, budget // bytes_per_client))
+    return max(1, min(LARGEST, budget // step_bytes(problem, data, batch_size)))
+
+
+def step_bytes(problem: Problem, data: FederatedData, batch_size: int | None) -> int:
+    """Return how many bytes a client touches in a local step, roughly."""
+    sample = sum(a[0].numel() for a in data.train.arrays)
+    return problem.x0.element_size() * (4 * len(problem.x0) + _batch(data, batch_size) * sample)
+
+
+def _batch(data: FederatedData, batch_size: int | None) -> int:
+    return batch_size if batch_size is not None else max(1, int(data.train.sizes.mean()))
+
+
+def too_small_to_divide(
+    problem: Problem, data: FederatedData, cohort: int, steps: Steps, batch_size: int | None
+) -> bool:
+    """Whether the local steps of a cohort take about as long as a message between ranks.
+
+    Models with convolutions, recurrent layers or attention take longer than their size suggests.
+    """
+    if problem.flat is not None and problem.flat.layers() != "dense":
+        return False
+    if isinstance(steps, Epochs):
+        number = steps.epochs * data.train.sizes.mean() / _batch(data, batch_size)
+    else:
+        number = steps_at(steps, 0)
+    return cohort * number * step_bytes(problem, data, batch_size) <= MESSAGE_BUDGET

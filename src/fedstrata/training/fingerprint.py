@@ -103,7 +103,14 @@ def digest_of(problem: Problem, data: FederatedData) -> dict[str, str]:
 
 FREE_TO_CHANGE = {
     *("train.max_seconds", "train.max_samples", "train.max_bytes"),
-    *("train.rounds", "train.threads", "train.checkpoint_every", "train.state_memory", "data.directory"),
+    *(
+        "train.rounds",
+        "train.divide",
+        "train.threads",
+        "train.checkpoint_every",
+        "train.state_memory",
+        "data.directory",
+    ),
     *("faults.quorum", "faults.retries", "faults.timeout", "faults.max_bytes"),
 }
 """Settings that may change when a run is resumed."""

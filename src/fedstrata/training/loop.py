@@ -250,5 +250,8 @@ class Loop:
 
     def _note(self) -> str:
         who = f"{self.clients.sampled} of {self.data.clients} clients per round"
+        how = self.clients.engine.describe(self.settings.chunk, self.clients.sampled)
+        if self.ranks.size > 1 and self.clients.engine.mine is None:
+            how += f", all on each of {self.ranks.size} ranks (divide = {self.settings.divide})"
         compiled = ", compiled (the first round takes longer)" if self.settings.compile else ""
-        return f"{who}, {self.clients.engine.describe(self.settings.chunk, self.clients.sampled)}{compiled}"
+        return f"{who}, {how}{compiled}"

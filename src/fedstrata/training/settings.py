@@ -39,6 +39,11 @@ class Settings(Options, owner="the run"):
     chunk: int | Literal["auto"] = param(
         "auto", "how many clients to compute together; auto chooses a number that was fast in bench/chunk.py", least=1
     )
+    divide: Literal["auto", "always", "never"] = param(
+        "auto",
+        "whether the processes of torchrun divide the clients between them, or each computes all of them; auto divides "
+        "unless messages would take longer than the computation",
+    )
     threads: int | None = param(
         None, "torch threads during the run; by default PyTorch's own setting", least=1, most=1024
     )

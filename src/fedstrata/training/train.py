@@ -10,9 +10,10 @@ import torch
 
 from fedstrata.algorithms.algorithm import Algorithm
 from fedstrata.clients.channel import Channel
-from fedstrata.clients.chunk import choose_chunk
+from fedstrata.clients.chunk import choose_chunk, too_small_to_divide
 from fedstrata.clients.client_side import ClientSide, Listener
 from fedstrata.clients.clients import Clients
+from fedstrata.clients.cohort import cohort_size
 from fedstrata.clients.distributed import Distributed
 from fedstrata.clients.engine import Engine
 from fedstrata.clients.faults import Faults
@@ -22,6 +23,7 @@ from fedstrata.clients.state import ClientState
 from fedstrata.core.errors import InputError, invalid
 from fedstrata.core.files import folder_at
 from fedstrata.core.machine import prepared
+from fedstrata.core.schedules import Epochs, Interval
 from fedstrata.data.federated import FederatedData
 from fedstrata.data.sampling import SAMPLINGS
 from fedstrata.problems.graphs.compiler import Compiler
@@ -80,7 +82,8 @@ def train(
     if ranks.size > 1 and listeners:
         raise InputError("Diagnostics of local steps work in one process only: run without torchrun, or without them.")
     data, validation = with_validation(data, settings, elsewhere=engine is not None)
-    clients = make_clients(problem, data, settings, out, listeners, ranks, engine)
+    divided = ranks if divides(problem, data, algorithm, settings) else ALONE
+    clients = make_clients(problem, data, settings, out, listeners, divided, engine)
     directory = None if out is None or not ranks.first else RunDirectory(out)
     journal = Journal(directory, callbacks if ranks.first else (), ranks, kept=out is not None)
     evaluation = Evaluation() if evaluate is None else evaluate
@@ -97,6 +100,16 @@ def train(
     finally:
         if directory is not None:
             directory.close()
+
+
+def divides(problem: Problem, data: FederatedData, algorithm: Algorithm, settings: Settings) -> bool:
+    """Whether ranks divide the clients between them; if not, each computes all of them."""
+    if settings.divide != "auto":
+        return settings.divide == "always"
+    steps = getattr(algorithm, "steps", 1)
+    steps = steps if isinstance(steps, int | Epochs | Interval) else 1
+    cohort = cohort_size(settings.participation, data.clients)
+    return not too_small_to_divide(problem, data, cohort, steps, settings.batch_size)
 
 
 def make_clients(
