@@ -13,7 +13,8 @@ import fedstrata as fs
 from fedstrata.clients.ranks import ALONE, ranks_here
 from fedstrata.core.machine import keep_memory
 from fedstrata.training.settings import Settings
-from fedstrata.training.train import divides, make_clients
+from fedstrata.training.train import make_clients
+from fedstrata.training.waiting import divides
 
 Work = Callable[[], object]
 
@@ -47,8 +48,10 @@ def rounds_of(
 ) -> Callable[[int], None]:
     """Return a function that runs a number of rounds, without evaluation or checkpoints."""
     settings = Settings(rounds=1000, **options)
-    ranks = ranks_here() if divides(problem, data, algorithm, settings) else ALONE
-    clients = make_clients(problem, data, settings, ranks=ranks)
+    divided = divides(problem, data, algorithm, settings)
+    if not divided and not ranks_here().first:
+        return lambda rounds: None  # the first rank computes all clients
+    clients = make_clients(problem, data, settings, ranks=ranks_here() if divided else ALONE)
     clients.begin(-1)
     y = problem.x0[:0] if problem.y0 is None else problem.y0
     state = algorithm.start(problem.x0, y, clients)

@@ -36,7 +36,7 @@ from fedstrata.experiments.config import read
 from fedstrata.experiments.runs import run_config
 from fedstrata.training.metrics.catalogue import TIMES
 from fedstrata.training.settings import Settings
-from fedstrata.training.train import divides
+from fedstrata.training.waiting import divides
 from saddle_worlds import SADDLES
 from support import smooth_example, without_seconds
 
@@ -465,7 +465,7 @@ def test_only_the_first_rank_writes_and_is_listened_to(name: str, launch: Launch
 
 @pytest.mark.slow
 def test_ranks_that_do_not_divide_the_clients_do_what_a_process_alone_does(launch: Launch, alone: Path) -> None:
-    """Bit for bit: each computes all clients, and only the first one writes."""
+    """Bit for bit: the first one computes all clients, and the other returns its run."""
     first, second = launch.of("auc, undivided")
     folder = launch.folder / "runs" / "auc, undivided"
     assert_same_run(folder, alone / "auc", 0.0)

@@ -12,8 +12,8 @@ until the working set of the chunk exceeds the processor's cache. So, on a CPU:
     full batches (batch_size=None):     batch = the mean number of samples per client
 
 Ranks divide the clients between them (``divide="auto"``) unless a cohort's local steps in a round touch less than
-32 MiB, which takes about as long as a message from one rank to another (``bench/ranks.py``): then each rank computes
-all clients by itself.
+32 MiB, which takes about as long as a message from one rank to another (``bench/ranks.py``): then the first rank
+computes all clients, and the others wait.
 
 On an accelerator, convolutions are treated like dense layers, and the budget is 1 GiB. The rule depends only on the
 problem, the data, the batch size and the type of device, so a run gives the same bits everywhere.
@@ -71,7 +71,7 @@ def too_small_to_divide(
     if problem.flat is not None and problem.flat.layers() != "dense":
         return False
     if isinstance(steps, Epochs):
-        number = steps.epochs * data.train.sizes.mean() / _batch(data, batch_size)
+        number = steps.epochs * float(data.train.sizes.mean()) / _batch(data, batch_size)
     else:
         number = steps_at(steps, 0)
     return cohort * number * step_bytes(problem, data, batch_size) <= MESSAGE_BUDGET

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
@@ -25,6 +26,7 @@ from fedstrata.training.metrics.evaluation import Evaluate, Evaluation, pooled_i
 from fedstrata.training.metrics.measures import as_numbers
 from fedstrata.training.run import Run
 from fedstrata.training.settings import Settings
+from fedstrata.training.stopping import costs_of, with_validation
 
 Options = Mapping[str, Any]
 Trained = tuple[Run | LocalRun, FederatedData]
@@ -128,11 +130,17 @@ class Method(ABC):
 
     @torch.no_grad()
     def measures(self, seed: int, trial: Trial) -> list[str]:
-        """Return the names of the measures that the run of a seed has."""
+        """Return the names of the measures that the run of a seed has, and of what it uses."""
         problem, data, evaluate = self.start(seed, trial)
         data = data.to(problem.x0.device, problem.x0.dtype)
+        data, validation = with_validation(data, self.settings, elsewhere=False)
         measured = as_numbers((evaluate or Evaluation())(problem, data, problem.x0, problem.y0), {})
-        return [name for name in measured if self.where != "pooled" or not name.endswith(OVER_CLIENTS)]
+        if evaluate is None or isinstance(evaluate, Evaluation):  # not defined on these data, such as AUC on one class
+            measured = {name: value for name, value in measured.items() if not math.isnan(value)}
+        if validation is not None:
+            measured |= validation.measured(problem, problem.x0, problem.y0, [])
+        names = [name for name in measured if self.where != "pooled" or not name.endswith(OVER_CLIENTS)]
+        return names + [name for name in costs_of(self.settings) if name not in names]
 
     def run(
         self, seed: int, trial: Trial | None = None, out: Path | None = None, callbacks: Sequence[Callback] = ()

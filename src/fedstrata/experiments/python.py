@@ -20,7 +20,7 @@ from fedstrata.experiments.schema import SITES, TuneTable
 from fedstrata.experiments.tune import Tuned, tune_methods
 from fedstrata.problems.problem import Problem
 from fedstrata.training.callbacks import Callback
-from fedstrata.training.fingerprint import digest_of, settings_of
+from fedstrata.training.fingerprint import settings_of
 from fedstrata.training.metrics.evaluation import Evaluate
 from fedstrata.training.settings import Settings, takes_settings
 
@@ -165,5 +165,6 @@ def _identity(methods: Mapping[str, Method], settings: Settings, table: TuneTabl
         assert isinstance(method, ObjectMethod)
         problem, data, algorithm, own = method.parts(settings.seed)
         parts[label] = settings_of(problem, data, algorithm, own, method.evaluate)
-        parts[label] |= {"digest": digest_of(problem, data)}
+        seeds = range(settings.seed, settings.seed + table.seeds)
+        parts[label] |= {"digests": [method.digest(seed) for seed in seeds]}
     return json.dumps({"methods": parts, "tune": table.to_table()}, sort_keys=True, default=str)

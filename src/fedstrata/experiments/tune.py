@@ -195,7 +195,8 @@ def tune_methods(
 
 def identity_of(config: Config, names: Sequence[str] | None, methods: Mapping[str, Method]) -> str:
     """Return what the results of a search of a configuration depend on, its data included."""
-    digests = {label: method.digest(config.train.seed) for label, method in methods.items()}
+    seeds = range(config.train.seed, config.train.seed + config.tune.seeds)
+    digests = {label: [method.digest(seed) for seed in seeds] for label, method in methods.items()}
     chosen = None if names is None else list(names)
     settings = {"names": chosen, "digests": digests, **config.to_toml("compare", "plot")}
     return json.dumps(settings, sort_keys=True)

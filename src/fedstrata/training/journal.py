@@ -9,7 +9,7 @@ from typing import Any
 
 from fedstrata.clients.clients import Clients
 from fedstrata.clients.engine import Engine
-from fedstrata.clients.ranks import ALONE, Ranks
+from fedstrata.clients.ranks import Ranks
 from fedstrata.core.errors import Diverged, invalid
 from fedstrata.core.files import Row
 from fedstrata.training.callbacks import Callback
@@ -17,7 +17,7 @@ from fedstrata.training.checkpoint import Checkpoint
 from fedstrata.training.run import SOLUTION, Run
 from fedstrata.training.rundir import RunDirectory
 
-CALLER = 5
+CALLER = 6
 """How many frames the caller of ``fs.train`` is above a method that :meth:`Journal.open` calls, for its warnings."""
 
 
@@ -119,10 +119,9 @@ class Journal:
     def checkpoint(self, checkpoint: Checkpoint, engine: Engine) -> None:
         """Write a checkpoint with the clients' rows, after the round's row: a resumed run drops what comes after it."""
         mine = engine.side.state
-        ranks = ALONE if engine.mine is None else self.ranks  # without a division, every rank has all rows
-        total = sum(ranks.all(mine.count()))
-        complete = ranks.from_first(self.directory and self.directory.checkpoints.wants_all(total))
-        rows = ranks.collected(mine.take_all() if complete else mine.take_changes())
+        total = sum(self.ranks.all(mine.count()))
+        complete = self.ranks.from_first(self.directory and self.directory.checkpoints.wants_all(total))
+        rows = self.ranks.collected(mine.take_all() if complete else mine.take_changes())
         if self.directory is None:
             for _ in rows:  # all ranks must iterate to the end
                 pass

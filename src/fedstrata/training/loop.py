@@ -16,6 +16,7 @@ from fedstrata.clients.clients import Clients
 from fedstrata.clients.engine import Usage
 from fedstrata.clients.faults import QuorumError
 from fedstrata.clients.privacy import epsilon
+from fedstrata.clients.ranks import ranks_here
 from fedstrata.core.errors import Diverged, FedstrataError, within
 from fedstrata.core.files import Row
 from fedstrata.problems.problem import Problem
@@ -251,7 +252,7 @@ class Loop:
     def _note(self) -> str:
         who = f"{self.clients.sampled} of {self.data.clients} clients per round"
         how = self.clients.engine.describe(self.settings.chunk, self.clients.sampled)
-        if self.ranks.size > 1 and self.clients.engine.mine is None:
-            how += f", all on each of {self.ranks.size} ranks (divide = {self.settings.divide})"
+        if self.ranks.size < (of := ranks_here().size):
+            how += f" on the first of {of} ranks (divide = {self.settings.divide})"
         compiled = ", compiled (the first round takes longer)" if self.settings.compile else ""
         return f"{who}, {how}{compiled}"

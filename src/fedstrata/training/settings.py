@@ -41,8 +41,8 @@ class Settings(Options, owner="the run"):
     )
     divide: Literal["auto", "always", "never"] = param(
         "auto",
-        "whether the processes of torchrun divide the clients between them, or each computes all of them; auto divides "
-        "unless messages would take longer than the computation",
+        "whether the processes of torchrun divide the clients, or the first one computes all of them and the others "
+        "wait; auto divides unless messages would take longer than the computation",
     )
     threads: int | None = param(
         None, "torch threads during the run; by default PyTorch's own setting", least=1, most=1024

@@ -13,7 +13,7 @@ from fedstrata.core.errors import FedstrataError, InputError, unknown
 from fedstrata.core.files import Row
 from fedstrata.data.federated import FederatedData
 from fedstrata.problems.problem import Problem
-from fedstrata.training.metrics.catalogue import RANKING, VALIDATION, measure
+from fedstrata.training.metrics.catalogue import RANKING, TIMES, VALIDATION, measure
 from fedstrata.training.metrics.evaluation import Evaluation
 from fedstrata.training.settings import Settings
 
@@ -21,6 +21,12 @@ BUDGETS = {"max_seconds": ("seconds",), "max_samples": ("samples",), "max_bytes"
 """The options that limit what a run uses, and the counts that each limits, added up."""
 
 POOLED = Evaluation(clients="none")
+
+
+def costs_of(settings: Settings) -> list[str]:
+    """Return the names of what a row counts besides measures."""
+    noisy, faulty = bool(settings.channel.noise), settings.faults is not None
+    return ["steps", "samples", "bytes_up", "bytes_down", *TIMES, *["failed"] * faulty, *["epsilon"] * noisy]
 
 
 def exceeded_next(settings: Settings, used: Row, own: Row, done: int) -> str | None:

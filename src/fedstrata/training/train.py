@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +11,11 @@ import torch
 
 from fedstrata.algorithms.algorithm import Algorithm
 from fedstrata.clients.channel import Channel
-from fedstrata.clients.chunk import choose_chunk, too_small_to_divide
+from fedstrata.clients.chunk import choose_chunk
 from fedstrata.clients.client_side import ClientSide, Listener
 from fedstrata.clients.clients import Clients
-from fedstrata.clients.cohort import cohort_size
 from fedstrata.clients.distributed import Distributed
-from fedstrata.clients.engine import Engine
+from fedstrata.clients.engine import Engine, Learned
 from fedstrata.clients.faults import Faults
 from fedstrata.clients.ranks import ALONE, Ranks, ranks_here
 from fedstrata.clients.simulated import Simulated
@@ -23,7 +23,6 @@ from fedstrata.clients.state import ClientState
 from fedstrata.core.errors import InputError, invalid
 from fedstrata.core.files import folder_at
 from fedstrata.core.machine import prepared
-from fedstrata.core.schedules import Epochs, Interval
 from fedstrata.data.federated import FederatedData
 from fedstrata.data.sampling import SAMPLINGS
 from fedstrata.problems.graphs.compiler import Compiler
@@ -40,6 +39,7 @@ from fedstrata.training.run import Run
 from fedstrata.training.rundir import RunDirectory
 from fedstrata.training.settings import Settings, takes_settings
 from fedstrata.training.stopping import with_validation
+from fedstrata.training.waiting import divides, follow, lead
 
 MakeEngine = Callable[[ClientSide, Channel, Faults | None], Engine]
 """Makes the engine of a run whose clients are not in this process."""
@@ -77,39 +77,36 @@ def train(
     if resume and out is None:
         raise InputError("resume=True needs out: the run directory to resume.")
     out = None if out is None else folder_at(out)
-    listeners = tuple(c.on_local_step for c in callbacks if c.wants_local_steps)
-    ranks = ranks_here()
-    if ranks.size > 1 and listeners:
-        raise InputError("Diagnostics of local steps work in one process only: run without torchrun, or without them.")
-    data, validation = with_validation(data, settings, elsewhere=engine is not None)
-    divided = ranks if divides(problem, data, algorithm, settings) else ALONE
-    clients = make_clients(problem, data, settings, out, listeners, divided, engine)
-    directory = None if out is None or not ranks.first else RunDirectory(out)
-    journal = Journal(directory, callbacks if ranks.first else (), ranks, kept=out is not None)
+    config = settings_of(problem, data, algorithm, settings, evaluate) if config is None else config
     evaluation = Evaluation() if evaluate is None else evaluate
-    clients.unmarked = set()
-    loop = Loop(algorithm, settings, clients, evaluation, journal, pretrain, validation)
-    try:
-        if out is not None:
-            config = settings_of(problem, data, algorithm, settings, evaluate) if config is None else config
-            saved = journal.open({**config, "digest": digest_of(problem, data)}, resume, settings.rounds)
-            if saved is not None:
-                loop.restore(saved)
-        with torch.no_grad(), prepared(settings.threads):
-            return loop.run()
-    finally:
-        if directory is not None:
-            directory.close()
 
+    def run(ranks: Ranks, more: Sequence[Callback] = ()) -> tuple[Run, Sequence[Learned]]:
+        listeners = tuple(c.on_local_step for c in callbacks if c.wants_local_steps)
+        if ranks.size > 1 and listeners:
+            raise InputError(
+                "Diagnostics of local steps work in one process only: run without torchrun, or without them."
+            )
+        own, validation = with_validation(data, settings, elsewhere=engine is not None)
+        clients = make_clients(problem, own, settings, out, listeners, ranks, engine)
+        directory = None if out is None or not ranks.first else RunDirectory(out)
+        journal = Journal(directory, [*callbacks, *more] if ranks.first else (), ranks, kept=out is not None)
+        clients.unmarked = set()
+        loop = Loop(algorithm, settings, clients, evaluation, journal, pretrain, validation)
+        try:
+            if out is not None:
+                saved = journal.open({**config, "digest": digest_of(problem, own)}, resume, settings.rounds)
+                if saved is not None:
+                    loop.restore(saved)
+            with torch.no_grad(), prepared(settings.threads):
+                return loop.run(), clients.engine.learned
+        finally:
+            if directory is not None:
+                directory.close()
 
-def divides(problem: Problem, data: FederatedData, algorithm: Algorithm, settings: Settings) -> bool:
-    """Whether ranks divide the clients between them; if not, each computes all of them."""
-    if settings.divide != "auto":
-        return settings.divide == "always"
-    steps = getattr(algorithm, "steps", 1)
-    steps = steps if isinstance(steps, int | Epochs | Interval) else 1
-    cohort = cohort_size(settings.participation, data.clients)
-    return not too_small_to_divide(problem, data, cohort, steps, settings.batch_size)
+    ranks = ranks_here()
+    if ranks.size == 1 or divides(problem, data, algorithm, settings):
+        return run(ranks)[0]
+    return lead(ranks, partial(run, ALONE)) if ranks.first else follow(ranks, problem, settings)
 
 
 def make_clients(
