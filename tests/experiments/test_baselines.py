@@ -55,13 +55,13 @@ def test_budgets_and_patience_hold_for_the_baselines(option: str) -> None:
             assert final is not None and summary["status"] == "finished" and outcome.run is not None
             sends = label == "fedavg"
             assert (final["bytes_up"] > 0) is sends
-            limited = option != "max_bytes" or sends
             ends = [run.history[-1]["round"] for run in getattr(outcome.run, "runs", [outcome.run])]
-            assert summary.get("stopped_by") == (option if limited and min(ends) < 8 else None)
+            stopped = min(ends) < 8 if option == "patience" else option != "max_bytes" or sends
+            assert summary.get("stopped_by") == (option if stopped else None)
             if option == "max_samples":
                 assert 0 < final["samples"] <= 200 and final["round"] < 8
             elif option == "max_bytes":
-                assert final["round"] == (final["round"] if sends else 8)
+                assert final["round"] == (1 if sends else 8), "a round sends 2,080 bytes"
             elif option == "max_seconds":
                 assert final["round"] == 1, "the first round tells what a round costs"
             else:
@@ -79,6 +79,7 @@ def test_a_client_with_too_few_rows_to_stop_early_keeps_the_start() -> None:
     for outcome in result.outcomes["local"]:
         assert "too few samples per client" in outcome.summary["untrained"]["client 2"]
     assert len(result.verdicts) == 1
+    assert "local: client 2 of 3 clients cannot train alone, and count with their starting point." in result.measured
 
 
 def test_budgets_of_the_baselines_in_a_file(fedstrata: Any, tmp_path: Path) -> None:

@@ -140,7 +140,7 @@ def test_a_label_may_have_a_slash(tmp_path: Path) -> None:
 @pytest.mark.parametrize("call", [fs.compare, fs.tune])
 def test_an_unknown_measure_is_found_before_anything_runs(call: Any, tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr("fedstrata.experiments.object_methods.train", never)
-    for evaluate, known in ((None, "accuracy, .*loss, loss_mean"), (lambda *_: {"mine": 1.0}, "Known: mine")):
+    for evaluate, known in ((None, "accuracy, .*loss, loss_mean"), (lambda *_: {"mine": 1.0}, "Known: .*mine")):
         with pytest.raises(fs.InputError, match=rf"Unknown measure 'acuracy'.*{known}"):
             call(METHODS, sites(), measure="acuracy", evaluate=evaluate, out=tmp_path / "out", **HOW)
     assert not (tmp_path / "out").exists()

@@ -78,8 +78,9 @@ def test_cells_of_csv_are_numbers() -> None:
     low, high = numbers.pop("accuracy_low"), numbers.pop("accuracy_high")
     assert low == pytest.approx(0.91 - 12.706 * 0.02, rel=1e-3) and low + high == pytest.approx(2 * 0.91)
     assert numbers.pop("accuracy") == pytest.approx(0.91) and numbers.pop("accuracy_std") == 0.02
-    assert numbers == {"seeds": 2, "diverged": 0, **COSTS}
-    assert {name: cell for name, cell in second.items() if cell} == {"variant": "lost", "seeds": "2", "diverged": "1"}
+    assert numbers == {"seeds": 2, "diverged": 0, "accuracy_seeds": 2, **COSTS}
+    lost_cells = {"variant": "lost", "seeds": "2", "diverged": "1", "accuracy_seeds": "0"}
+    assert {name: cell for name, cell in second.items() if cell} == lost_cells
     one: Row = {**rows_of("a")[0], "seeds": 1, "values": {"accuracy": [0.91]}}
     (line,) = read(formatted([one], "csv"))
     assert line["accuracy"] == "0.91" and [line[f"accuracy_{end}"] for end in ("std", "low", "high")] == [""] * 3

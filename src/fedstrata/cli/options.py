@@ -52,6 +52,10 @@ Seeds = Annotated[
     ),
 ]
 
+Jobs = Annotated[
+    int, typer.Option(min=1, max=1024, metavar="N", help="Runs to do side by side, each in a process with one thread.")
+]
+
 
 def check_resume(out: Path | None, resume: bool) -> None:
     """Raise if there is no directory to resume from, or if the one to write cannot be written."""

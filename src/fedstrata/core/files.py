@@ -113,8 +113,8 @@ class Rows:
     def __init__(self, path: Path, *whole: str, allow_nan: bool = False) -> None:
         self.path, self._whole, self._allow_nan = path, whole, allow_nan
 
-    def read(self) -> list[Row]:
-        """Return the rows; none if there is no file.
+    def read(self, finite: bool = False) -> list[Row]:
+        """Return the rows; none if there is no file. With ``finite``, one with NaN or infinity is damaged.
 
         A last line that was cut off when the process was killed is left out; any other line that is not such a row is
         left out with a warning.
@@ -124,7 +124,7 @@ class Rows:
         content = self.path.read_bytes() if self.path.exists() else b""
         *lines, rest = content.split(b"\n")
         for number, line in enumerate([*lines, rest] if rest else lines, 1):
-            row = _row(line)
+            row = _row(line, finite)
             if row is not None and all(isinstance(row.get(key), int) for key in self._whole):
                 rows.append(row)
             elif number <= len(lines):
@@ -145,7 +145,7 @@ class Rows:
 
     def keep(self, up_to: int | None = None) -> list[Row]:
         """Drop the rows of rounds after ``up_to``, if given, and damaged lines; return the others."""
-        rows = [row for row in self.read() if up_to is None or row["round"] <= up_to]
+        rows = [row for row in self.read(finite=not self._allow_nan) if up_to is None or row["round"] <= up_to]
         if self.path.exists():
             write_atomically(self.path, self._lines(rows).encode())
         return rows
@@ -154,12 +154,25 @@ class Rows:
         return "".join(json.dumps(row, allow_nan=self._allow_nan) + "\n" for row in rows)
 
 
-def _row(line: bytes) -> Row | None:
+def _row(line: bytes, finite: bool) -> Row | None:
     try:
-        row = json.loads(line)
+        row = json.loads(line, parse_constant=_no_constant) if finite else json.loads(line)
     except (ValueError, RecursionError):  # a UnicodeDecodeError is a ValueError too
         return None
     return row if isinstance(row, dict) else None
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"{name} is not a number")
+
+
+def refuse_blocked(folder: Path, *names: str) -> None:
+    """Raise if a file to be written in ``folder`` at the end of long work is a directory, or cannot be written."""
+    for path in (folder / name for name in names):
+        if path.is_dir():
+            raise InputError(f"{path} is a directory, where a file is to be written. Move it, or choose another place.")
+        if path.exists() and not os.access(path, os.W_OK):
+            raise InputError(f"The file {path} cannot be written: no permission. Move it, or choose another place.")
 
 
 def read_toml(path: Path) -> dict[str, Any]:

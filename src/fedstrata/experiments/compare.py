@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from fedstrata.clients.ranks import ranks_here
-from fedstrata.core.errors import FedstrataError, InputError, invalid, unknown
-from fedstrata.core.files import Row, folder_at, make_folder, refuse_used, write_atomically
+from fedstrata.core.errors import FedstrataError, InputError, invalid, is_number, unknown
+from fedstrata.core.files import Row, folder_at, make_folder, read_toml, refuse_blocked, refuse_used, write_atomically
 from fedstrata.core.frames import frame
 from fedstrata.experiments import tables
 from fedstrata.experiments.judge import Difference, differences, final_values, interval
@@ -23,9 +23,13 @@ from fedstrata.training import plots
 from fedstrata.training.callbacks import Callback, Titled
 from fedstrata.training.metrics.catalogue import RANKING
 from fedstrata.training.metrics.catalogue import measure as about
+from fedstrata.training.stopping import BUDGETS
 
 if TYPE_CHECKING:
     import pandas
+
+FILES = ("compare.json", "verdicts.json", "table.md", "ranking.png", "plot.png")
+"""What a comparison writes, besides its runs."""
 
 Say = Callable[[str], None]
 """Prints a message to the user."""
@@ -79,14 +83,15 @@ class Comparison:
     def measured(self) -> str:
         """A sentence on the data that the runs were measured on."""
         summaries = {label: [o.summary for o in group] for label, group in self.finished.items() if group}
-        return tables.measured_in_all(summaries)
+        return " ".join([tables.measured_in_all(summaries), *tables.untrained_in_all(summaries)])
 
     @property
     def best(self) -> str:
-        """The label with the best mean of the measure, among those of which no run diverged."""
-        means = {row[self.kind]: row[self.measure] for row in self.rows if self.measure in row}
+        """The label with the best mean of the measure, among those that have it in every seed."""
+        complete = [row for row in self.rows if self.measure in row and f"{self.measure}_seeds" not in row]
+        means = {row[self.kind]: row[self.measure] for row in complete}
         if not means:
-            raise FedstrataError(f"No method has a mean of {self.measure}: all of them diverged.")
+            raise FedstrataError(f"No method has {self.measure} in every seed, so none is the best.")
         choose = max if about(self.measure).higher_is_better else min
         return str(choose(means, key=lambda label: means[label]))
 
@@ -126,10 +131,22 @@ class Comparison:
     def conditions(self) -> str:
         """A sentence on how the verdicts were reached."""
         judged = [d for d in self.differences().values() if isinstance(d, Difference)]
-        rows = " and test rows" if judged and all(d.over_rows for d in judged) else ""
+        what, where = about(self.measure).heading, " on the training data" if self.on_training_data else ""
+        if self.seeds == 1:
+            return f"Gains in {what}{where} of a single seed: no intervals, and no verdicts."
+        kind = "training rows" if self.on_training_data else "test rows"
+        rows = f" and {kind}" if judged and all(d.over_rows for d in judged) else ""
         correction = "; Holm's correction of p-values" if len(judged) > 1 else ""
-        seeds = f"{self.seeds} seed{'s' * (self.seeds > 1)}"
-        return f"Gains in {about(self.measure).heading} with 95 % intervals over {seeds}{rows}{correction}."
+        text = f"Gains in {what}{where} with 95 % intervals over {self.seeds} seeds{rows}{correction}."
+        if self.on_training_data:
+            text += " There are no test data: how the methods do on new rows is unknown. Hold some out (holdout)."
+        return text
+
+    @property
+    def on_training_data(self) -> bool:
+        """Whether models were measured on the rows they were trained on, for want of test data."""
+        models = [o for group in self.finished.values() for o in group if o.rows is not None]
+        return any("training" in str(o.summary.get("measured_on", {}).get("pooled", "")) for o in models)
 
     def frame(self) -> pandas.DataFrame:
         """Return a pandas DataFrame with one row per method, seed and evaluation; needs ``fedstrata[frames]``."""
@@ -161,9 +178,9 @@ class Comparison:
         judged = self.differences()
         rows = []
         for label, group in self.outcomes.items():
-            values, versus = final_values(group, self.measure), judged.get(label)
-            bounds = interval(values).bounds if values else None
-            rows.append(plots.Ranked(label, values, bounds, sum(o.diverged for o in group), *_shown(versus)))
+            values, failed = final_values(group, self.measure), sum(o.diverged for o in group)
+            bounds, missing = interval(values).bounds if values else None, len(group) - failed - len(values)
+            rows.append(plots.Ranked(label, values, bounds, failed, *_shown(judged.get(label)), missing))
         return plots.plot_ranking(rows, path, self.baseline, measure=self.measure)
 
     def write(self, folder: Path, measures: Sequence[str] | None) -> None:
@@ -209,13 +226,16 @@ def compare_methods(
     """
     check_jobs(jobs)
     chosen = check_comparison(kind, methods, seeds, baseline, measure)
+    if out is not None:
+        refuse_blocked(out, *FILES)
+        check_budgets(methods, seeds, out)
     if jobs > 1:
         methods = {label: method.with_threads(1) for label, method in methods.items()}
     plan = [(label, seed) for label in methods for seed in seeds]
     outcomes: dict[tuple[str, int], Outcome] = {}
 
     def task(number: int, label: str, seed: int) -> Outcome:
-        folder = None if out is None else out / f"{slug(label)}-seed{seed}"
+        folder = None if out is None else folder_of_run(out, label, seed)
         shown = [] if jobs > 1 else callbacks
         listeners = [Titled(c, f"run {number} of {len(plan)}, {label} seed {seed}") for c in shown]
         outcome = methods[label].run(seed, None, folder, listeners)
@@ -250,6 +270,27 @@ def check_comparison(
         if measure not in known:
             raise unknown("measure", measure, known)
     return chosen
+
+
+def folder_of_run(out: Path, label: str, seed: int) -> Path:
+    """Return the directory of a run of a comparison."""
+    return out / f"{slug(label)}-seed{seed}"
+
+
+def check_budgets(methods: Mapping[str, Method], seeds: Sequence[int], out: Path) -> None:
+    """Raise if a run in ``out`` had a larger budget than it would have now: it may have used more than others may."""
+    for label, method in methods.items():
+        limits = {name: getattr(method.settings, name) for name in BUDGETS}
+        for seed in seeds:
+            file = folder_of_run(out, label, seed) / "config.toml"
+            before = read_toml(file).get("train", {}) if file.exists() else limits
+            for name, limit in limits.items():
+                old = before.get(name)
+                if limit is not None and (not is_number(old) or old > limit):
+                    raise InputError(
+                        f"The run in {file.parent} cannot be part of this comparison: its {name} was {old}, and is "
+                        f"{limit} now, so it may have used more than the others. Choose another directory."
+                    )
 
 
 def seeds_of(seeds: int | Sequence[int], first: int) -> Sequence[int]:

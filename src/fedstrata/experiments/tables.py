@@ -6,7 +6,7 @@ import csv
 import io
 from collections.abc import Mapping, Sequence
 
-from fedstrata.core.errors import invalid
+from fedstrata.core.errors import invalid, listed
 from fedstrata.core.files import Row
 from fedstrata.experiments.judge import interval
 from fedstrata.training.metrics.catalogue import IN_PROGRESS, IN_TABLES, measure
@@ -39,6 +39,20 @@ def measured_in_all(summaries: Mapping[str, Sequence[Row]]) -> str:
         sentence if len(own) == len(summaries) else f"{', '.join(own)}: {sentence[0].lower()}{sentence[1:]}"
         for sentence, own in labels.items()
     )
+
+
+def untrained_in_all(summaries: Mapping[str, Sequence[Row]]) -> list[str]:
+    """Say for each method which clients could not train alone: its means include their untrained models."""
+    sentences = []
+    for label, group in summaries.items():
+        names = list(dict.fromkeys(name for summary in group for name in summary.get("untrained", ())))
+        if names:
+            seed = " with some seed" if any(len(s["untrained"]) < len(names) for s in group) else ""
+            sentences.append(
+                f"{label}: {listed(names)} of {group[0]['clients']} clients cannot train alone{seed}, and count with "
+                "their starting point."
+            )
+    return sentences
 
 
 def one_run(row: Row, measures: Sequence[str] | None = None) -> Row:
@@ -105,10 +119,13 @@ def formatted(rows: Sequence[Row], form: str, measures: Sequence[str] | None = N
 
 
 def numbers_of(rows: Sequence[Row], measures: Sequence[str] | None = None) -> list[list[Cell]]:
-    """Return the numbers of a comparison, with a head: each measure with its deviation and the ends of its interval."""
+    """Return the numbers of a comparison, with a head: each measure with its deviation and the ends of its interval.
+
+    ``_seeds`` is the number of seeds that a mean is over: 0 without one, as for a method that diverged.
+    """
     columns = measures or [m for m in IN_TABLES if any(m in r["values"] for r in rows)]
     kind, costs = next(iter(rows[0])), ("samples", "bytes_up", "bytes_down", "seconds")
-    parts = [f"{column}{part}" for column in columns for part in ("", "_std", "_low", "_high")]
+    parts = [f"{column}{part}" for column in columns for part in ("", "_std", "_low", "_high", "_seeds")]
     lines: list[list[Cell]] = [[kind, "seeds", "diverged", *parts, *costs]]
     for row in rows:
         cells: list[Cell] = [row[kind], row["seeds"], row["diverged"]]
@@ -116,7 +133,8 @@ def numbers_of(rows: Sequence[Row], measures: Sequence[str] | None = None) -> li
             values = [v for v in row["values"].get(column, ()) if v is not None] if column in row else []
             found = interval(values) if values else None
             spread = row[f"{column}_std"] if len(values) > 1 else None
-            cells += [None] * 4 if found is None else [found.mean, spread, found.low, found.high]
+            numbers = [None] * 4 if found is None else [found.mean, spread, found.low, found.high]
+            cells += [*numbers, len(values)]
         lines.append(cells + [row.get(cost) for cost in costs])
     return lines
 

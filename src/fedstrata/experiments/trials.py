@@ -103,7 +103,11 @@ def _is_final(final: Any) -> bool:
     """Whether a stored value is the last row of a run, or None for one that diverged."""
     if final is None:
         return True
-    return isinstance(final, dict) and all(is_number(v) and abs(v) < 1e300 and v == v for v in final.values())
+    return (
+        isinstance(final, dict)
+        and bool(final)
+        and all(is_number(v) and abs(v) < 1e300 and v == v for v in final.values())
+    )
 
 
 class Store:
@@ -148,7 +152,11 @@ def claim(folder: Path, settings: str) -> None:
         else:
             make_folder(folder)
             write_atomically(file, settings.encode())
-    if file.read_bytes() != settings.encode():
+    try:
+        same = file.read_bytes() == settings.encode()
+    except OSError as error:
+        raise InputError(f"The file {file} cannot be read: {error.strerror}. Choose another directory.") from None
+    if not same:
         raise InputError(
             f"The directory {folder} has a search with different settings. Nothing was overwritten. Choose another."
         )

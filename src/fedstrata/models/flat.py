@@ -110,6 +110,10 @@ class Flat:
 
         With random layers, they must be one of the layers' numbers too.
         """
+        bad = int((~self.initial.isfinite()).sum())
+        if bad:
+            what, got = f"initial weights of the model {type(self.module).__name__}", f"{bad} that are NaN or infinite"
+            raise invalid(what, got, "finite numbers")
         outputs = self._tried(inputs, None)
         if self.random:
             words = torch.tensor([1, 2], device=inputs[0].device)

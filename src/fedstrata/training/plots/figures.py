@@ -53,13 +53,15 @@ def new_figure(rows: int, columns: int, size: tuple[float, float], **options: An
     return figure, figure.subplots(rows, columns, squeeze=False, **options)
 
 
-def picture_at(path: str | Path) -> Path:
-    """Return the path of a plot, whose suffix is a format of matplotlib; raise if no file can be written there."""
-    from matplotlib.backend_bases import FigureCanvasBase
+FORMATS = (".png", ".pdf", ".svg")
+"""The formats of plots."""
 
-    wants = "a .png, .pdf or .svg file in a directory that exists"
+
+def picture_at(path: str | Path) -> Path:
+    """Return the path of a plot, whose suffix chooses its format; raise if no file can be written there."""
+    wants = f"a {', '.join(FORMATS[:-1])} or {FORMATS[-1]} file in a directory that exists"
     file = Path(path)
-    if file.suffix[1:].lower() not in FigureCanvasBase.get_supported_filetypes():
+    if file.suffix.lower() not in FORMATS:
         raise invalid("path of a plot", str(path), wants)
     folder_at(file.parent)
     try:

@@ -33,6 +33,7 @@ class Ranked:
     values:              the value of each seed that did not diverge.
     interval:            the 95 % interval of their mean; None if there is none, as with one seed.
     diverged:            how many seeds diverged.
+    missing:             how many of the others do not have the measure.
     difference:          the mean of the differences to the baseline, paired by seed.
     difference_interval: its 95 % interval.
     p:                   the p-value of the test that the difference is 0.
@@ -45,6 +46,19 @@ class Ranked:
     difference: float | None = None
     difference_interval: Interval | None = None
     p: float | None = None
+    missing: int = 0
+
+    @property
+    def complete(self) -> bool:
+        """Whether every seed has a value; otherwise there is no mean, since it would flatter the method."""
+        return not self.diverged and not self.missing and bool(self.values)
+
+    @property
+    def name(self) -> str:
+        """The label, with what is missing."""
+        seeds = len(self.values) + self.diverged + self.missing
+        label = diverged_label(self.label, self.diverged, seeds)
+        return f"{label} (no value in {self.missing} of {seeds})" if self.missing else label
 
     @property
     def mean(self) -> float:
@@ -62,8 +76,9 @@ def plot_ranking(
 ) -> Path:
     """Plot one line per method, the best at the top, and those that diverged at the bottom; return the path.
 
-    A large marker is the mean, a bar its interval, and small dots are single seeds. With the label of a ``baseline``, a
-    second panel shows the differences to it, in grey if p is 0.05 or more. ``measure`` names the axis and says
+    A method that diverged, or has no value, with some seed has no mean: only the dots of the others are shown. A large
+    marker is the mean, a bar its interval, and small dots are single seeds. With the label of a ``baseline``,
+    a second panel shows the differences to it, in grey if p is 0.05 or more. ``measure`` names the axis and says
     whether a larger value is better.
     """
     ranked = _sorted(rows, measure)
@@ -75,9 +90,7 @@ def plot_ranking(
     panels = 1 if baseline is None else 2
     figure, axes = new_figure(1, panels, (2.2 + 3.2 * panels, 1.3 + 0.32 * len(ranked)), sharey=True)
     _draw_values(axes[0, 0], ranked, looks, measure)
-    axes[0, 0].set_yticks(
-        range(len(ranked)), [diverged_label(r.label, r.diverged, r.diverged + len(r.values)) for r in ranked]
-    )
+    axes[0, 0].set_yticks(range(len(ranked)), [row.name for row in ranked])
     axes[0, 0].set_ylim(len(ranked) - 0.4, -0.6)
     sentences = ["Large marker: mean over seeds; bar: its 95 % interval; small dots: single seeds."]
     if baseline is not None:
@@ -95,7 +108,7 @@ def _sorted(rows: Iterable[Ranked], measure: str) -> list[Ranked]:
     sign = -1 if not measure or catalogue.measure(measure).higher_is_better else 1
 
     def key(row: Ranked) -> tuple[bool, bool, float]:
-        return row.diverged > 0, not row.values, sign * row.mean if row.values else 0.0
+        return not row.complete, not row.values, sign * row.mean if row.values else 0.0
 
     return sorted(rows, key=key)
 
@@ -104,15 +117,16 @@ def _draw_values(panel: Axes, rows: Sequence[Ranked], looks: Mapping[str, Style]
     seeds = [value for row in rows for value in row.values]
     log = is_wide(seeds, measure)
     panel.set_xscale("log" if log else "linear")
-    panel.set_xlim(*_limits(seeds, [row.interval for row in rows], log))
+    panel.set_xlim(*_limits(seeds, [row.interval for row in rows if row.complete], log))
     for place, row in enumerate(rows):
         if not row.values:
             panel.text(0.02, place, "no run finished", **_beside(panel))
             continue
         look = looks[row.label]
-        if len(row.values) > 1:
+        if len(row.values) > 1 or not row.complete:
             panel.plot(row.values, [place + 0.24] * len(row.values), ".", color=look.colour, markersize=4, alpha=0.6)
-        _draw_interval(panel, place, row.mean, row.interval, look, look.colour)
+        if row.complete:
+            _draw_interval(panel, place, row.mean, row.interval, look, look.colour)
     panel.set_xlabel(name_of(measure) if measure else "Value")
     finish(panel, "" if log else "value")
 
@@ -169,8 +183,8 @@ def _limits(values: Sequence[float], intervals: Iterable[Interval | None], log: 
 
 
 def _separate_diverged(panels: Sequence[Axes], rows: Sequence[Ranked]) -> None:
-    """Draw a line above the methods that diverged."""
-    clean = sum(not row.diverged for row in rows)
+    """Draw a line above the methods without a mean."""
+    clean = sum(row.complete for row in rows)
     if 0 < clean < len(rows):
         for panel in panels:
             panel.axhline(clean - 0.5, color=FADED, linewidth=0.8, linestyle=":")
