@@ -117,6 +117,17 @@ def test_the_skeletons_of_algorithms_work(tmp_path):
 
 
 @pytest.mark.slow
+def test_the_file_of_the_page_on_comparisons_can_be_tuned(tmp_path, monkeypatch, fedstrata):
+    (text,) = re.findall(r"```toml\n(.*?)```", (ROOT / "docs/compare.md").read_text(), flags=re.S)
+    monkeypatch.chdir(tmp_path)
+    Path("exp.toml").write_text(text)
+    words = ("tune", "exp.toml", "--algorithms", "fedavg,scaffold", "--out", "tuned", "--seeds", 2, "--quiet")
+    code, printed, err = fedstrata(*words, "--set", "tune.trials=1", "--set", "train.rounds=2")
+    assert code == 0, err
+    assert "scaffold cannot be" in printed and Path("tuned/best.toml").exists()
+
+
+@pytest.mark.slow
 def test_the_file_of_the_auc_page_runs(tmp_path, monkeypatch):
     (text,) = re.findall(r"```toml\n(.*?)```", (ROOT / "docs/auc.md").read_text(), flags=re.S)
     monkeypatch.chdir(tmp_path)
