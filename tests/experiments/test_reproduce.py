@@ -9,6 +9,7 @@ import pytest
 
 from fedstrata.core.errors import InputError
 from fedstrata.experiments import reproduce
+from fedstrata.experiments.config import read
 from fedstrata.experiments.tables import as_markdown
 
 FIGURE = """# Noise on a quadratic: Figure 2 of [paper].
@@ -175,3 +176,40 @@ def test_a_markdown_table_has_what_a_readme_needs():
         "| lost | – | – | – | – | – | – | 3 of 3 |",
     ]
     assert as_markdown(rows, ["loss"]).startswith("| variant | loss | samples |")
+
+
+def test_all_experiments_are_run(fedstrata, here):
+    folder = here.parent / "experiments" / "001"
+    (folder / "claims.toml").write_text("[[claim]]\n")
+    (folder / "tuned").mkdir()
+    (folder / "tuned" / "x.toml").write_text("[variants.calm.algorithm]\nlr = 0.02\n")
+    code, _, progress = fedstrata("reproduce", "--all", "--preset", "cpu", "--seeds", 1, "--set", "train.rounds=1")
+    assert code == 0 and (here / "runs/001/figure2-cpu/table.md").exists()
+    assert "Experiment 1 of 1: 001/figure2" in progress and "Skipping 001/figure3: it has no preset cpu." in progress
+    for words in (("--all", "001/figure2"), ()):
+        code, _, err = fedstrata("reproduce", *words)
+        assert code == 2 and "NAME of an experiment, or --all" in err
+    code, _, err = fedstrata("reproduce", "--all", "--preset", "big")
+    assert code == 2 and "Unknown preset 'big'" in err
+
+
+def test_variants_take_tuned_options_from_a_file(here):
+    path = here / "x.toml"
+    path.write_text(f'tuned = "tuned.toml"\n{FIGURE}')
+    tuned = here / "tuned.toml"
+    tuned.write_text("[variants.calm.algorithm]\nlr = 0.5\n[variants.other.algorithm]\nlr = 0.7\n")
+    config = read(path)
+    assert config.variant("calm").algorithm.options == {"lr": 0.5} and list(config.variants) == ["calm", "noise = 0.5"]
+    assert config.variant("noise = 0.5").algorithm.options == {"lr": 0.01}
+    assert read(path, tuned=False).variant("calm").algorithm.options == {"lr": 0.01}
+    assert read(path, ["algorithm.lr=0.9"]).variant("calm").algorithm.options == {"lr": 0.9}
+    for content in ("x = 1", "[variants.calm.train]\nrounds = 2", "variants = 3"):
+        tuned.write_text(content)
+        with pytest.raises(InputError, match="must have tables such as"):
+            read(path)
+    tuned.unlink()
+    with pytest.raises(InputError, match="There is no file"):
+        read(path)
+    path.write_text(f"tuned = 3\n{FIGURE}")
+    with pytest.raises(InputError, match="key tuned"):
+        read(path)

@@ -29,9 +29,10 @@ from fedstrata.experiments.schema import (
 )
 from fedstrata.problems import PROBLEMS
 from fedstrata.training.diagnostics import Diagnostics
-from fedstrata.training.metrics.catalogue import MEASURES
+from fedstrata.training.metrics.catalogue import MEASURES, VALIDATION
 from fedstrata.training.metrics.evaluation import Evaluation
 from fedstrata.training.settings import Settings
+from fedstrata.training.stopping import costs_of
 
 WRITTEN = ("digest", "written_by")
 """Tables that only the config.toml of a run has."""
@@ -151,9 +152,18 @@ def _variant(config: Config, label: str, where: str) -> Config:
     return parse(overlay.merge_experiment(tables, {**over, "label": label}), where)
 
 
-def read(path: str | Path, overrides: list[str] | None = None, preset: str | None = None) -> Config:
-    """Read a configuration file with one of its presets, the first by default, and apply ``key=value`` overrides."""
-    raw, over = overlay.split_preset(overlay.with_names(read_toml(Path(path))), preset, str(path))
+def read(
+    path: str | Path, overrides: list[str] | None = None, preset: str | None = None, *, tuned: bool = True
+) -> Config:
+    """Read a configuration file with one of its presets, the first by default, and apply ``key=value`` overrides.
+
+    tuned: whether its variants take the options in the file that the key ``tuned`` names.
+    """
+    raw = read_toml(Path(path))
+    file = raw.pop("tuned", None)
+    if file is not None and tuned:
+        raw = overlay.with_tuned(raw, file, Path(path))
+    raw, over = overlay.split_preset(overlay.with_names(raw), preset, str(path))
     raw = overlay.merge_experiment(raw, over)
     for text in overrides or []:
         raw = overlay.override(raw, text)
@@ -179,7 +189,8 @@ def parse(raw: Tables, where: str) -> Config:
         ("train.watch", (config.train.watch,) if config.train.watch else ()),
     ):
         for name in names:
-            if name not in MEASURES:
+            counted = key == "compare.measure" and name in costs_of(config.settings)
+            if name.removeprefix(VALIDATION) not in MEASURES and not counted:
                 raise unknown("measure", name, MEASURES, f"{key}, {where}")
     for label in config.variants:
         _variant(config, label, f"variant {label!r} of {where}")

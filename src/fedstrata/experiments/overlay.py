@@ -6,10 +6,12 @@ import re
 import tomllib
 import unicodedata
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 from fedstrata.algorithms.algorithm import ALGORITHMS
 from fedstrata.core.errors import InputError, invalid, unknown
+from fedstrata.core.files import read_toml
 from fedstrata.core.options import Options, options_of
 from fedstrata.core.registry import Registry
 from fedstrata.core.schedules import SCHEDULES
@@ -97,6 +99,27 @@ def merge_experiment(base: Tables, over: Tables) -> Tables:
     new = over.get("pretrain")
     name = new.get("algorithm") if isinstance(new, dict) else None
     return merge(_rename(base, "pretrain", name), over)
+
+
+# --- results of tuning ------------------------------------------------------------------------------------------------
+
+
+def with_tuned(raw: Tables, file: Any, path: Path) -> Tables:
+    """Return the tables of ``path`` with its variants' options replaced by those in ``file``, a ``tuned.toml``.
+
+    Options of variants that the experiment does not have are left out, so that several experiments can share a file.
+    """
+    if not isinstance(file, str) or not file:
+        raise invalid("key tuned", file, "the path of a file that `fedstrata tune` wrote", str(path))
+    where = path.parent / file
+    tables, variants = read_toml(where).get("variants"), raw.get("variants", {})
+    valid = isinstance(tables, dict) and all(isinstance(t, dict) and [*t] == ["algorithm"] for t in tables.values())
+    if not valid or not isinstance(tables, dict):
+        raise InputError(f"The file {where} must have tables such as [variants.fedavg.algorithm] only. ({path})")
+    if not isinstance(variants, dict):
+        return raw
+    found = {label: merge(old, tables.get(label, {})) for label, old in variants.items() if isinstance(old, dict)}
+    return {**raw, "variants": {**variants, **found}}
 
 
 # --- presets ----------------------------------------------------------------------------------------------------------

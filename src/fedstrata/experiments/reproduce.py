@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,17 +37,22 @@ def find_all() -> list[ExperimentFile]:
     """Return every experiment; if a name is in several folders, the one in the nearest folder is used."""
     files: dict[str, ExperimentFile] = {}
     for folder in folders():
-        for path in sorted(folder.rglob("*.toml")):
+        for path in _files(folder.rglob("*.toml")):
             name = path.relative_to(folder).with_suffix("").as_posix()
             files.setdefault(name, ExperimentFile(name, path))
     return list(files.values())
 
 
+def _files(paths: Iterable[Path]) -> list[Path]:
+    """Return the files of experiments among these, and not those with claims or the results of tuning."""
+    return sorted(path for path in paths if path.stem != "claims" and path.parent.name != "tuned")
+
+
 def find(name: str) -> list[ExperimentFile]:
     """Return the experiments that ``name`` refers to: a TOML file or a directory of them, by path or by name."""
     for target in (Path(name), *(folder / name for folder in folders())):
-        if target.is_dir() and any(target.glob("*.toml")):
-            return [ExperimentFile(_name(path), path) for path in sorted(target.glob("*.toml"))]
+        if target.is_dir() and any(_files(target.glob("*.toml"))):
+            return [ExperimentFile(_name(path), path) for path in _files(target.glob("*.toml"))]
         for path in (target, target.with_name(f"{target.name}.toml")):
             if path.suffix == ".toml" and path.is_file():
                 return [ExperimentFile(_name(path), path)]

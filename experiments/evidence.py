@@ -1,0 +1,334 @@
+"""Run experiments for the record, and write what the READMEs show from the stored results.
+
+    python experiments/evidence.py run 001/figure3 [--preset study] [--jobs 2] [--seeds 5] [--out runs/evidence]
+    python experiments/evidence.py render [001 ...]
+    python experiments/evidence.py check
+
+``run`` tunes an experiment that has a [tune] table, writes its best settings to the file that its key ``tuned`` names,
+and compares the variants with seeds that no trial has used. What is in ``--out`` is resumed. The results go to
+``results/NAME.json`` beside the experiment: commit, settings, seeds, the final values of every seed, thinned histories,
+differences and verdicts.
+
+``render`` rewrites the parts of the READMEs between ``<!-- result NAME -->``, ``<!-- claims -->`` or ``<!-- all claims
+-->`` and ``<!-- end -->``, and draws ``figures/NAME.png``, from ``results/`` and ``claims.toml`` alone: no number in
+them is typed by hand. ``check`` says which of them are not up to date, and which verdicts the results contradict.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import platform
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import fedstrata as fs
+from fedstrata.cli.printing import progress
+from fedstrata.experiments import tables
+from fedstrata.experiments.compare import Comparison, compare_methods
+from fedstrata.experiments.config import Config, presets, read
+from fedstrata.experiments.config_methods import config_methods
+from fedstrata.experiments.judge import Difference, p_in_words
+from fedstrata.experiments.reproduce import find
+from fedstrata.experiments.tune import identity_of, tune_methods, variant_tables
+from fedstrata.training.metrics.catalogue import IN_TABLES
+from fedstrata.training.plots import plot
+
+HERE = Path(__file__).resolve().parent
+WORDS = ("holds", "holds in part", "does not hold", "undecided")
+COSTS = ("round", "samples", "bytes_up", "bytes_down", "seconds", "total_seconds")
+ROWS = 26
+"""How many rows of a history are stored at most."""
+
+Json = dict[str, Any]
+
+
+# --- running ---------------------------------------------------------------------------------------------------------
+
+
+def commit() -> str:
+    """Return the commit of the checkout, with a mark if it has changes."""
+    words = ["git", "-C", str(HERE), "describe", "--always", "--abbrev=12", "--dirty", "--exclude=*"]
+    return subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def run(name: str, preset: str | None, jobs: int, seeds: int, out: Path) -> None:
+    """Tune and compare an experiment, and store the results."""
+    (file,) = find(name)
+    raw = tomllib.loads(file.path.read_text())
+    known = presets(file.path)
+    preset = preset or ("study" if "study" in known else next(iter(known), None))
+    config = read(file.path, None, preset, tuned="tune" not in raw)
+    folder, first = out / file.name, config.train.seed
+    kind, methods = config_methods(config, None, config.compare.baselines)
+    record: Json = {
+        "experiment": file.name,
+        "preset": preset,
+        "commit": commit(),
+        "date": datetime.date.today().isoformat(),
+        "versions": {"fedstrata": fs.__version__, "torch": torch.__version__, "python": platform.python_version()},
+    }
+    how: Json = {"jobs": jobs, "callbacks": progress(False, brief=True), "say": lambda line: print(line, flush=True)}
+    if "tune" in raw:
+        _, searched = config_methods(config, None)
+        identity = identity_of(config, None, searched)
+        tuned = tune_methods(kind, searched, config.tune, first, folder=folder / "trials", identity=identity, **how)
+        target = file.path.parent / raw["tuned"]
+        target.parent.mkdir(exist_ok=True)
+        header = f"# Written by experiments/evidence.py: {file.name}, preset {preset}, commit {record['commit']}.\n\n"
+        target.write_text(header + variant_tables(tuned))
+        record["tuning"] = {"measure": tuned.measure, "notes": tuned.notes, "trials": _rounded(tuned.rows)}
+        config, first = read(file.path, None, preset), tuned.next_seed
+        kind, methods = config_methods(config, None, config.compare.baselines)
+    table = config.compare
+    chosen = range(first, first + max(seeds, table.seeds or 0))
+    comparison = compare_methods(
+        kind, methods, chosen, baseline=table.baseline, measure=table.measure, out=folder / "final", **how
+    )
+    comparison.write(folder / "final", config.plot.measures)
+    record |= result_of(comparison, config)
+    write(file.path.parent / "results" / f"{file.path.stem}.json", record)
+
+
+def result_of(comparison: Comparison, config: Config) -> Json:
+    """Return what is stored of a comparison."""
+    names = {name for row in comparison.rows for name in row["values"]}
+    shown = [*dict.fromkeys([comparison.measure, *(config.plot.measures or ()), *(m for m in IN_TABLES if m in names)])]
+    measures = [name for name in shown if name in names]
+    return {
+        "settings": config.to_toml(),
+        "kind": comparison.kind,
+        "baseline": comparison.baseline,
+        "measure": comparison.measure,
+        "seeds": [outcome.seed for outcome in comparison.outcomes[comparison.baseline]],
+        "rows": [_rounded(row) for row in comparison.rows],
+        "measured": comparison.measured,
+        "conditions": comparison.conditions,
+        "differences": {m: _differences(comparison, m) for m in measures},
+        "histories": {
+            label: [_thinned(outcome.history, measures) for outcome in group if not outcome.diverged]
+            for label, group in comparison.outcomes.items()
+        },
+    }
+
+
+def _differences(comparison: Comparison, measure: str) -> Json:
+    """Return the difference of every method from every other, by baseline and label."""
+    every: Json = {}
+    for baseline in comparison.outcomes:
+        judged = Comparison(comparison.kind, comparison.outcomes, baseline, measure).differences()
+        every[baseline] = {
+            label: d if isinstance(d, str) else _rounded({**vars(d), "verdict": d.verdict})
+            for label, d in judged.items()
+        }
+    return every
+
+
+def _thinned(history: list[Json], measures: list[str]) -> list[Json]:
+    every = max(1, -(-(len(history) - 1) // (ROWS - 1)))
+    rows = [row for i, row in enumerate(history) if i % every == 0 or i == len(history) - 1]
+    return [_rounded({k: v for k, v in row.items() if k in (*COSTS, *measures)}) for row in rows]
+
+
+def _rounded(value: Any) -> Any:
+    """Return a value with six significant digits in its numbers."""
+    if isinstance(value, dict):
+        return {key: _rounded(v) for key, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_rounded(v) for v in value]
+    return float(f"{value:.6g}") if isinstance(value, float) else value
+
+
+def write(path: Path, record: Json) -> None:
+    """Write a result, a list per line."""
+    path.parent.mkdir(exist_ok=True)
+    text = json.dumps(record, indent=1, ensure_ascii=False)
+    flat = re.sub(r"[\[{][^\[\]{}]*[\]}]", lambda found: re.sub(r"\s+", " ", found.group()), text)
+    path.write_text(f"{flat}\n")
+
+
+# --- rendering -------------------------------------------------------------------------------------------------------
+
+
+def papers() -> list[Path]:
+    """Return the directories that have claims."""
+    return sorted(path.parent for path in HERE.glob("*/claims.toml"))
+
+
+def load(paper: Path, name: str) -> Json:
+    """Return a stored result."""
+    stored: Json = json.loads((paper / "results" / f"{name}.json").read_text())
+    return stored
+
+
+def block_of(paper: Path, name: str) -> str:
+    """Return what a README shows of a result: the picture, the table, the verdicts, and where they come from."""
+    result = load(paper, name)
+    settings, measures = result["settings"], result["settings"].get("plot", {}).get("measures")
+    wanted = [m for m in measures or IN_TABLES if any(m in row["values"] for row in result["rows"])]
+    words = [f"- {_words(d)}" for d in result["differences"][result["measure"]][result["baseline"]].values()]
+    lines = [f"![{name}](figures/{name}.png)", "", tables.as_markdown(result["rows"], wanted)]
+    lines += [result["measured"], "", *words, "", f"*{result['conditions']}*", ""]
+    if "tuning" in result:
+        lines += [*(f"- {note}" for note in result["tuning"]["notes"]), ""]
+    rounds, seeds = settings["train"]["rounds"], result["seeds"]
+    preset = f", preset `{result['preset']}`" if result["preset"] else ""
+    lines.append(
+        f"*{result['experiment']}{preset}, {rounds} rounds, seeds {seeds[0]} to {seeds[-1]}, "
+        f"commit {result['commit']}, {result['date']}.*"
+    )
+    return "\n".join(lines)
+
+
+def _words(difference: Json | str) -> str:
+    if isinstance(difference, str):
+        return difference
+    return Difference(**{k: v for k, v in difference.items() if k != "verdict"}).words
+
+
+def filled(text: str, paper: Path) -> str:
+    """Fill in numbers: ``{figure3:fedavg:auc}`` is a mean, ``{figure3:fgda-fedavg:auc}`` a gain with its interval."""
+
+    def number(found: re.Match[str]) -> str:
+        name, label, measure = found.group(1).split(":")
+        result = load(paper, name)
+        rows = {row[result["kind"]]: row for row in result["rows"]}
+        if label in rows:
+            row = rows[label]
+            return f"{row[measure]:.3f}" if measure in row else tables.diverged_in(row)
+        one, other = _pair(label, rows)
+        gain = result["differences"][measure][other][one]
+        if isinstance(gain, str):
+            return gain
+        return f"{gain['gain']:+.3f} [{gain['low']:+.3f}, {gain['high']:+.3f}], {p_in_words(gain['p'])}"
+
+    return re.sub(r"\{([^{}]+:[^{}]+:[^{}]+)\}", number, text)
+
+
+def _pair(label: str, rows: Json) -> tuple[str, str]:
+    for one in rows:
+        if label.startswith(f"{one}-") and label[len(one) + 1 :] in rows:
+            return one, label[len(one) + 1 :]
+    raise SystemExit(f"No method or pair of methods {label!r}: {', '.join(rows)}.")
+
+
+def claims_of(paper: Path) -> list[Json]:
+    """Return the claims of a paper, checked."""
+    claims: list[Json] = tomllib.loads((paper / "claims.toml").read_text())["claim"]
+    for claim in claims:
+        if claim["verdict"] not in WORDS:
+            raise SystemExit(f"{paper.name}: the verdict {claim['verdict']!r} must be one of {', '.join(WORDS)}.")
+    return claims
+
+
+def claim_table(paper: Path) -> str:
+    """Return the table of a paper's claims."""
+    lines = ["| where | the paper's claim | ours | verdict |", "|---|---|---|---|"]
+    for claim in claims_of(paper):
+        said = f"{claim['claim']} ({claim['paper']})" if claim.get("paper") else claim["claim"]
+        lines.append(f"| {claim['where']} | {said} | {filled(claim['why'], paper)} | **{claim['verdict']}** |")
+    return "\n".join(lines)
+
+
+def all_claims() -> str:
+    """Return the table of all papers' claims, in short."""
+    lines = ["| paper | claim | verdict |", "|---|---|---|"]
+    for paper in papers():
+        for claim in claims_of(paper):
+            where = f"[{paper.name}]({paper.name}/README.md), {claim['where']}"
+            lines.append(f"| {where} | {claim['claim']} | {claim['verdict']} |")
+    return "\n".join(lines)
+
+
+def contradictions(paper: Path) -> list[str]:
+    """Return the claims whose verdict the stored results contradict."""
+    found = []
+    for claim in claims_of(paper):
+        if "better" not in claim:
+            continue
+        judged = load(paper, claim["result"])["differences"][claim["measure"]][claim["than"]][claim["better"]]
+        verdict = judged if isinstance(judged, str) else judged["verdict"]
+        fits = {"holds": verdict == "ahead", "does not hold": verdict != "ahead", "undecided": verdict == "undecided"}
+        if not fits.get(claim["verdict"], True):
+            found.append(f"{paper.name}, {claim['where']}: {claim['verdict']!r}, but the result is {verdict!r}.")
+    return found
+
+
+def rendered(readme: Path) -> str:
+    """Return a README with its generated parts written again."""
+
+    def part(found: re.Match[str]) -> str:
+        kind, _, name = found.group(1).partition(" ")
+        made = {
+            "result": lambda: block_of(readme.parent, name),
+            "claims": lambda: claim_table(readme.parent),
+            "all": all_claims,
+        }[kind]
+        return f"<!-- {found.group(1)} -->\n\n{made()}\n\n<!-- end -->"
+
+    pattern = r"<!-- ((?:result \S+)|claims|all claims) -->\n.*?<!-- end -->"
+    return re.sub(pattern, part, readme.read_text(), flags=re.S)
+
+
+def readmes(names: list[str]) -> list[Path]:
+    """Return the READMEs of these papers, or all."""
+    wanted = [HERE / name for name in names] or papers()
+    return [*(paper / "README.md" for paper in wanted), HERE / "README.md"]
+
+
+def draw(paper: Path, name: str) -> None:
+    """Draw the picture of a result."""
+    result = load(paper, name)
+    failed = {row[result["kind"]]: [[]] * row["diverged"] for row in result["rows"] if row["diverged"]}
+    histories = {label: runs for label, runs in result["histories"].items() if runs}
+    (paper / "figures").mkdir(exist_ok=True)
+    plot(histories, paper / "figures" / f"{name}.png", diverged=failed, **result["settings"].get("plot", {}))
+
+
+def render(names: list[str]) -> None:
+    """Write READMEs and pictures."""
+    for readme in readmes(names):
+        readme.write_text(rendered(readme))
+        for name in re.findall(r"<!-- result (\S+) -->", readme.read_text()):
+            draw(readme.parent, name)
+
+
+def check() -> list[str]:
+    """Return what is not up to date, and contradictions."""
+    stale = [f"{path} is not up to date: render it." for path in readmes([]) if rendered(path) != path.read_text()]
+    return stale + [line for paper in papers() for line in contradictions(paper)]
+
+
+def main() -> None:
+    """Run what the command line says."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    runs = commands.add_parser("run")
+    runs.add_argument("names", nargs="+")
+    runs.add_argument("--preset")
+    runs.add_argument("--jobs", type=int, default=2)
+    runs.add_argument("--seeds", type=int, default=5)
+    runs.add_argument("--out", type=Path, default=Path("runs/evidence"))
+    commands.add_parser("render").add_argument("names", nargs="*")
+    commands.add_parser("check")
+    chosen = parser.parse_args()
+    if chosen.command == "run":
+        for name in chosen.names:
+            run(name, chosen.preset, chosen.jobs, chosen.seeds, chosen.out)
+    elif chosen.command == "render":
+        render(chosen.names)
+    else:
+        wrong = check()
+        print("\n".join(wrong) or "Everything is up to date.")
+        sys.exit(1 if wrong else 0)
+
+
+if __name__ == "__main__":
+    main()
