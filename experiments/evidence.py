@@ -32,7 +32,8 @@ import torch
 import fedstrata as fs
 from fedstrata.cli.printing import progress
 from fedstrata.experiments import tables
-from fedstrata.experiments.compare import Comparison, compare_methods
+from fedstrata.experiments.compare import compare_methods
+from fedstrata.experiments.comparison import Comparison
 from fedstrata.experiments.config import Config, presets, read
 from fedstrata.experiments.config_methods import config_methods
 from fedstrata.experiments.judge import Difference, p_in_words
@@ -85,7 +86,7 @@ def run(name: str, preset: str | None, jobs: int, seeds: int, out: Path) -> None
         header = f"# Written by experiments/evidence.py: {file.name}, preset {preset}, commit {record['commit']}.\n\n"
         target.write_text(header + variant_tables(tuned))
         record["tuning"] = {"measure": tuned.measure, "notes": tuned.notes, "trials": _rounded(tuned.rows)}
-        config, first = read(file.path, None, preset), tuned.next_seed
+        config, first = read(file.path, None, preset), tuned.trial_seeds.stop
         kind, methods = config_methods(config, None, config.compare.baselines)
     table = config.compare
     chosen = range(first, first + max(seeds, table.seeds or 0))

@@ -5,15 +5,19 @@ from __future__ import annotations
 import csv
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 import fedstrata as fs
 from fedstrata.core.files import Rows
-from fedstrata.experiments.compare import Comparison
+from fedstrata.experiments.comparison import Comparison
+from fedstrata.experiments.influence import marks_of
+from fedstrata.experiments.judge import Difference, difference
 from fedstrata.experiments.methods import Outcome
 from fedstrata.experiments.trials import claim
 from fedstrata.training.plots.ranking import Ranked
@@ -54,9 +58,11 @@ METHODS: dict[str, Any] = {
 @pytest.mark.parametrize("measure", ["bytes_up", "samples", "seconds", "total_seconds"])
 def test_costs_can_be_judged(measure: str) -> None:
     result = fs.compare(METHODS, sites, seeds=2, measure=measure, **HOW)
-    assert result.measure == measure
-    if measure == "bytes_up":  # SCAFFOLD sends twice as much
-        assert result.differences()["scaffold"].gain < 0  # type: ignore[union-attr]
+    judged = result.differences()["scaffold"]
+    assert result.measure == measure and isinstance(judged, Difference) and judged.measure == measure
+    values = [[(o.final or {})[measure] for o in group] for group in result.outcomes.values()]
+    assert judged.gain == pytest.approx(np.mean(values[0]) - np.mean(values[1])), "less is better"
+    assert measure != "bytes_up" or judged.gain < 0, "SCAFFOLD sends twice as much"
 
 
 def test_the_measure_of_early_stopping_can_be_judged() -> None:
@@ -67,14 +73,13 @@ def test_the_measure_of_early_stopping_can_be_judged() -> None:
 
 
 def test_a_measure_that_the_test_data_do_not_define_is_refused_before_the_runs(tmp_path: Path) -> None:
-    data = sites()
     data = fs.FederatedData.from_arrays(
         [(torch.randn(20, 3), torch.arange(20) % 2) for _ in range(3)],
         test=(torch.randn(9, 3), torch.zeros(9, dtype=torch.int64)),
         classes=2,
     )
     problem = fs.erm(fs.models.model("logreg", (3,), 1, seed=0), "binary_cross_entropy")
-    with pytest.raises(fs.InputError, match="measure"):
+    with pytest.raises(fs.InputError, match="Unknown measure 'auc'"):
         fs.compare({"fedavg": (problem, fs.FedAvg())}, data, measure="auc", out=tmp_path / "out", **HOW)
     assert not (tmp_path / "out").exists()
 
@@ -197,3 +202,245 @@ def test_a_comparison_without_test_data_says_so() -> None:
 def test_results_are_json(tmp_path: Path, no_pictures: None) -> None:
     fs.compare(METHODS, sites, seeds=2, out=tmp_path / "out", **HOW)
     assert json.loads((tmp_path / "out" / "verdicts.json").read_text())["measure"] == "auc"
+
+
+# --- false verdicts --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seeds", [3, 5, 7, 10, 20])
+def test_seeds_that_all_agree_are_one_observation(seeds: int) -> None:
+    """The variance of equal numbers is not always 0 in floating point."""
+    for value in np.random.default_rng(seeds).random(50):
+        groups = [[outcome(k, s, auc=v) for s in range(seeds)] for k, v in (("a", 0.13), ("b", float(value)))]
+        judged = difference(groups[1], groups[0], "auc")
+        assert judged.verdict == "undecided" and judged.p is None
+        same = difference([outcome("c", s, auc=0.13) for s in range(seeds)], groups[0], "auc")
+        assert same.verdict == "undecided" and same.p == 1.0 and same.gain == 0
+
+
+def test_rows_are_identified_by_all_their_arrays() -> None:
+    inputs, targets = torch.eye(4), torch.tensor([0, 1, 0, 1])
+    marks = marks_of((inputs, targets))
+    assert len(set(marks.tolist())) == 4, "one-hot rows have the same mean"
+    assert not np.isin(marks, marks_of((inputs, 1 - targets))).any()
+    assert np.array_equal(marks[[2, 0]], marks_of((inputs[[2, 0]], targets[[2, 0]])))
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"data": "other"}, "measured on different test data"),
+        ({"measured_on": {"pooled": "test data", "clients": "training data"}}, "different data of the clients"),
+    ],
+)
+def test_methods_on_different_data_get_no_verdict(changes: Any, why: str) -> None:
+    first = [outcome("a", s, auc_mean=0.5 + 0.01 * s) for s in range(3)]
+    second = [replace(o, label="b", summary={**o.summary, **changes}) for o in first]
+    (sentence,) = Comparison("method", {"a": first, "b": second}, "a", "auc_mean").verdicts
+    assert why in sentence and "no verdict" in sentence
+
+
+def test_methods_with_different_losses_get_no_verdict_on_loss() -> None:
+    methods = {
+        "bce": (logistic, fs.FedAvg(lr=0.1, steps=2)),
+        "auc": (lambda seed: fs.auc(fs.models.model("logreg", (1, 8, 8), 1, seed=seed)), fs.LocalSGDA(steps=2)),
+    }
+    (sentence,) = fs.compare(methods, sites, seeds=2, measure="loss", **HOW).verdicts
+    assert sentence == "auc and bce have different losses: no verdict on loss."
+    assert "no verdict" not in fs.compare(methods, sites, seeds=2, measure="auc", **HOW).verdicts[0]
+
+
+def test_a_comparison_is_not_resumed_with_another_loss(tmp_path: Path, no_pictures: None) -> None:
+    def problem(scale: float) -> fs.Problem:
+        weight = torch.tensor(scale)
+        net = fs.models.model("logreg", (1, 8, 8), 1, seed=0)
+        return fs.erm(net, lambda outputs, targets: weight * (outputs.squeeze(-1) - targets) ** 2)
+
+    fs.compare({"m": (problem(1.0), fs.FedAvg())}, sites, seeds=1, out=tmp_path / "o", **HOW)
+    with pytest.raises(fs.InputError, match="cannot be resumed with other settings"):
+        fs.compare({"m": (problem(2.0), fs.FedAvg())}, sites, seeds=1, out=tmp_path / "o", resume=True, **HOW)
+    fs.compare({"m": (problem(1.0), fs.FedAvg())}, sites, seeds=1, out=tmp_path / "o", resume=True, **HOW)
+
+
+# --- searches --------------------------------------------------------------------------------------------------------
+
+
+def test_the_final_runs_are_judged_by_the_measure_of_the_trials() -> None:
+    tuned = fs.tune({"fedavg": METHODS["fedavg"]}, sites, trials=1, seeds=1, measure="accuracy", extend=False, **HOW)
+    assert tuned.compare(2).measure == "accuracy" and tuned.compare(2, measure="auc").measure == "auc"
+
+
+def test_test_rows_that_trials_have_seen_are_a_warning() -> None:
+    def resplit(seed: int) -> fs.FederatedData:
+        rows = [(torch.arange(60.0).reshape(20, 3) + 100 * k, torch.arange(20) % 2) for k in range(3)]
+        return fs.FederatedData.from_arrays(rows, classes=2).reserve(holdout=0.3, support=0.0, seed=seed)
+
+    def once(seed: int) -> fs.FederatedData:
+        return resplit(0)
+
+    problem = fs.erm(fs.models.model("logreg", (3,), 1, seed=0), "binary_cross_entropy")
+    for data, warned in ((resplit, True), (once, False)):
+        tuned = fs.tune({"a": (problem, fs.FedAvg())}, data, trials=1, seeds=1, extend=False, **HOW)
+        warnings = tuned.compare(2).warnings
+        assert any("were rows of the trials" in warning for warning in warnings) is warned
+
+
+def test_a_search_of_a_file_with_a_holdout_uses_one_split(fedstrata: Any, tmp_path: Path, no_pictures: None) -> None:
+    (tmp_path / "e.toml").write_text(
+        FILE.replace("[model]", "holdout = 0.3\n[model]") + "[tune]\ntrials = 1\nseeds = 1\n"
+    )
+    words = (
+        "tune",
+        tmp_path / "e.toml",
+        "--algorithms",
+        "fedavg,scaffold",
+        "--seeds",
+        2,
+        "--quiet",
+        "--out",
+        tmp_path / "o",
+    )
+    code, printed, err = fedstrata(*words, "--set", "compare.measure=accuracy", "--set", "compare.baselines=['pooled']")
+    assert code == 0, err
+    text = " ".join(printed.split())
+    assert "All seeds use the split of data.seed = 0" in text and "were rows of the trials" not in text
+    assert "Gains in accuracy" in text and "pooled" in text
+    assert json.loads((tmp_path / "o" / "trials.json").read_text())[0]["accuracy"] > 0
+
+
+def test_changed_results_of_trials_are_not_believed(fedstrata: Any, tmp_path: Path, no_pictures: None) -> None:
+    (tmp_path / "e.toml").write_text(FILE + "[tune]\ntrials = 2\nseeds = 2\n")
+    out = tmp_path / "o"
+    words = ("tune", tmp_path / "e.toml", "--algorithms", "fedavg", "--seeds", 0, "--quiet", "--out", out)
+    assert fedstrata(*words)[0] == 0
+    before = (out / "trials.json").read_bytes()
+    first, second = sorted((out / "trials").glob("*-seed*.json"))[:2]
+    changed = json.loads(first.read_text())
+    changed["final"]["auc"] = 7.0
+    first.write_text(json.dumps(changed))
+    second.write_bytes(sorted((out / "trials").glob("*-seed*.json"))[2].read_bytes())
+    assert fedstrata(*words, "--resume")[0] == 0
+    assert (out / "trials.json").read_bytes() == before
+
+
+def test_a_search_whose_files_are_blocked_does_not_start(fedstrata: Any, tmp_path: Path) -> None:
+    (tmp_path / "e.toml").write_text(FILE + "[tune]\ntrials = 1\nseeds = 1\n")
+    out = tmp_path / "o"
+    words = ("tune", tmp_path / "e.toml", "--algorithms", "fedavg", "--seeds", 0, "--quiet", "--out", out)
+    assert fedstrata(*words)[0] == 0
+    (out / "tune.md").unlink()
+    (out / "tune.md").mkdir()
+    code, _, err = fedstrata(*words, "--resume")
+    assert code == 2 and "tune.md is a directory" in " ".join(err.split())
+
+
+def test_a_single_trial_takes_no_options_of_a_search(fedstrata: Any, tmp_path: Path) -> None:
+    (tmp_path / "e.toml").write_text(FILE)
+    words = ("tune", tmp_path / "e.toml", "--algorithms", "fedavg", "--trial", 0, "--out", tmp_path / "o")
+    for more in (("--jobs", 2), ("--resume",), ("--json",)):
+        code, _, err = fedstrata(*words, *more)
+        assert code == 2 and "leave out --jobs, --resume and --json" in " ".join(err.split())
+
+
+# --- damaged and odd input -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("config.toml", "train = 3\n"),
+        ("config.toml", f"x = {'[' * 100_000}\n"),
+        ("config.toml", f"x = {'9' * 5000}\n"),
+        ("metrics.jsonl", '{"round": 3, "auc": 1e999}\n'),
+        ("metrics.jsonl", '{"round": 3, "auc": ' + "9" * 400 + "}\n"),
+        ("metrics.jsonl", '{"round": 3, "auc": "x"}\n'),
+        ("metrics.jsonl", '{"round": 3, "auc": [1]}\n'),
+        ("checkpoint", "[" * 100_000),
+    ],
+)
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_damaged_runs_are_resumed_or_refused(
+    file: str, content: str, fedstrata: Any, tmp_path: Path, no_pictures: None
+) -> None:
+    (tmp_path / "e.toml").write_text(FILE)
+    out = tmp_path / "out"
+    words = ("compare", tmp_path / "e.toml", "--algorithms", "fedavg", "--seeds", 1, "--quiet", "--out", out)
+    assert fedstrata(*words)[0] == 0
+    run = out / "fedavg-seed0"
+    path = max((run / file).glob("round-*.json")) if file == "checkpoint" else run / file
+    path.write_text(content)
+    code, _, err = fedstrata(*words, "--resume", "--set", "train.rounds=3")
+    assert code in (0, 2) and "Traceback" not in err, err
+
+
+def test_an_empty_directory_of_a_run_is_no_dead_end(fedstrata: Any, tmp_path: Path, no_pictures: None) -> None:
+    """A kill may come between the directory and its first file."""
+    (tmp_path / "e.toml").write_text(FILE)
+    (tmp_path / "out" / "fedavg-seed0").mkdir(parents=True)
+    words = (
+        "compare",
+        tmp_path / "e.toml",
+        "--algorithms",
+        "fedavg",
+        "--seeds",
+        1,
+        "--quiet",
+        "--out",
+        tmp_path / "out",
+    )
+    assert fedstrata(*words)[0] == 0
+
+
+@pytest.mark.parametrize("name", ["method", "seeds", "diverged", "score_std", "score_seeds"])
+def test_names_of_measures_that_tables_use_are_refused(name: str) -> None:
+    with pytest.raises(fs.InputError, match="name of a measure"):
+        fs.compare({"m": METHODS["fedavg"]}, sites, seeds=1, evaluate=lambda *_: {"score": 1.0, name: 2.0}, **HOW)
+
+
+def test_a_measure_of_your_own_is_in_the_table() -> None:
+    result = fs.compare(METHODS, sites, seeds=2, measure="score", evaluate=lambda *_: {"score": 0.25}, **HOW)
+    assert "| method | score |" in result.table() and "0.250" in result.table()
+    huge = fs.compare(METHODS, sites, seeds=2, evaluate=lambda *_: {"loss": 1.0, "huge": 1e308}, **HOW)
+    assert "huge" not in huge.rows[0]["values"]
+
+
+def test_labels_are_not_formulas(tmp_path: Path) -> None:
+    label = "$\\frac{$"
+    fs.compare({label: METHODS["fedavg"], "b": METHODS["scaffold"]}, sites, seeds=2, out=tmp_path / "o", **HOW)
+    assert (tmp_path / "o" / "ranking.png").stat().st_size > 5000
+
+
+def test_the_last_row_of_a_run_that_stopped_is_measured_again_if_it_was_lost(tmp_path: Path, no_pictures: None) -> None:
+    how = {**HOW, "rounds": 100, "eval_every": 10, "max_samples": 900}
+    first = fs.compare(METHODS, sites, seeds=1, out=tmp_path / "o", **how)
+    file = tmp_path / "o" / "fedavg-seed0" / "metrics.jsonl"
+    file.write_text("\n".join(file.read_text().splitlines()[:-1]) + "\n")
+    with pytest.warns(UserWarning, match="lacks 1 of"):
+        again = fs.compare(METHODS, sites, seeds=1, out=tmp_path / "o", resume=True, **how)
+    assert again.rows[0]["values"]["auc"] == first.rows[0]["values"]["auc"]
+    assert again.rows[0]["values"]["round"] == first.rows[0]["values"]["round"]
+
+
+def test_a_problem_with_a_seed_of_its_own(fedstrata: Any, tmp_path: Path) -> None:
+    (tmp_path / "e.toml").write_text('[problem]\nname = "quadratic"\nseed = 3\n[train]\nrounds = 2\n')
+    results = [
+        json.loads(fedstrata("run", tmp_path / "e.toml", "--json", "--set", f"train.seed={s}")[1]) for s in (0, 1)
+    ]
+    assert results[0]["loss"] == pytest.approx(results[1]["loss"])
+    code, _, err = fedstrata("compare", tmp_path / "e.toml", "--algorithms", "fedavg,local")
+    assert code == 2 and "local and pooled need clients with data of their own" in " ".join(err.split())
+
+
+def test_early_stopping_shows_the_model_that_is_kept(fedstrata: Any, tmp_path: Path) -> None:
+    (tmp_path / "e.toml").write_text(FILE.replace("rounds = 2", "rounds = 60\npatience = 2\neval_every = 1"))
+    words = ("run", tmp_path / "e.toml", "--quiet", "--set", "algorithm.lr=20.0")
+    _, printed, _ = fedstrata(*words)
+    summary = json.loads(fedstrata(*words, "--json")[1])
+    assert summary["stopped_by"] == "patience" and f"{summary['auc']:.4f}" in printed
+    assert f"The model is that of round {summary['best_round']}." in printed
+
+
+def test_data_in_one_place_send_nothing_and_have_no_clients(tmp_path: Path, no_pictures: None) -> None:
+    fs.compare(METHODS, sites, seeds=1, baselines="pooled", out=tmp_path / "o", **HOW)
+    summary = json.loads((tmp_path / "o" / "pooled-seed0" / "summary.json").read_text())
+    assert summary["bytes_up"] == summary["bytes_down"] == 0 and "auc_worst" not in summary

@@ -216,7 +216,9 @@ def test_a_diverged_seed_allows_no_verdict() -> None:
     groups = {"fedavg": finals("fedavg", 0.8, 0.8, 0.8), "wild": finals("wild", 0.99, None, None)}
     assert differences(groups, "fedavg", "auc") == {"wild": "wild diverged in 2 of 3 seeds: no verdict."}
     groups = {"wild": groups["wild"], "fedavg": groups["fedavg"]}
-    assert differences(groups, "wild", "auc") == {"fedavg": "wild diverged in 2 of 3 seeds: no verdict."}
+    assert differences(groups, "wild", "auc") == {
+        "fedavg": "fedavg cannot be judged: wild diverged in 2 of 3 seeds: no verdict."
+    }
 
 
 def test_influences_of_a_run_are_those_of_its_test_rows() -> None:

@@ -48,7 +48,7 @@ def test_models_that_are_not_seeded_are_the_same_in_every_process() -> None:
         ({"jobs": 0}, "The number of jobs must be a whole number of at least 1"),
         ({"jobs": "2"}, "The number of jobs must be"),
         ({"baseline": "c"}, "Unknown method 'c'"),
-        ({"baselines": ("locall",)}, "'local' or 'pooled'"),
+        ({"baselines": ("locall",)}, "'local', 'pooled' or both"),
         ({"round": 3}, "Unknown argument of compare 'round'"),
     ],
 )

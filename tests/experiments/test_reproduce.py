@@ -117,8 +117,8 @@ def test_reproduce_runs_everything_once_and_writes_the_results(fedstrata, here):
     assert table[0] == "| variant | loss | samples | bytes up | seconds | diverged |" and len(table) == 10
     assert table[5].startswith("Measured on the pooled ")
     verdicts = json.loads((out / "verdicts.json").read_text())
-    assert verdicts["baseline"] == "calm" and verdicts["measure"] == "loss" and len(verdicts["verdicts"]) == 1
-    assert table[6:9] == ["", f"- {verdicts['verdicts'][0]}", ""] and table[9].startswith("Gains in loss with 95 %")
+    assert verdicts["baseline"] == "calm" and verdicts["measure"] == "distance" and len(verdicts["verdicts"]) == 1
+    assert table[6:9] == ["", f"- {verdicts['verdicts'][0]}", ""] and table[9].startswith("Gains in distance with 95 %")
     assert table[2].startswith(f"| calm | {rows[0]['loss']:.3f} ± {rows[0]['loss_std']:.3f} | ")
     code, _, progress = fedstrata("reproduce", "001/figure2", "--seeds", 3)
     assert code == 0 and [li[: li.index(":")] for li in progress.splitlines()[1:]] == [

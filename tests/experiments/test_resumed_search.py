@@ -142,7 +142,7 @@ def test_jobs_do_not_change_the_result(sampler: str, tmp_path: Path) -> None:
     """With real runs."""
     config = config_of({"trials": 3, "seeds": 2, "sampler": sampler}, lr=0.7)
     alone, both = (tuned_of(config, ("fedavg", "fedprox"), jobs=jobs) for jobs in (1, 2))
-    assert alone.rows == both.rows and alone.notes == both.notes and alone.measure == both.measure == "loss"
+    assert alone.rows == both.rows and alone.notes == both.notes and alone.measure == both.measure == "distance"
 
 
 @pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")

@@ -134,8 +134,14 @@ def test_shares_are_not_searched_above_1(name: str) -> None:
     ("ranges", "message"),
     [
         ({"lrr": (0.1, 1.0)}, r"Unknown option of fedavg 'lrr'\. Did you mean 'lr'\?.*\(\[tune.search.\"fedavg\"\]\)"),
-        ({"lr": (0.0, 1.0)}, r"search range of lr must be two positive numbers in ascending order\. Got \[0.0, 1.0\]"),
-        ({"lr": (1.0, 0.1)}, r"search range of lr must be two positive numbers in ascending order\. Got \[1.0, 0.1\]"),
+        (
+            {"lr": (0.0, 1.0)},
+            r"range of lr must be two positive numbers in ascending order, from .* Got \[0.0, 1.0\]",
+        ),
+        (
+            {"lr": (1.0, 0.1)},
+            r"range of lr must be two positive numbers in ascending order, from .* Got \[1.0, 0.1\]",
+        ),
         ({"lr": (-1.0, 0.1)}, r"Got \[-1.0, 0.1\]\. \(\[tune.search.\"fedavg\"\]\)"),
     ],
 )

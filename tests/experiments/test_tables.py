@@ -102,7 +102,7 @@ def test_the_best_trials_in_csv_are_numbers() -> None:
     best = tuned.trials["b"][0]
     assert {n: float(cell) for n, cell in second.items()} == {
         **best.numbers,
-        "validation_loss": best.value("loss"),
+        "validation_distance": best.value("distance"),
         "trials": len(tuned.trials["b"]),
         "failed": 0,
     }

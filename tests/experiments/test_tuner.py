@@ -11,7 +11,9 @@ import pytest
 from fedstrata.core.errors import FedstrataError, InputError
 from fedstrata.experiments import tuner
 from fedstrata.experiments.config import parse
-from fedstrata.experiments.search import Spread
+from fedstrata.experiments.ranking import edges_of
+from fedstrata.experiments.search import Range, Spread
+from fedstrata.experiments.trials import Tried
 from scripted import Script, config_of, distance, origins, tuned_of, tuner_of
 
 # --- what is tried ---------------------------------------------------------------------------------------------------
@@ -113,7 +115,8 @@ def test_a_search_goes_once_beyond_an_edge(script: Script) -> None:
     tuned = tuned_of(config_of({"trials": 8, "seeds": 1}), say=said.append)
     assert origins(tuned) == {"defaults": 1, "search": 8, "extension": 8}
     extension = [trial.options["lr"] for trial in tuned.trials["fedavg"] if trial.origin == "extension"]
-    assert all(1.0 <= lr <= 10.0 for lr in extension) and 1.5 < tuned.options["fedavg"]["lr"] < 6
+    assert all(0.3 <= lr <= 10.0 for lr in extension) and 1.5 < tuned.options["fedavg"]["lr"] < 6
+    assert sum(lr > 1 for lr in extension) >= 5, "most of them are beyond the edge, some near the best one inside"
     assert tuned.notes[1:] == ["fedavg: 8 more trials beyond the edge of lr, where the best one was."]
     assert "fedavg: the best lr is at an edge of its range; searching beyond it" in said
     assert (tuned.extended["fedavg"]["lr"].low, tuned.extended["fedavg"]["lr"].high) == (1.0, 10.0)
@@ -153,7 +156,28 @@ def test_only_the_methods_and_hyperparameters_at_an_edge_are_extended(script: Sc
     before = min((t for t in tuned.trials["fedprox"] if t.origin != "extension"), key=lambda t: t.value("loss") or 0)
     quarter = tuned.spaces["fedprox"]["mu"].around(before.options["mu"])
     assert all(quarter.low <= trial.options["mu"] <= quarter.high for trial in made)
-    assert all(trial.options["lr"] >= 1.0 for trial in made)
+    near = tuned.spaces["fedprox"]["lr"].around(before.options["lr"])
+    assert all(trial.options["lr"] >= near.low for trial in made)
+
+
+def test_beyond_two_edges_the_optimum_may_lie_beyond_one_of_them(script: Script) -> None:
+    """The corner beyond both is not all that is searched."""
+    script.loss = lambda o, *_: 1 / o["lr"] + (1 / o["mu"] if o["mu"] <= 1 else 50.0)
+    search = {"fedprox": {"lr": [0.001, 1.0], "mu": [0.001, 1.0]}}
+    tuned = tuned_of(config_of({"trials": 128, "seeds": 1, "search": search}), ("fedprox",))
+    made = [t for t in tuned.trials["fedprox"] if t.origin == "extension"]
+    assert set(tuned.extended["fedprox"]) == {"lr", "mu"}
+    assert any(t.options["lr"] > 1 and t.options["mu"] < 1 for t in made)
+    assert tuned.trials["fedprox"][0].origin == "extension"
+
+
+def test_the_outermost_of_all_trials_is_at_an_edge_too(script: Script) -> None:
+    """A point in the outer quarter that no other lies beyond; failures beyond it show that the edge is further in."""
+    space = {"lr": Range(0.001, 1.0)}
+    trials = [Tried("a", n, "search", {"lr": lr}) for n, lr in enumerate((0.01, 0.1, 0.3, 0.44))]
+    assert edges_of(trials[3], space) == {} and edges_of(trials[3], space, trials) == {"lr": 1}
+    assert edges_of(trials[3], space, [*trials, Tried("a", 4, "search", {"lr": 0.6})]) == {}
+    assert edges_of(trials[1], space, trials[:2]) == {}
 
 
 def test_an_edge_that_nothing_lies_beyond(script: Script) -> None:
@@ -265,20 +289,35 @@ def test_a_trial_of_which_a_seed_diverged_fails(script: Script) -> None:
     assert tuned.rows[0]["loss"] == pytest.approx(distance(tuned.options["fedavg"]))
 
 
-def test_a_search_in_which_everything_diverged_is_an_error(script: Script) -> None:
+def test_a_method_of_which_every_trial_diverged_is_left_out_with_a_warning(script: Script) -> None:
     script.loss = lambda options, _, seed: None if "mu" in options and seed == 0 else distance(options)
-    with pytest.raises(FedstrataError, match=r"^Every trial of fedprox diverged in at least one seed\.") as caught:
-        tuned_of(config_of({"trials": 2, "seeds": 2}), ("fedavg", "fedprox"))
-    assert '[tune.search."fedprox"]' in str(caught.value) and caught.value.exit_code == 1
+    tuned = tuned_of(config_of({"trials": 2, "seeds": 2, "extend": False}), ("fedavg", "fedprox"))
+    assert tuned.failed == ("fedprox",) and list(tuned.options) == list(tuned.tuned_methods) == ["fedavg"]
+    assert (
+        'Every trial of fedprox diverged in at least one seed. Search smaller learning rates: [tune.search."fedprox"'
+        in (" ".join(tuned.warnings))
+    )
+    assert "| fedprox | – | – |" in tuned.table() and tuned.table("csv").count("\n") == 2
+
+
+def test_a_search_in_which_everything_diverged_is_an_error(script: Script) -> None:
     script.loss = lambda *_: None
-    with pytest.raises(FedstrataError, match=r"^Every trial of fedavg, fedprox diverged"):
+    with pytest.raises(FedstrataError, match=r"^Every trial of fedavg diverged.*Every trial of fedprox div") as caught:
         tuned_of(config_of({"trials": 2, "seeds": 1}), ("fedavg", "fedprox"))
+    assert caught.value.exit_code == 1
+
+
+@pytest.mark.parametrize("shorter", [{"halving": 2}, {"rounds": 2}])
+def test_the_next_best_short_trial_is_run_longer_if_the_best_diverge(shorter: dict[str, int], script: Script) -> None:
+    script.loss = lambda o, rounds, _: None if rounds == 4 and o["lr"] > 0.005 else distance(o)
+    tuned = tuned_of(config_of({"trials": 8, "seeds": 1, "extend": False, **shorter}, rounds=4))
+    assert tuned.trials["fedavg"][0].rounds == 4 and tuned.options["fedavg"]["lr"] <= 0.005 and not tuned.failed
 
 
 @pytest.mark.parametrize("shorter", [{"halving": 2}, {"rounds": 2}])
 def test_a_short_trial_does_not_win_if_the_long_ones_diverge(shorter: dict[str, int], script: Script) -> None:
     script.loss = lambda options, rounds, _: None if rounds == 4 else distance(options)
-    with pytest.raises(FedstrataError, match=r"^Every full-length trial of fedavg diverged in at least one seed\."):
+    with pytest.raises(FedstrataError, match=r"^Every trial of fedavg diverged in at least one seed\."):
         tuned_of(config_of({"trials": 8, "seeds": 1, **shorter}, rounds=4))
 
 
@@ -294,7 +333,7 @@ def test_trials_that_diverged_are_not_run_longer(shorter: dict[str, int], script
 
 def test_a_measure_that_is_not_finite_in_the_end_is_a_failure(script: Script) -> None:
     """Rows leave out what is not finite; all runs had a distance at the start, and none has one at the end."""
-    with pytest.raises(FedstrataError, match=r"^Every trial of fedavg diverged"):
+    with pytest.raises(FedstrataError, match=r"^No trial of fedavg has distance in every seed"):
         tuned_of(config_of({"trials": 2, "seeds": 1, "measure": "distance"}))
     with pytest.raises(InputError, match=r"Unknown measure 'accuracy'\..*\(tune.measure, fedavg\)"):
         tuned_of(config_of({"trials": 2, "seeds": 1, "measure": "accuracy"}))

@@ -253,7 +253,9 @@ def test_trials_are_ranked_by_a_measure_that_all_of_them_have(fedstrata, write, 
 
     def spy(self, *rest):
         outcome = real(self, *rest)
-        row = outcome.final | ({"accuracy": 1.0} if self.label == "scaffold" else {})
+        row = {k: v for k, v in outcome.final.items() if k != "distance"} | (
+            {"accuracy": 1.0} if self.label == "scaffold" else {}
+        )
         row = {name: value for name, value in row.items() if name not in left_out or self.label == "base"}
         return replace(outcome, final=row, history=[row])
 
@@ -271,7 +273,7 @@ def test_trials_are_ranked_by_a_measure_that_all_of_them_have(fedstrata, write, 
         assert code == 2 and f"Unknown measure '{measure}'." in err and "(tune.measure, " in err
     left_out.add("loss")
     code, _, err = fedstrata("tune", write(SMALL, text), "--quiet")
-    assert code == 2 and "none of auc, accuracy and loss in common" in err
+    assert code == 2 and "none of distance, auc, accuracy, loss in common" in err
 
 
 def test_a_variant_that_cannot_be_built_is_named_before_anything_runs(fedstrata, write, tmp_path):
@@ -390,7 +392,8 @@ def test_commands_take_a_preset(fedstrata, write, no_pictures):
 def test_tune_gives_every_hyperparameter_of_a_variant_the_same_number_of_trials(
     fedstrata, write, tmp_path, no_pictures
 ):
-    search = '[tune]\ntrials = 3\n[tune.search."noise = 0.5"]\nlr = [0.001, 0.1]\nsteps = [1, 4]\n'
+    search = '[tune]\ntrials = 3\nmeasure = "loss"\nextend = false\n'
+    search += '[tune.search."noise = 0.5"]\nlr = [0.001, 0.1]\nsteps = [1, 4]\n'
     path, out = write(SMALL, VARIANTS, search), tmp_path / "out"
     code, printed, err = fedstrata("tune", path, "--out", out, "--json", "--quiet")
     assert code == 0, err
@@ -427,7 +430,8 @@ def test_tune_gives_every_hyperparameter_of_a_variant_the_same_number_of_trials(
 
 
 def test_a_trial_is_the_mean_over_its_seeds_and_fails_with_any_of_them(fedstrata, write, monkeypatch, no_pictures):
-    text = "[variants.base]\n[tune]\ntrials = 2\nextend = false\n[tune.search.base]\nlr = [0.001, 0.01]\n"
+    text = "[variants.base]\n[tune]\ntrials = 2\nmeasure = 'loss'\nextend = false\n"
+    text += "[tune.search.base]\nlr = [0.001, 0.01]\n"
     measured: dict[float, list[float]] = {}
     real = config_methods.run_config
 

@@ -119,9 +119,12 @@ def test_a_search_shows_the_best_value_so_far(figures: list[Figure]) -> None:
     (legend,) = [*figures[0].legends, *filter(None, [panel.get_legend()])]
     labels = [text.get_text() for text in legend.get_texts()]
     assert labels == ["fedavg (diverged in 1 of 4)", "fgda (diverged in 1 of 4)", "coda (diverged in 3 of 3)"]
-    assert panel.get_ylabel() == "Best AUC so far"
+    assert panel.get_ylabel() == "Best validation AUC so far"
     plot_search({"fedavg": trials(3.0, 4.0, 1.0)}, "x.png", measure="loss")
-    assert points(figures[1].axes[0].lines[0])[1] == [3, 3, 1] and figures[1].axes[0].get_ylabel() == "Best loss so far"
+    assert (
+        points(figures[1].axes[0].lines[0])[1] == [3, 3, 1]
+        and figures[1].axes[0].get_ylabel() == "Best validation loss so far"
+    )
     with pytest.raises(fs.InputError, match="No trial of the search has a value"):
         plot_search({"a": trials(None)}, "x.png")
 
@@ -130,7 +133,7 @@ def test_a_response_marks_the_best_trial_and_what_diverged(figures: list[Figure]
     made = trials(0.7, 0.9, 0.8, None)
     plot_response(made, "x.png", {"lr": (1e-2, 1.0)}, {"lr": (1e-4, 10.0)}, measure="auc", title="fgda")
     lr, steps = figures[0].axes
-    assert lr.get_xlabel() == "lr" and steps.get_xlabel() == "steps" and lr.get_ylabel() == "AUC"
+    assert lr.get_xlabel() == "lr" and steps.get_xlabel() == "steps" and lr.get_ylabel() == "Validation AUC"
     dots, crosses, best = ([line for line in lr.lines if line.get_marker() == m] for m in ("o", "x", "*"))
     assert points(dots[0]) == ([1e-3, 1e-2, 1e-1], [0.7, 0.9, 0.8]) and points(best[0]) == ([1e-2], [0.9])
     assert points(crosses[0]) == ([1.0], [0.0]) and crosses[0].get_transform() == lr.get_xaxis_transform()

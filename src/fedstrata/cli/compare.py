@@ -118,14 +118,22 @@ def run_comparison(
     output: Output = "table",
     plot_file: Path | None = None,
     jobs: int = 1,
+    measure: str | None = None,
+    warnings: Sequence[str] = (),
 ) -> list[Row]:
-    """Run methods with these seeds, and judge them as ``[compare]`` says; print, write and plot the result."""
+    """Run methods with these seeds, and judge them as ``[compare]`` says; print, write and plot the result.
+
+    measure:  what to judge by if ``[compare]`` does not say.
+    warnings: what a reader must know of the search that came before.
+    """
     comparison = compare_methods(
         kind,
         methods,
         seeds,
         baseline=config.compare.baseline,
-        measure=config.compare.measure,
+        measure=config.compare.measure or measure,
+        shown=[*(config.plot.measures or ()), *config.plot.log],
+        warnings=warnings,
         out=out,
         jobs=jobs,
         callbacks=progress(quiet, brief=True),
@@ -136,6 +144,7 @@ def run_comparison(
         plot_file = out / "plot.png"
     if output == "json":
         content = {"rows": comparison.rows, "baseline": comparison.baseline, "verdicts": comparison.verdicts}
+        content |= {"conditions": comparison.conditions, "warnings": comparison.warnings}
         print(json.dumps(content))
     elif output == "table":
         print_comparison(comparison, config.plot.measures)
@@ -144,7 +153,8 @@ def run_comparison(
     if plot_file is not None:
         comparison.plot(plot_file, **config.plot.to_table())
         if output == "table":
-            echo(f"Plot: {plot_file}")
+            files = "" if out is None else f"; {out} also has table.md, verdicts.json and the ranking"
+            echo(f"Plot: {plot_file}{files}")
     return comparison.rows
 
 

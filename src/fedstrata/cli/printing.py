@@ -11,7 +11,7 @@ from rich.table import Table
 
 from fedstrata.cli.console import ERR, OUT, echo
 from fedstrata.core.files import Row
-from fedstrata.experiments.compare import Comparison
+from fedstrata.experiments.comparison import Comparison
 from fedstrata.experiments.tables import mean_and_spread, measured, one_run
 from fedstrata.training.callbacks import Callback, ShowProgress
 
@@ -54,7 +54,13 @@ def print_run(
     if as_json:
         print(json.dumps(summary))
         return
-    print_table([one_run(history[-1], measures)], f"{summary['algorithm']} on {summary['data']}")
+    final = {name: summary.get(name, value) for name, value in history[-1].items()}
+    print_table([one_run(final, measures)], f"{summary['algorithm']} on {summary['data']}")
+    if summary.get("stopped_by") == "patience":
+        best = summary["best_round"]
+        echo(f"Stopped at round {summary['round']}, without improvement. The model is that of round {best}.")
+    elif "stopped_by" in summary:
+        echo(f"Stopped at round {summary['round']}: another one would exceed {summary['stopped_by']}.")
     echo(measured(summary), wrap=True)
     if "pretrain" in summary:
         before = summary["pretrain"]
@@ -85,3 +91,5 @@ def print_comparison(comparison: Comparison, measures: Sequence[str] | None) -> 
         for sentence in comparison.verdicts:
             echo(sentence, wrap=True)
         echo(comparison.conditions, wrap=True)
+    for warning in comparison.warnings:
+        echo(warning, wrap=True)

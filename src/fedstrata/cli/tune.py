@@ -25,14 +25,16 @@ from fedstrata.cli.options import (
 )
 from fedstrata.cli.printing import progress_bars
 from fedstrata.core.errors import InputError, invalid
-from fedstrata.core.files import Row, refuse_used
-from fedstrata.experiments.compare import Say, check_comparison
+from fedstrata.core.files import Row, refuse_blocked, refuse_used
+from fedstrata.experiments.compare import check_comparison
 from fedstrata.experiments.config import Config, read
 from fedstrata.experiments.config_methods import config_methods
 from fedstrata.experiments.methods import Method
+from fedstrata.experiments.pool import Say
 from fedstrata.experiments.trials import claim
 from fedstrata.experiments.tune import identity_of, tune_methods, variant_tables, write_config
 from fedstrata.experiments.tuner import Tuner
+from fedstrata.training.metrics.catalogue import MEASURES
 
 
 def tune(
@@ -81,21 +83,27 @@ def tune(
     With --trial, only one trial is run, and its result stored in --out; run the command without it, and with --resume,
     to do what is left.
     """
-    config = read(experiment, set_, preset)
+    config = read(experiment, set_, preset, tuned=False)
     if trials is not None:
         config = config.replace(tune=config.tune.replace(trials=trials))
+    config, fixed = with_one_split(with_one_measure(config))
     names = names_of(algorithms, config, experiment)
-    kind, methods = config_methods(config, names)
+    kind, methods = config_methods(config, names, config.compare.baselines)
     tell = (lambda _: None) if quiet else say
     if trial is not None:
+        if jobs > 1 or resume or as_json:
+            raise InputError("--trial runs a single trial and stores it: leave out --jobs, --resume and --json.")
         _one_trial(config, names, methods, trial, out, tell)
         return
     check_out(out, resume, "trials/config.json")
+    if out is not None:
+        refuse_blocked(out, "trials.json", "tune.md", "search.png", "best.toml", "tuned.toml")
     folder, final = (None, None) if out is None else (out / "trials", out / "final")
     if seeds:
         first = config.train.seed + config.tune.seeds
         others = range(first, first + seeds)
-        check_comparison(kind, methods, others, config.compare.baseline, config.compare.measure)
+        shown = [*(config.plot.measures or ()), *config.plot.log]
+        check_comparison(kind, methods, others, config.compare.baseline, config.compare.measure, shown)
     tuned = tune_methods(
         kind,
         methods,
@@ -113,17 +121,55 @@ def tune(
     rows: list[Row] = []
     if seeds:
         output: Output = "none" if as_json else "table"
-        rows = run_comparison(config, kind, tuned.tuned_methods, others, final, quiet=quiet, output=output, jobs=jobs)
+        if config.compare.baseline in tuned.failed:
+            config = config.replace(compare=config.compare.replace(baseline=None))
+        rows = run_comparison(
+            config,
+            kind,
+            tuned.tuned_methods,
+            others,
+            final,
+            quiet=quiet,
+            output=output,
+            jobs=jobs,
+            measure=tuned.measure,
+            warnings=[*tuned.warnings, *tuned.seen(others[0])],
+        )
     if as_json:
         print(json.dumps({"trials": tuned.rows, "best": tuned.options, "notes": tuned.notes, "test": rows}))
         return
-    for note in tuned.notes:
-        echo(note, wrap=True)
+    for note in [*fixed, *tuned.notes]:
+        if note not in tuned.warnings or not seeds:  # warnings stand below the table
+            echo(note, wrap=True)
     if kind == "variant":
         echo(variant_tables(tuned))
     else:
         for name, options in tuned.options.items():
             echo(f"{name}: {', '.join(f'{k} = {v}' for k, v in options.items())}")
+    if out is not None:
+        best = "tuned.toml" if kind == "variant" else "best.toml"
+        echo(f"Written to {out}: {best}, tune.md, search.png, response-*.png, trials.json{', final/' * bool(seeds)}")
+
+
+def with_one_measure(config: Config) -> Config:
+    """Return the configuration with one measure for trials and for the comparison, if it names only one of them."""
+    measure = config.compare.measure
+    if config.tune.measure is not None or measure not in MEASURES:
+        return config
+    return config.replace(tune=config.tune.replace(measure=measure))
+
+
+def with_one_split(config: Config) -> tuple[Config, list[str]]:
+    """Return the configuration with one split for all seeds if test rows are held out, and a note that says so.
+
+    Otherwise the test rows of one seed would be rows of the trials of another.
+    """
+    held = [config.data.holdout, *(config.variant(label).data.holdout for label in config.variants)]
+    if config.data.seed is not None or not any(held) or config.brings_data:
+        return config, []
+    seed = config.train.seed
+    note = f"All seeds use the split of data.seed = {seed}, so that no trial has used a test row."
+    return config.replace(data=config.data.replace(seed=seed)), [note]
 
 
 def _one_trial(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import tomllib
 import warnings
 from collections.abc import Iterable
@@ -11,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
-from fedstrata.core.errors import FedstrataError, InputError, invalid, listed, nearest_of
+from fedstrata.core.errors import FedstrataError, InputError, invalid, is_number, listed, nearest_of
 
 Row = dict[str, Any]
 
@@ -92,9 +93,9 @@ def _no_folder(folder: Path, why: Exception | str) -> InputError:
 
 
 def refuse_used(folder: Path, remedy: str = "Choose another.") -> None:
-    """Raise if ``folder`` cannot be written or is not empty; files that :func:`write_atomically` left do not count."""
+    """Raise if ``folder`` cannot be written or has files; those that :func:`write_atomically` left do not count."""
     folder_at(folder)
-    if folder.exists() and any(path.suffix != ".tmp" for path in folder.iterdir()):
+    if folder.exists() and any(path.suffix != ".tmp" and not path.is_dir() for path in folder.rglob("*")):
         raise InputError(f"The directory {folder} exists and is not empty. Nothing was overwritten. {remedy}")
 
 
@@ -108,10 +109,12 @@ class Rows:
     """A .jsonl file of rows, each a JSON object with whole numbers under the keys ``whole``.
 
     NaN and infinity in a new row are errors unless ``allow_nan`` is set.
+
+    numbers: whether all values are finite numbers; a row with anything else is damaged when the file is kept.
     """
 
-    def __init__(self, path: Path, *whole: str, allow_nan: bool = False) -> None:
-        self.path, self._whole, self._allow_nan = path, whole, allow_nan
+    def __init__(self, path: Path, *whole: str, allow_nan: bool = False, numbers: bool = False) -> None:
+        self.path, self._whole, self._allow_nan, self._numbers = path, whole, allow_nan, numbers
 
     def read(self, finite: bool = False) -> list[Row]:
         """Return the rows; none if there is no file. With ``finite``, one with NaN or infinity is damaged.
@@ -124,7 +127,9 @@ class Rows:
         content = self.path.read_bytes() if self.path.exists() else b""
         *lines, rest = content.split(b"\n")
         for number, line in enumerate([*lines, rest] if rest else lines, 1):
-            row = _row(line, finite)
+            row = _row(line)
+            if finite and row is not None and not all(map(_is_finite if self._numbers else _is_not_nan, row.values())):
+                row = None
             if row is not None and all(isinstance(row.get(key), int) for key in self._whole):
                 rows.append(row)
             elif number <= len(lines):
@@ -154,16 +159,20 @@ class Rows:
         return "".join(json.dumps(row, allow_nan=self._allow_nan) + "\n" for row in rows)
 
 
-def _row(line: bytes, finite: bool) -> Row | None:
+def _row(line: bytes) -> Row | None:
     try:
-        row = json.loads(line, parse_constant=_no_constant) if finite else json.loads(line)
+        row = json.loads(line)
     except (ValueError, RecursionError):  # a UnicodeDecodeError is a ValueError too
         return None
     return row if isinstance(row, dict) else None
 
 
-def _no_constant(name: str) -> None:
-    raise ValueError(f"{name} is not a number")
+def _is_finite(value: object) -> bool:
+    return is_number(value) and abs(value) <= sys.float_info.max and value == value
+
+
+def _is_not_nan(value: object) -> bool:
+    return not isinstance(value, float) or _is_finite(value)
 
 
 def refuse_blocked(folder: Path, *names: str) -> None:
@@ -184,7 +193,7 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise InputError(f"There is no file {path}.{nearest_of(path, siblings)}") from None
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"The file {path} cannot be read: {error}") from None
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:  # a number with thousands of digits, or tables in tables in ...
         raise InputError(f"The file {path} is not valid TOML: {error}") from None
 
 

@@ -33,6 +33,8 @@ class FederatedData:
     name:         the name of the data in messages and tables.
     client_names: the names of the clients, if they have any.
     auxiliary:    samples on the server, grouped by class, if there are any.
+    one_place:    whether these are the rows of several clients in one place: then nothing is sent, and there are no
+                  clients to measure.
     """
 
     train: Part
@@ -43,6 +45,7 @@ class FederatedData:
     name: str = "data"
     client_names: tuple[str, ...] = ()
     auxiliary: Part | None = None
+    one_place: bool = False
 
     @property
     def clients(self) -> int:
@@ -92,6 +95,7 @@ class FederatedData:
             support=part(self.support),
             client_test=part(self.client_test),
             client_names=("all clients",) if self.client_names else (),
+            one_place=True,
         )
 
     def to(self, device: torch.device, dtype: torch.dtype) -> FederatedData:

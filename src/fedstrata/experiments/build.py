@@ -45,7 +45,8 @@ class Experiment:
         kind = named_problem(config)
         _check_tables(config, kind)
         if kind.brings_data:
-            self.problem, self.data = kind.with_data(config.train.seed, **config.problem.options)
+            seed, options = config.train.seed, dict(config.problem.options)
+            self.problem, self.data = kind.with_data(options.pop("seed", seed), **options)
         else:
             self.data = build_data(config) if data is None else data
             if config.data.sites == "pooled":

@@ -2,210 +2,21 @@
 
 from __future__ import annotations
 
-import json
-import statistics
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property, partial
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any
 
 from fedstrata.clients.ranks import ranks_here
-from fedstrata.core.errors import FedstrataError, InputError, invalid, is_number, unknown
-from fedstrata.core.files import Row, folder_at, make_folder, read_toml, refuse_blocked, refuse_used, write_atomically
-from fedstrata.core.frames import frame
+from fedstrata.core.errors import InputError, invalid, is_number, unknown
+from fedstrata.core.files import folder_at, read_toml, refuse_blocked, refuse_used
 from fedstrata.experiments import tables
-from fedstrata.experiments.judge import Difference, differences, final_values, interval
-from fedstrata.experiments.methods import Method, Outcome, Trial, check_methods
+from fedstrata.experiments.comparison import FILES, Comparison
+from fedstrata.experiments.methods import Method, Outcome, Trial, check_methods, shared_measure
 from fedstrata.experiments.overlay import slug
-from fedstrata.experiments.pool import check_jobs, run_all
-from fedstrata.training import plots
+from fedstrata.experiments.pool import Say, check_jobs, run_all
 from fedstrata.training.callbacks import Callback, Titled
-from fedstrata.training.metrics.catalogue import RANKING
-from fedstrata.training.metrics.catalogue import measure as about
 from fedstrata.training.stopping import BUDGETS
-
-if TYPE_CHECKING:
-    import pandas
-
-FILES = ("compare.json", "verdicts.json", "table.md", "ranking.png", "plot.png")
-"""What a comparison writes, besides its runs."""
-
-Say = Callable[[str], None]
-"""Prints a message to the user."""
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """The runs of several methods with the same seeds.
-
-    kind:     what a label stands for: "algorithm", "variant" or "method".
-    outcomes: how the runs of each method ended, one per seed.
-    baseline: the method that the others are judged against.
-    measure:  the measure to judge by.
-    """
-
-    kind: str
-    outcomes: dict[str, list[Outcome]]
-    baseline: str
-    measure: str
-
-    def __repr__(self) -> str:
-        return f"<Comparison of {', '.join(self.outcomes)}: {self.seeds} seeds>"
-
-    @property
-    def seeds(self) -> int:
-        """How many seeds each method has."""
-        return len(self.outcomes[self.baseline])
-
-    @cached_property
-    def finished(self) -> dict[str, list[Outcome]]:
-        """The runs that did not diverge, by label; a label may have none."""
-        return {label: [o for o in group if not o.diverged] for label, group in self.outcomes.items()}
-
-    @property
-    def diverged(self) -> dict[str, list[list[Row]]]:
-        """The histories of the runs that diverged, as far as they were recorded, by label."""
-        groups = {label: [o.history for o in group if o.diverged] for label, group in self.outcomes.items()}
-        return {label: group for label, group in groups.items() if group}
-
-    @property
-    def histories(self) -> dict[str, list[list[Row]]]:
-        """The histories of the finished runs, by label, without labels that have none."""
-        return {label: [o.history for o in group] for label, group in self.finished.items() if group}
-
-    @property
-    def datasets(self) -> list[str]:
-        """The names of the data that the runs used."""
-        return list(dict.fromkeys(o.summary["data"] for group in self.finished.values() for o in group))
-
-    @property
-    def measured(self) -> str:
-        """A sentence on the data that the runs were measured on."""
-        summaries = {label: [o.summary for o in group] for label, group in self.finished.items() if group}
-        return " ".join([tables.measured_in_all(summaries), *tables.untrained_in_all(summaries)])
-
-    @property
-    def best(self) -> str:
-        """The label with the best mean of the measure, among those that have it in every seed."""
-        complete = [row for row in self.rows if self.measure in row and f"{self.measure}_seeds" not in row]
-        means = {row[self.kind]: row[self.measure] for row in complete}
-        if not means:
-            raise FedstrataError(f"No method has {self.measure} in every seed, so none is the best.")
-        choose = max if about(self.measure).higher_is_better else min
-        return str(choose(means, key=lambda label: means[label]))
-
-    @cached_property
-    def rows(self) -> list[Row]:
-        """One row per label: mean and standard deviation over seeds at the end of the runs, and ``values`` per seed.
-
-        A method of which a run diverged has no means: the mean of the others would flatter it.
-        """
-        rows = []
-        for label, group in self.outcomes.items():
-            failed = sum(o.diverged for o in group)
-            row: Row = {self.kind: label, "seeds": len(group), "diverged": failed}
-            names = dict.fromkeys(name for o in group for name in o.final or {})
-            if not failed:
-                for name in names:
-                    values = final_values(group, name)
-                    row[name] = statistics.fmean(values)
-                    row[f"{name}_std"] = statistics.stdev(values) if len(values) > 1 else 0.0
-                    if len(values) < len(group):
-                        row[f"{name}_seeds"] = len(values)
-            row["values"] = {name: [(o.final or {}).get(name) for o in group] for name in names}
-            row["errors"] = [o.error for o in group if o.error is not None]
-            rows.append(row)
-        return rows
-
-    def differences(self, measure: str | None = None) -> dict[str, Difference | str]:
-        """Compare every method with the baseline in a measure; a method without a verdict has a sentence instead."""
-        return differences(self.outcomes, self.baseline, measure or self.measure)
-
-    @cached_property
-    def verdicts(self) -> list[str]:
-        """A sentence on each method, compared with the baseline."""
-        return [d if isinstance(d, str) else d.words for d in self.differences().values()]
-
-    @property
-    def conditions(self) -> str:
-        """A sentence on how the verdicts were reached."""
-        judged = [d for d in self.differences().values() if isinstance(d, Difference)]
-        what, where = about(self.measure).heading, " on the training data" if self.on_training_data else ""
-        if self.seeds == 1:
-            return f"Gains in {what}{where} of a single seed: no intervals, and no verdicts."
-        kind = "training rows" if self.on_training_data else "test rows"
-        rows = f" and {kind}" if judged and all(d.over_rows for d in judged) else ""
-        correction = "; Holm's correction of p-values" if len(judged) > 1 else ""
-        text = f"Gains in {what}{where} with 95 % intervals over {self.seeds} seeds{rows}{correction}."
-        if self.on_training_data:
-            text += " There are no test data: how the methods do on new rows is unknown. Hold some out (holdout)."
-        return text
-
-    @property
-    def on_training_data(self) -> bool:
-        """Whether models were measured on the rows they were trained on, for want of test data."""
-        models = [o for group in self.finished.values() for o in group if o.rows is not None]
-        return any("training" in str(o.summary.get("measured_on", {}).get("pooled", "")) for o in models)
-
-    def frame(self) -> pandas.DataFrame:
-        """Return a pandas DataFrame with one row per method, seed and evaluation; needs ``fedstrata[frames]``."""
-        rows = [
-            {self.kind: label, "seed": outcome.seed, "diverged": outcome.diverged, **row}
-            for label, group in self.outcomes.items()
-            for outcome in group
-            for row in outcome.history
-        ]
-        return frame(rows)
-
-    def table(self, form: Literal["markdown", "latex", "csv"] = "markdown", measures: Sequence[str] = ()) -> str:
-        """Return the results as a table in Markdown, LaTeX or CSV: all measures, or those that are named.
-
-        CSV has numbers in full: the mean, the standard deviation, and the ends of the 95 % interval over seeds.
-        """
-        known = {name for row in self.rows for name in row["values"]}
-        for name in measures:
-            if name not in known:
-                raise unknown("measure", name, known, "measures of a table")
-        return tables.formatted(self.rows, form, measures or None)
-
-    def plot(self, path: str | Path = "compare.png", **options: Any) -> Path:
-        """Plot the measures over rounds, or another ``axis``; see :func:`fedstrata.training.plots.plot`."""
-        return plots.plot(self.histories, path, diverged=self.diverged, **options)
-
-    def plot_ranking(self, path: str | Path = "ranking.png") -> Path:
-        """Plot the methods in the order of the measure, with intervals, and the differences from the baseline."""
-        judged = self.differences()
-        rows = []
-        for label, group in self.outcomes.items():
-            values, failed = final_values(group, self.measure), sum(o.diverged for o in group)
-            bounds, missing = interval(values).bounds if values else None, len(group) - failed - len(values)
-            rows.append(plots.Ranked(label, values, bounds, failed, *_shown(judged.get(label)), missing))
-        return plots.plot_ranking(rows, path, self.baseline, measure=self.measure)
-
-    def write(self, folder: Path, measures: Sequence[str] | None) -> None:
-        """Write compare.json, verdicts.json and table.md, and with several seeds and methods ranking.png."""
-        make_folder(folder)
-        if self.seeds > 1 and len(self.outcomes) > 1:
-            self.plot_ranking(folder / "ranking.png")
-        judged = [d if isinstance(d, str) else {**vars(d), "verdict": d.verdict} for d in self.differences().values()]
-        content = {"baseline": self.baseline, "measure": self.measure, "verdicts": self.verdicts, "differences": judged}
-        write_atomically(folder / "compare.json", json.dumps(self.rows, indent=2).encode())
-        write_atomically(folder / "verdicts.json", json.dumps(content, indent=2).encode())
-        words = "".join(f"- {sentence}\n" for sentence in self.verdicts)
-        text = f"{tables.as_markdown(self.rows, measures)}\n{self.measured}\n\n{words}\n{self.conditions}\n"
-        write_atomically(folder / "table.md", text.encode())
-
-
-def _shown(versus: Difference | str | None) -> tuple[float | None, tuple[float, float] | None, float | None]:
-    """Return what a plot shows of a difference: its mean, as values and not as gains, its interval and p-value."""
-    if not isinstance(versus, Difference):
-        return None, None, None
-    sign = 1 if about(versus.measure).higher_is_better else -1
-    if versus.low is None or versus.high is None:
-        return sign * versus.gain, None, versus.p
-    low, high = sorted((sign * versus.low, sign * versus.high))
-    return sign * versus.gain, (low, high), versus.p
 
 
 def compare_methods(
@@ -215,6 +26,8 @@ def compare_methods(
     *,
     baseline: str | None = None,
     measure: str | None = None,
+    shown: Sequence[str] = (),
+    warnings: Sequence[str] = (),
     out: Path | None = None,
     jobs: int = 1,
     callbacks: Sequence[Callback] = (),
@@ -223,9 +36,12 @@ def compare_methods(
     """Run each method with each seed, at most ``jobs`` runs at a time.
 
     A run that is already in ``out`` is resumed, or skipped if it is finished. One that diverges does not stop the rest.
+
+    shown:    measures that tables and plots will show.
+    warnings: what a reader must know of the search that came before.
     """
     check_jobs(jobs)
-    chosen = check_comparison(kind, methods, seeds, baseline, measure)
+    chosen = check_comparison(kind, methods, seeds, baseline, measure, shown)
     if out is not None:
         refuse_blocked(out, *FILES)
         check_budgets(methods, seeds, out)
@@ -236,8 +52,8 @@ def compare_methods(
 
     def task(number: int, label: str, seed: int) -> Outcome:
         folder = None if out is None else folder_of_run(out, label, seed)
-        shown = [] if jobs > 1 else callbacks
-        listeners = [Titled(c, f"run {number} of {len(plan)}, {label} seed {seed}") for c in shown]
+        heard = [] if jobs > 1 else callbacks
+        listeners = [Titled(c, f"run {number} of {len(plan)}, {label} seed {seed}") for c in heard]
         outcome = methods[label].run(seed, None, folder, listeners)
         return outcome if jobs == 1 else outcome.without_run()
 
@@ -252,23 +68,30 @@ def compare_methods(
     tasks = [partial(task, number, label, seed) for number, (label, seed) in enumerate(plan, 1)]
     run_all(tasks, jobs, done)
     groups = {label: [outcomes[label, seed] for seed in seeds] for label in methods}
-    return Comparison(kind, groups, chosen, main_measure(groups, measure))
+    return Comparison(kind, groups, chosen, main_measure(groups, measure), tuple(warnings))
 
 
 def check_comparison(
-    kind: str, methods: Mapping[str, Method], seeds: Sequence[int], baseline: str | None, measure: str | None
+    kind: str,
+    methods: Mapping[str, Method],
+    seeds: Sequence[int],
+    baseline: str | None,
+    measure: str | None,
+    shown: Sequence[str] = (),
 ) -> str:
-    """Return the baseline; raise if a run of any seed cannot work, or no method has the measure."""
+    """Return the baseline; raise if a run of any seed cannot work, or no method has the measure, or one to be shown."""
     if not methods:
         raise InputError("There is nothing to compare.")
     chosen = next(iter(methods)) if baseline is None else baseline
     if chosen not in methods:
         raise unknown(kind, chosen, methods, "baseline")
     check_methods(methods, seeds)
-    if measure is not None:
-        known = {name for method in methods.values() for name in method.measures(seeds[0], Trial())}
-        if measure not in known:
-            raise unknown("measure", measure, known)
+    wanted = [*([] if measure is None else [measure]), *shown]
+    if wanted:
+        measured = {name for method in methods.values() for name in method.measures(seeds[0], Trial())}
+        for name in wanted:
+            if name not in measured:
+                raise unknown("measure", name, measured, "" if name == measure else "plot.measures")
     return chosen
 
 
@@ -280,10 +103,12 @@ def folder_of_run(out: Path, label: str, seed: int) -> Path:
 def check_budgets(methods: Mapping[str, Method], seeds: Sequence[int], out: Path) -> None:
     """Raise if a run in ``out`` had a larger budget than it would have now: it may have used more than others may."""
     for label, method in methods.items():
-        limits = {name: getattr(method.settings, name) for name in BUDGETS}
+        sends = method.where == "federated"
+        limits = {name: getattr(method.settings, name) for name in BUDGETS if sends or name != "max_bytes"}
         for seed in seeds:
             file = folder_of_run(out, label, seed) / "config.toml"
             before = read_toml(file).get("train", {}) if file.exists() else limits
+            before = before if isinstance(before, Mapping) else {}
             for name, limit in limits.items():
                 old = before.get(name)
                 if limit is not None and (not is_number(old) or old > limit):
@@ -298,7 +123,7 @@ def seeds_of(seeds: int | Sequence[int], first: int) -> Sequence[int]:
     if isinstance(seeds, int) and not isinstance(seeds, bool) and 1 <= seeds <= 10_000:
         return range(first, first + seeds)
     whole = isinstance(seeds, Sequence) and all(
-        isinstance(s, int) and not isinstance(s, bool) and s >= 0 for s in seeds
+        isinstance(s, int) and not isinstance(s, bool) and 0 <= s < 1 << 62 for s in seeds
     )
     if isinstance(seeds, Sequence) and seeds and whole and len(set(seeds)) == len(seeds):
         return seeds
@@ -346,11 +171,3 @@ def main_measure(groups: Mapping[str, Sequence[Outcome]], wanted: str | None) ->
             raise unknown("measure", wanted, known)
         return wanted
     return shared_measure(finals)
-
-
-def shared_measure(finals: Sequence[Row]) -> str:
-    """Return the first measure of ``RANKING`` that all of these rows have."""
-    shared = [name for name in RANKING if all(name in final for final in finals)]
-    if not shared:
-        raise invalid("measure", None, "given: the methods have none of auc, accuracy and loss in common")
-    return shared[0]

@@ -136,6 +136,8 @@ def config_methods(
     if not configs:
         raise InputError("local and pooled run an algorithm: name at least one more, e.g. fedavg.")
     first = next(iter(configs.values()))
+    if first.brings_data and {*(names or ()), *baselines} & {*SITES}:
+        raise InputError(f"local and pooled need clients with data of their own; {first.problem.name} brings its data.")
     for sites in dict.fromkeys([*(n for n in names or () if n in SITES), *baselines]):
         if sites in configs:
             raise InputError(f"There is already a {kind} called {sites}: rename it, or leave out the baseline {sites}.")

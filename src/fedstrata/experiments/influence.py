@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from hashlib import blake2b
+
 import numpy as np
 import torch
 
@@ -27,12 +30,20 @@ def rows_of(run: Run | LocalRun, data: FederatedData) -> dict[str, np.ndarray] |
     if len(rows) < len(each):
         return None
     means = {name: np.mean([one[name] for one in rows], axis=0) for name in rows[0]}
-    inputs, *_, targets = pooled(data)
-    mark = inputs.double().reshape(len(inputs), -1).mean(1).cpu().numpy()
+    arrays = pooled(data)
+    targets, mark = arrays[-1], marks_of(arrays)
     order = np.argsort(mark, kind="stable")  # the same order whoever holds the rows
     fewest = np.unique(targets.cpu().numpy(), return_counts=True)[1].min() if "auc" in means else len(mark)
     about = {"mark": mark[order], "training_rows": data.sizes.sum(keepdims=True), "fewest": np.array([fewest])}
     return {name: values[order] for name, values in means.items()} | about
+
+
+def marks_of(arrays: Sequence[torch.Tensor]) -> np.ndarray:
+    """Return a number for each row that identifies it: a digest of its inputs and its target."""
+    columns = [np.ascontiguousarray(a.cpu().numpy()).reshape(len(a), -1) for a in arrays]
+    rows = zip(*columns, strict=True)
+    digests = [blake2b(b"".join(part.tobytes() for part in row), digest_size=8).digest() for row in rows]
+    return np.frombuffer(b"".join(digests), dtype=np.uint64)
 
 
 def _influences(problem: Problem, x: torch.Tensor, data: FederatedData) -> dict[str, np.ndarray] | None:

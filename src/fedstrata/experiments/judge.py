@@ -28,6 +28,9 @@ from fedstrata.training.metrics.catalogue import measure as about
 
 LEVEL = 0.05
 
+ROUNDING = 1e-12
+"""Differences below this fraction of the values are rounding errors: the seeds are then one observation."""
+
 
 @dataclass(frozen=True)
 class Interval:
@@ -49,7 +52,7 @@ class Difference:
 
     seeds:  how many seeds both have finished.
     over_rows: whether the interval also covers the choice of test rows.
-    p:      the p-value, corrected for the number of ``comparisons``; None with a single seed.
+    p:      the p-value, corrected for the number of ``comparisons``; None with a single seed, or without any variance.
     """
 
     label: str
@@ -115,17 +118,19 @@ def differences(outcomes: Mapping[str, Sequence[Outcome]], baseline: str, measur
     """Compare each method with the baseline in one measure; a method that cannot be judged has a sentence instead."""
     others = {label: group for label, group in outcomes.items() if label != baseline}
     of_baseline = _no_verdict(outcomes[baseline], baseline, measure)
-    reasons = {label: _no_verdict(group, label, measure) or of_baseline for label, group in others.items()}
+    reasons = {label: _no_verdict(group, label, measure) for label, group in others.items()}
     for label, group in others.items():
-        if reasons[label] is None and not _same_test_rows(group, outcomes[baseline]):
-            reasons[label] = f"{label} and {baseline} were measured on different test data: no verdict."
+        if reasons[label] is None and of_baseline is not None:
+            reasons[label] = f"{label} cannot be judged: {of_baseline}"
+        elif reasons[label] is None:
+            reasons[label] = _incomparable(group, outcomes[baseline], measure)
     judged = {
         label: difference(group, outcomes[baseline], measure)
         for label, group in others.items()
         if reasons[label] is None
     }
     corrected = holm({label: one.p for label, one in judged.items() if one.p is not None})
-    judged = {k: replace(one, p=corrected.get(k), comparisons=len(judged)) for k, one in judged.items()}
+    judged = {k: replace(one, p=corrected.get(k), comparisons=max(1, len(corrected))) for k, one in judged.items()}
     return {label: judged[label] if label in judged else str(reasons[label]) for label in others}
 
 
@@ -138,6 +143,19 @@ def _no_verdict(group: Sequence[Outcome], label: str, measure: str) -> str | Non
     return (
         f"{label} has no {about(measure).heading} in {without} of {len(group)} seeds: no verdict." if without else None
     )
+
+
+def _incomparable(group: Sequence[Outcome], baseline: Sequence[Outcome], measure: str) -> str | None:
+    """Return why two methods cannot be judged against each other, if they cannot."""
+    labels = f"{group[0].label} and {baseline[0].label}"
+    if not _same_test_rows(group, baseline):
+        return f"{labels} were measured on different test data: no verdict."
+    one, other = ({o.summary.get("measured_on", {}).get("clients") for o in part} for part in (group, baseline))
+    if measure.endswith(("_mean", "_worst", "_spread")) and one != other:
+        return f"{labels} were measured on different data of the clients: no verdict."
+    if "loss" in measure and {o.loss for o in group} != {o.loss for o in baseline}:
+        return f"{labels} have different losses: no verdict on {about(measure).heading}."
+    return None
 
 
 def difference(group: Sequence[Outcome], baseline: Sequence[Outcome], measure: str) -> Difference:
@@ -155,10 +173,11 @@ def difference(group: Sequence[Outcome], baseline: Sequence[Outcome], measure: s
     of_rows = _variance_of_rows(pairs, measure)
     variance = of_seeds + (of_rows or 0.0)
     over_rows = of_rows is not None or resplit is not None
-    if variance == 0:
-        if gain:  # the seeds are one observation, not several
+    largest = max(abs(_value(outcome, measure)) for pair in pairs for outcome in pair)
+    if variance == 0 or (np.ptp(gains) <= ROUNDING * largest and not of_rows):
+        if abs(gain) > ROUNDING * largest:  # the seeds are one observation, not several
             return Difference(*names, measure, n, gain, None, None, None, over_rows)
-        return Difference(*names, measure, n, gain, gain, gain, 1.0, over_rows)
+        return Difference(*names, measure, n, 0.0, 0.0, 0.0, 1.0, over_rows)
     if math.isnan(variance):  # a single test row of a class
         return Difference(*names, measure, n, gain, None, None, None, over_rows)
     rows_freedom = _fewest(pairs, measure) - 1
@@ -213,6 +232,8 @@ def _fewest(pairs: Sequence[tuple[Outcome, Outcome]], measure: str) -> int:
 
 def _same_test_rows(group: Sequence[Outcome], baseline: Sequence[Outcome]) -> bool:
     """Whether two methods were measured on the same rows with each seed, as far as that is known."""
+    if {o.summary.get("data") for o in group} != {o.summary.get("data") for o in baseline}:
+        return False
     theirs = {o.seed: o.rows for o in baseline}
     pairs = [(o.rows, theirs.get(o.seed)) for o in group]
     return all(a is None or b is None or np.array_equal(a["mark"], b["mark"]) for a, b in pairs)

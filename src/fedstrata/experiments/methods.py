@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import numpy as np
 import torch
 
 from fedstrata.algorithms.algorithm import Algorithm
-from fedstrata.core.errors import Diverged, within
+from fedstrata.core.errors import Diverged, invalid, listed, within
 from fedstrata.core.files import Row
 from fedstrata.data.federated import FederatedData
 from fedstrata.experiments.influence import rows_of
@@ -22,6 +23,7 @@ from fedstrata.problems.problem import Problem
 from fedstrata.training.callbacks import Callback
 from fedstrata.training.fingerprint import digest_of
 from fedstrata.training.local import LocalRun
+from fedstrata.training.metrics.catalogue import RANKING
 from fedstrata.training.metrics.evaluation import Evaluate, Evaluation, pooled_is_training
 from fedstrata.training.metrics.measures import as_numbers
 from fedstrata.training.run import Run
@@ -43,6 +45,7 @@ class Outcome:
     summary: the summary of the run; empty if it diverged.
     error:   why it diverged.
     rows:    the influence of each row of the test data on each measure; see :func:`rows_of`.
+    loss:    which loss its measures are of, where that is known.
     """
 
     label: str
@@ -53,6 +56,7 @@ class Outcome:
     error: str | None = None
     rows: dict[str, np.ndarray] | None = None
     run: Run | LocalRun | None = None
+    loss: str = ""
 
     @property
     def diverged(self) -> bool:
@@ -74,10 +78,6 @@ class Trial:
     options: Options | None = None
     rounds: int | None = None
     share: float | None = None
-
-
-OVER_CLIENTS = ("_mean", "_worst", "_spread")
-"""End the names of measures over clients."""
 
 
 class Method(ABC):
@@ -139,8 +139,7 @@ class Method(ABC):
             measured = {name: value for name, value in measured.items() if not math.isnan(value)}
         if validation is not None:
             measured |= validation.measured(problem, problem.x0, problem.y0, [])
-        names = [name for name in measured if self.where != "pooled" or not name.endswith(OVER_CLIENTS)]
-        return names + [name for name in costs_of(self.settings) if name not in names]
+        return [*measured, *(name for name in costs_of(self.settings) if name not in measured)]
 
     def run(
         self, seed: int, trial: Trial | None = None, out: Path | None = None, callbacks: Sequence[Callback] = ()
@@ -151,10 +150,7 @@ class Method(ABC):
         except Diverged as error:
             return Outcome(self.label, seed, error.history, None, {}, str(error))
         rows = rows_of(run, data) if trial is None and self._measured_by_rows(data) else None
-        history, final = run.history, run.final
-        if self.where == "pooled":
-            history, final = [_of_one_place(row) for row in history], _of_one_place(final)
-        return Outcome(self.label, seed, history, final, run.summary, None, rows, run)
+        return Outcome(self.label, seed, run.history, run.final, run.summary, None, rows, run, _loss_of(run))
 
     @property
     @abstractmethod
@@ -173,10 +169,19 @@ class Method(ABC):
         return isinstance(evaluation, Evaluation) and not evaluation.samples(data) and not kept
 
 
-def _of_one_place(row: Row) -> Row:
-    """Return a row of training in one place: nothing is sent, and there are no clients to take means over."""
-    kept = {k: v for k, v in row.items() if not k.endswith(OVER_CLIENTS)}
-    return kept | {"bytes_up": 0, "bytes_down": 0}
+def _loss_of(run: Run | LocalRun) -> str:
+    """Return a name of the loss of each sample: two methods with different ones cannot be judged by it."""
+    losses: Any = (run.runs[0] if isinstance(run, LocalRun) else run).problem.losses
+    losses = losses.func if isinstance(losses, partial) else losses
+    return f"{getattr(losses, '__module__', '')}.{getattr(losses, '__qualname__', type(losses).__name__)}"
+
+
+def shared_measure(finals: Sequence[Row]) -> str:
+    """Return the first measure of ``RANKING`` that all of these rows have."""
+    shared = [name for name in RANKING if all(name in final for final in finals)]
+    if not shared:
+        raise invalid("measure", None, f"given: the methods have none of {listed(list(RANKING))} in common")
+    return shared[0]
 
 
 def check_methods(

@@ -14,12 +14,15 @@ _ORIGINS = {"file": "its own settings", "defaults": "the defaults", "search": "t
 """Where a trial comes from, in words."""
 
 
-def budget_in_words(label: str, space: Space, given: Sequence[Tried], table: TuneTable) -> str:
-    """Say how many trials a method gets; ``given`` are those that are always made."""
+def budget_in_words(label: str, space: Space, trials: Sequence[Tried], table: TuneTable) -> str:
+    """Say how many trials a method had; those that would have repeated another one were not run."""
     names = f"{len(space)} hyperparameter{'s' * (len(space) != 1)} ({', '.join(space) or 'none'})"
-    also = f", and {' and '.join(_ORIGINS[trial.origin] for trial in given)}" if given else ""
-    count = f"{table.trials} trial{'s' * (table.trials > 1)}"
-    return f"{label}: {count} for each of {names}{also}; {table.seeds} seeds each."
+    given = [_ORIGINS[trial.origin] for trial in trials if trial.origin in ("file", "defaults")]
+    also = f", and {' and '.join(given)}" if given else ""
+    count, made = table.trials * len(space), sum(trial.origin == "search" for trial in trials)
+    same = f" ({count - made} of them the same as another, and not repeated)" if made < count else ""
+    each = f"{table.trials} trial{'s' * (table.trials > 1)} for each of {names}{same}"
+    return f"{label}: {each}{also}; {table.seeds} seed{'s' * (table.seeds > 1)} each."
 
 
 def warnings_of(label: str, trials: Sequence[Tried], ranking: Ranking, searched: Space, short: int | None) -> list[str]:
@@ -36,7 +39,7 @@ def warnings_of(label: str, trials: Sequence[Tried], ranking: Ranking, searched:
             f"Warning: {label}: the best {name}, {values[name]:g}, is from {_ORIGINS[best.origin]} and outside of "
             f"what was searched ({searched[name].low:g} to {searched[name].high:g}): {widen}"
         )
-    for name in edges_of(best, searched):
+    for name in edges_of(best, searched, trials):
         notes.append(
             f"Warning: {label}: the best {name}, {values[name]:g}, is at the edge of what was searched "
             f"({searched[name].low:g} to {searched[name].high:g}), so a better one may lie beyond: {widen}"

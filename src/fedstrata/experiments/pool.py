@@ -22,6 +22,9 @@ from fedstrata.core.errors import FedstrataError, InputError, invalid
 
 T = TypeVar("T")
 
+Say = Callable[[str], None]
+"""Prints a message to the user."""
+
 Task = Callable[[], T]
 Done = Callable[[int, T], None]
 """Called in this process with the number of a task and its result, in the order in which tasks end."""

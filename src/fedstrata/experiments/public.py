@@ -11,7 +11,7 @@ from fedstrata.core.errors import Diverged, FedstrataError, InputError, MissingD
 from fedstrata.core.schedules import CubeRoot, Epochs, Interval, Power, RoundDecay, StepDecay
 from fedstrata.data import Dataset, FederatedData
 from fedstrata.data import partitions as partition
-from fedstrata.experiments.compare import Comparison
+from fedstrata.experiments.comparison import Comparison
 from fedstrata.experiments.python import compare, tune
 from fedstrata.experiments.tune import Tuned
 from fedstrata.problems import (

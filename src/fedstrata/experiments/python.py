@@ -12,7 +12,8 @@ from torch import nn
 from fedstrata.algorithms.algorithm import Algorithm
 from fedstrata.core.errors import invalid
 from fedstrata.data.federated import FederatedData
-from fedstrata.experiments.compare import Comparison, compare_in, folder_of, seeds_of
+from fedstrata.experiments.compare import compare_in, folder_of, seeds_of
+from fedstrata.experiments.comparison import Comparison
 from fedstrata.experiments.methods import Method
 from fedstrata.experiments.object_methods import DataOf, ObjectMethod, ProblemOf
 from fedstrata.experiments.overlay import check_labels
@@ -150,9 +151,10 @@ def _methods(
     if not isinstance(data, FederatedData) and not callable(data):
         raise invalid("data", type(data).__name__, "FederatedData, or a function that returns them for a seed")
     first = next(iter(built.values()))
+    baselines = (baselines,) if isinstance(baselines, str) else baselines
     for sites in baselines:
         if sites not in SITES or sites in built:
-            raise invalid("baselines", sites, "'local' or 'pooled', and not the label of a method")
+            raise invalid("baselines", baselines, "'local', 'pooled' or both, once each, and not the label of a method")
         assert isinstance(first, ObjectMethod)
         built[sites] = ObjectMethod(sites, first.problem, first.own, data, settings, evaluate, sites)
     return built

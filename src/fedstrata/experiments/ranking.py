@@ -7,10 +7,12 @@ from collections.abc import Sequence
 from functools import partial
 
 from fedstrata.core.files import Row
-from fedstrata.experiments.compare import shared_measure
+from fedstrata.experiments.methods import shared_measure
 from fedstrata.experiments.search import Space
-from fedstrata.experiments.trials import Tried, number_of
+from fedstrata.experiments.trials import Tried
 from fedstrata.training.metrics.catalogue import measure as about
+
+QUARTER = 0.25
 
 
 class Ranking:
@@ -51,8 +53,19 @@ class Ranking:
         return (math.inf, 0.0, trial.number) if value is None else (length, -self._sign * value, trial.number)
 
 
-def edges_of(trial: Tried, space: Space) -> dict[str, int]:
-    """Return at which edge of its range each hyperparameter of a trial lies, for those at one."""
-    values = {name: number_of(trial.options[name]) for name in space if name in trial.options}
-    sides = {name: space[name].edge(value) for name, value in values.items()}
-    return {name: side for name, side in sides.items() if side}
+def edges_of(trial: Tried, space: Space, others: Sequence[Tried] = ()) -> dict[str, int]:
+    """Return at which edge of its range each hyperparameter of a trial lies, for those at one.
+
+    That is the outer tenth of the range, or the outer quarter if none of the ``others`` was tried further out.
+    """
+    sides = {}
+    for name, value in trial.numbers.items():
+        if name in space:
+            tried = [other.numbers[name] for other in others if name in other.numbers]
+            outermost = {-1: value <= min(tried, default=-math.inf), 1: value >= max(tried, default=math.inf)}
+            side = space[name].edge(value) or next(
+                (s for s in (-1, 1) if outermost[s] and space[name].edge(value, QUARTER) == s), 0
+            )
+            if side:
+                sides[name] = side
+    return sides

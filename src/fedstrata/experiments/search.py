@@ -63,15 +63,18 @@ class Range:
         """Whether a value lies in the range; a method's own setting or a default may not."""
         return value > 0 and -1e-9 <= self.position(value) <= 1 + 1e-9
 
-    def edge(self, value: float) -> int:
-        """Return -1 or 1 if a value lies at the lower or upper edge and the hyperparameter allows more, else 0."""
+    def edge(self, value: float, share: float = EDGE) -> int:
+        """Return -1 or 1 if a value lies at the lower or upper edge and the hyperparameter allows more, else 0.
+
+        share: the outer part of the range that is its edge.
+        """
         if not self.contains(value):
             return 0
         position = self.position(value)
-        if position < EDGE:
+        if position < share:
             ends = (self.least is not None and self.low <= self.least) or (self.whole and self.low <= 1)
             return 0 if ends else -1
-        return 1 if position > 1 - EDGE and (self.most is None or self.high < self.most) else 0
+        return 1 if position > 1 - share and (self.most is None or self.high < self.most) else 0
 
     def beyond(self, side: int) -> Range:
         """Return the range next to an edge: a factor of 2 to 10, depending on the range, within what is allowed."""
@@ -95,6 +98,11 @@ class Range:
 Space = dict[str, Range]
 
 
+def joined(space: Space, beyond: Space) -> Space:
+    """Return ranges with what was added beyond their edges."""
+    return {name: r.with_(beyond[name]) if name in beyond else r for name, r in space.items()}
+
+
 def space_of(method: Method, searched: Mapping[str, Mapping[str, tuple[float, float]]]) -> Space:
     """Return the ranges to search for a method: its own entry in ``searched``, or those that its algorithm declares."""
     algorithm = method.algorithm
@@ -107,8 +115,13 @@ def space_of(method: Method, searched: Mapping[str, Mapping[str, tuple[float, fl
     for name, (low, high) in chosen.items():
         if name not in declared:
             raise unknown(f"option of {algorithm.name}", name, declared, where)
-        if not 0 < low <= high:
-            raise invalid(f"search range of {name}", [low, high], "two positive numbers in ascending order", where)
+        if not 1e-30 <= low <= high <= 1e30:
+            raise invalid(
+                f"search range of {name}",
+                [low, high],
+                "two positive numbers in ascending order, from 1e-30 to 1e30",
+                where,
+            )
         for end in (low, high):
             if not declared[name].limits.allow(end):
                 raise invalid(

@@ -9,7 +9,10 @@ from collections.abc import Mapping, Sequence
 from fedstrata.core.errors import invalid, listed
 from fedstrata.core.files import Row
 from fedstrata.experiments.judge import interval
-from fedstrata.training.metrics.catalogue import IN_PROGRESS, IN_TABLES, measure
+from fedstrata.training.metrics.catalogue import IN_PROGRESS, IN_TABLES, MEASURES, TIMES, VALIDATION, measure
+
+COSTS = ("round", "steps", "samples", "bytes_up", "bytes_down", "failed", "epsilon", *TIMES)
+"""What rows count besides measures."""
 
 Cell = str | float | None
 """A cell of a table of numbers; None is empty."""
@@ -98,9 +101,16 @@ def as_markdown(rows: Sequence[Row], measures: Sequence[str] | None = None) -> s
     return formatted(rows, "markdown", measures)
 
 
+def columns_of(rows: Sequence[Row]) -> list[str]:
+    """Return the measures that a table shows if none are named: the main ones, and a user's own."""
+    names = dict.fromkeys(name for row in rows for name in row["values"])
+    own = [name for name in names if name.removeprefix(VALIDATION) not in MEASURES and name not in COSTS]
+    return [*(name for name in IN_TABLES if name in names), *own]
+
+
 def cells_of(rows: Sequence[Row], measures: Sequence[str] | None = None) -> list[list[str]]:
     """Return the cells of a table of a comparison, with a head: measures and costs of each method."""
-    columns = measures or [m for m in IN_TABLES if any(m in r["values"] for r in rows)]
+    columns = measures or columns_of(rows)
     kind = next(iter(rows[0]))
     head = [kind, *(measure(column).heading for column in columns), "samples", "bytes up", "seconds", "diverged"]
     lines = [head]
@@ -123,7 +133,7 @@ def numbers_of(rows: Sequence[Row], measures: Sequence[str] | None = None) -> li
 
     ``_seeds`` is the number of seeds that a mean is over: 0 without one, as for a method that diverged.
     """
-    columns = measures or [m for m in IN_TABLES if any(m in r["values"] for r in rows)]
+    columns = measures or columns_of(rows)
     kind, costs = next(iter(rows[0])), ("samples", "bytes_up", "bytes_down", "seconds")
     parts = [f"{column}{part}" for column in columns for part in ("", "_std", "_low", "_high", "_seeds")]
     lines: list[list[Cell]] = [[kind, "seeds", "diverged", *parts, *costs]]

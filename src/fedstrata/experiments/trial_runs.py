@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from functools import partial
 
 from fedstrata.core.files import Row
-from fedstrata.experiments.compare import Say
 from fedstrata.experiments.methods import Method, Outcome, Trial
-from fedstrata.experiments.pool import run_all
+from fedstrata.experiments.pool import Say, run_all
 from fedstrata.experiments.ranking import Ranking
 from fedstrata.experiments.trials import Key, Store, Tried
 from fedstrata.training.callbacks import Callback, Titled
@@ -77,7 +76,8 @@ class TrialRuns:
     def _report(self, trial: Tried, rounds: int) -> None:
         seeds, measure = trial.finals[rounds], self.ranking.measure
         values = [(name, trial.value(name, rounds)) for name in ((measure,) if measure else RANKING)]
-        failed = f"diverged in {sum(f is None for f in seeds)} of {len(seeds)} seeds"
+        lost = sum(f is None for f in seeds)
+        failed = f"diverged in {lost} of {len(seeds)} seeds" if lost else f"has no {measure} in some seed"
         result = next((f"{name} {value:.4f}" for name, value in values if value is not None), failed)
         shown = ", ".join(f"{k} = {v}" for k, v in trial.options.items()) or "its own settings"
         length = f" ({rounds} rounds)" if rounds < self.methods[trial.label].settings.rounds else ""

@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +111,15 @@ def _is_final(final: Any) -> bool:
     )
 
 
+def _stored(key: Key, options: Mapping[str, Any], final: Row | None, error: str | None) -> Row:
+    """Return what is stored of a run, with a checksum."""
+    label, number, rounds, seed = key
+    row = {"label": label, "trial": number, "rounds": rounds, "seed": seed, "options": dict(options)}
+    row |= {"final": final, "error": error}
+    check = blake2b(json.dumps(row, sort_keys=True).encode(), digest_size=8).hexdigest()
+    return json.loads(json.dumps({**row, "check": check}))  # type: ignore[no-any-return]
+
+
 class Store:
     """The results of trials, one file for each run, so that several processes can write them."""
 
@@ -129,14 +139,15 @@ class Store:
             stored = json.loads(self._path(key).read_text())
         except (ValueError, OSError, RecursionError):
             return None  # damaged: run it again
-        asked = {"label": key[0], "options": dict(options)}
-        valid = isinstance(stored, dict) and all(stored.get(name) == value for name, value in asked.items())
-        return stored if valid and _is_final(stored.get("final", 0)) else None
+        if not isinstance(stored, dict) or not _is_final(stored.get("final", 0)):
+            return None
+        expected = _stored(key, options, stored["final"], stored.get("error"))
+        return stored if stored == expected else None  # of another trial, or changed
 
     def write(self, key: Key, options: Mapping[str, Any], outcome: Outcome) -> None:
         """Store a result."""
         if self.folder is not None:
-            row = {"label": outcome.label, "options": options, "final": outcome.final, "error": outcome.error}
+            row = _stored(key, options, outcome.final, outcome.error)
             write_atomically(self._path(key), json.dumps(row).encode(), durable=False)
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
 import tomli_w
 
 from fedstrata.algorithms.algorithm import Algorithm
@@ -15,17 +16,21 @@ from fedstrata.core.files import Row, write_atomically
 from fedstrata.core.frames import frame
 from fedstrata.experiments import tables
 from fedstrata.experiments.build import build_algorithm
-from fedstrata.experiments.compare import Comparison, Say, compare_in, seeds_of
+from fedstrata.experiments.compare import compare_in, seeds_of
+from fedstrata.experiments.comparison import Comparison
 from fedstrata.experiments.config import Config
-from fedstrata.experiments.methods import Method
+from fedstrata.experiments.influence import marks_of
+from fedstrata.experiments.methods import Method, Trial
 from fedstrata.experiments.overlay import Tables, merge, slug
+from fedstrata.experiments.pool import Say
 from fedstrata.experiments.schema import SITES, AlgorithmTable, TuneTable
-from fedstrata.experiments.search import Space
+from fedstrata.experiments.search import Space, joined
 from fedstrata.experiments.trials import Tried, claim
 from fedstrata.experiments.tuner import Tuner
 from fedstrata.training import plots
 from fedstrata.training.callbacks import Callback
 from fedstrata.training.metrics.catalogue import VALIDATION
+from fedstrata.training.metrics.evaluation import pooled, pooled_is_training
 
 if TYPE_CHECKING:
     import pandas
@@ -41,7 +46,8 @@ class Tuned:
     spaces:   what was searched, and ``extended`` what was added beyond the edges.
     measure:  the measure on validation data that ranked them.
     notes:    the budget of each method, and warnings about the result.
-    next_seed: the first seed that no trial has used.
+    trial_seeds: the seeds that trials used.
+    failed:   the methods of which every trial failed: they have no best settings, and are not compared.
     """
 
     kind: str
@@ -51,16 +57,17 @@ class Tuned:
     extended: dict[str, Space]
     measure: str
     notes: list[str]
-    next_seed: int
+    trial_seeds: range
+    failed: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
-        best = ", ".join(f"{label} {self.trials[label][0].value(self.measure):.4g}" for label in self.methods)
+        best = ", ".join(f"{label} {self.trials[label][0].value(self.measure):.4g}" for label in self.options)
         return f"<Tuned: {self.measure} {best}>"
 
     @property
     def options(self) -> dict[str, Tables]:
         """The hyperparameters of the best trial of each method, as in a configuration file."""
-        return {label: trials[0].options for label, trials in self.trials.items()}
+        return {label: trials[0].options for label, trials in self.trials.items() if label not in self.failed}
 
     @property
     def best(self) -> dict[str, Algorithm]:
@@ -88,18 +95,19 @@ class Tuned:
         head = [self.kind, "hyperparameters", f"{self.measure} (validation)", "trials", "failed"]
         body = []
         for label, trials in self.trials.items():
-            shown = ", ".join(f"{name} = {value}" for name, value in trials[0].options.items())
-            failed = sum(trial.diverged > 0 for trial in trials)
-            body.append([label, shown, f"{trials[0].value(self.measure):.4f}", str(len(trials)), str(failed)])
+            best = None if label in self.failed else trials[0]
+            shown = "–" if best is None else ", ".join(f"{name} = {value}" for name, value in best.options.items())
+            value = "–" if best is None else f"{best.value(self.measure):.4f}"
+            body.append([label, shown, value, str(len(trials)), str(_failures(trials))])
         return tables.formatted_cells([head, *body], form)
 
     def _numbers(self) -> list[list[tables.Cell]]:
         """Return the best trial of each method as numbers, with a head; each hyperparameter has a column."""
-        best = {label: trials[0] for label, trials in self.trials.items()}
+        best = {label: trials[0] for label, trials in self.trials.items() if label not in self.failed}
         names = list(dict.fromkeys(name for trial in best.values() for name in trial.numbers))
         lines: list[list[tables.Cell]] = [[self.kind, *names, f"{VALIDATION}{self.measure}", "trials", "failed"]]
         for label, trial in best.items():
-            counts = [len(self.trials[label]), sum(t.diverged > 0 for t in self.trials[label])]
+            counts = [len(self.trials[label]), _failures(self.trials[label])]
             lines.append([label, *(trial.numbers.get(n) for n in names), trial.value(self.measure), *counts])
         return lines
 
@@ -110,12 +118,13 @@ class Tuned:
         return plots.plot_search(shown, path, measure=self.measure)
 
     def _shown(self, trial: Tried) -> plots.Trial:
-        return plots.Trial(trial.numbers, trial.value(self.measure))
+        full = trial.rounds == self.methods[trial.label].settings.rounds
+        return plots.Trial(trial.numbers, trial.value(self.measure), full or trial.diverged > 0)
 
     def plot_response(self, label: str, path: str | Path = "response.png") -> Path:
         """Plot the measure against each hyperparameter of a method."""
-        space, beyond = self.spaces[label], self.extended[label]
-        extended = {name: r.with_(beyond[name]) for name, r in space.items() if name in beyond}
+        space = self.spaces[label]
+        extended = {name: r for name, r in self.searched(label).items() if r != space[name]}
         searched, grown = ({name: (r.low, r.high) for name, r in one.items()} for one in (space, extended))
         complete = [trial for trial in self.trials[label] if space.keys() <= trial.numbers.keys()]
         trials = [self._shown(trial) for trial in complete]
@@ -124,7 +133,7 @@ class Tuned:
     @property
     def tuned_methods(self) -> dict[str, Method]:
         """The methods with their best hyperparameters."""
-        return {label: method.with_options(self.options[label]) for label, method in self.methods.items()}
+        return {label: self.methods[label].with_options(options) for label, options in self.options.items()}
 
     def compare(
         self,
@@ -141,16 +150,35 @@ class Tuned:
 
         seeds: how many, counted from the first seed that no trial has used, or the seeds themselves.
         """
-        how: dict[str, Any] = {"baseline": baseline, "measure": measure, "jobs": jobs, "callbacks": callbacks}
-        return compare_in(self.kind, self.tuned_methods, seeds_of(seeds, self.next_seed), out, resume, **how)
+        final = seeds_of(seeds, self.trial_seeds.stop)
+        how: dict[str, Any] = {"baseline": baseline, "measure": measure or self.measure, "jobs": jobs}
+        how |= {"callbacks": callbacks, "warnings": [*self.warnings, *self.seen(final[0])]}
+        return compare_in(self.kind, self.tuned_methods, final, out, resume, **how)
+
+    def seen(self, final: int) -> list[str]:
+        """Warn if trials were trained or validated on rows that this seed has as test rows."""
+        method = next(iter(self.methods.values()))
+        trial, test = (method.start(seed, Trial())[1] for seed in (self.trial_seeds[0], final))
+        if pooled_is_training(test):
+            return []
+        rows = marks_of(pooled(test))
+        used = int(np.isin(rows, marks_of([a[trial.train.stored_rows] for a in trial.train.arrays])).sum())
+        if not used:
+            return []
+        return [
+            f"Warning: {used:,} of {len(rows):,} test rows of seed {final} were rows of the trials, since every seed "
+            "splits the data anew. Hold the test rows out once, with the same seed for all."
+        ]
+
+    def searched(self, label: str) -> Space:
+        """Return the ranges of a method, with what was added beyond their edges."""
+        return joined(self.spaces[label], self.extended[label])
 
     def _ranges(self) -> list[str]:
         """Say what was searched for each method."""
         sentences = []
-        for label, space in self.spaces.items():
-            beyond = self.extended[label]
-            whole = {name: r.with_(beyond[name]) if name in beyond else r for name, r in space.items()}
-            ranges = [f"{name} from {r.low:g} to {r.high:g}" for name, r in whole.items()]
+        for label in self.spaces:
+            ranges = [f"{name} from {r.low:g} to {r.high:g}" for name, r in self.searched(label).items()]
             sentences.append(f"{label}: searched {', '.join(ranges) or 'nothing'}.")
         return sentences
 
@@ -161,8 +189,12 @@ class Tuned:
         write_atomically(folder / "tune.md", f"{self.table()}\n{notes}".encode())
         self.plot(folder / "search.png")
         for label, space in self.spaces.items():
-            if space:
+            if space and label not in self.failed:
                 self.plot_response(label, folder / f"response-{slug(label)}.png")
+
+
+def _failures(trials: Sequence[Tried]) -> int:
+    return sum(trial.diverged > 0 for trial in trials)
 
 
 def tune_methods(
@@ -187,7 +219,8 @@ def tune_methods(
     trials = tuner.search()
     measure = tuner.ranking.measure
     assert measure is not None
-    return Tuned(kind, dict(methods), trials, tuner.spaces, tuner.extended, measure, tuner.notes, tuner.seeds.stop)
+    spaces, failed = (tuner.spaces, tuner.extended), tuple(tuner.failed)
+    return Tuned(kind, dict(methods), trials, *spaces, measure, tuner.notes, tuner.seeds, failed)
 
 
 # --- configuration files ---------------------------------------------------------------------------------------------

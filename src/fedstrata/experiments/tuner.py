@@ -7,13 +7,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from fedstrata.core.errors import FedstrataError, InputError, listed, unknown
-from fedstrata.experiments.compare import Say
 from fedstrata.experiments.methods import Method, Trial, check_methods
 from fedstrata.experiments.notes import budget_in_words, warnings_of
-from fedstrata.experiments.pool import check_jobs
+from fedstrata.experiments.pool import Say, check_jobs
 from fedstrata.experiments.ranking import Ranking, edges_of
 from fedstrata.experiments.schema import TuneTable
-from fedstrata.experiments.search import Point, Sampler, Space, as_options, defaults_of, sampler_of, space_of
+from fedstrata.experiments.search import Point, Sampler, Space, as_options, defaults_of, joined, sampler_of, space_of
 from fedstrata.experiments.trial_runs import TrialRuns
 from fedstrata.experiments.trials import Store, Tried, number_of, rungs_of
 from fedstrata.training.callbacks import Callback
@@ -26,6 +25,7 @@ class Tuner:
     trials:   the trials of each method, in the order in which they were chosen.
     ranking:  how they are ranked; ``runs`` runs them.
     notes:    the budget of each method, and warnings about the result.
+    failed:   the methods of which every trial failed.
     """
 
     def __init__(
@@ -53,6 +53,7 @@ class Tuner:
         shown = () if jobs > 1 else callbacks
         self.runs = TrialRuns(self.methods, self.seeds, table.share, Store(folder), self.ranking, jobs, shown, say)
         self.notes: list[str] = []
+        self.failed: list[str] = []
         first = {label: Trial(trials[0].options, None, table.share) for label, trials in self.trials.items()}
         check_methods(self.methods, self.seeds, first)
         for label, method in self.methods.items() if table.measure is not None else ():
@@ -107,22 +108,47 @@ class Tuner:
 
     def search(self) -> dict[str, list[Tried]]:
         """Run all trials; return those of each method, best first."""
-        self.notes = [budget_in_words(k, self.spaces[k], trials, self.table) for k, trials in self.trials.items()]
         self._explore()
+        self._rescue()
         if self.table.extend:
             self._extend()
+            self._rescue()
+        ordered = {label: self.ranking.sorted(trials) for label, trials in self.trials.items()}
+        self.failed = [label for label, trials in ordered.items() if not self._complete(trials[0])]
+        budgets = [budget_in_words(k, self.spaces[k], trials, self.table) for k, trials in self.trials.items()]
+        self.notes = [*budgets, *self.notes]
         for label, trials in self.trials.items():
+            if label in self.failed:
+                self.notes.append(f"Warning: {self._failure(label)} It is left out of the comparison.")
+                continue
             short = None if self.table.rounds is None else self.rungs[label][0][0]
             self.notes += warnings_of(label, trials, self.ranking, self.searched(label), short)
-        ordered = {label: self.ranking.sorted(trials) for label, trials in self.trials.items()}
-        failed = [label for label, trials in ordered.items() if not self._complete(trials[0])]
-        if failed:
-            tried = "Every trial" if all(len(self.rungs[label]) == 1 for label in failed) else "Every full-length trial"
-            raise FedstrataError(
-                f"{tried} of {listed(failed)} diverged in at least one seed. Search smaller learning rates: "
-                f"[tune.search.{json.dumps(failed[0])}]."
-            )
+        if len(self.failed) == len(ordered):
+            raise FedstrataError(" ".join(map(self._failure, self.failed)))
         return ordered
+
+    def _failure(self, label: str) -> str:
+        """Say why a method has no best trial."""
+        trials = self.trials[label]
+        if not any(trial.diverged for trial in trials):
+            return f"No trial of {label} has {self.ranking.measure or 'a measure in common'} in every seed."
+        return (
+            f"Every trial of {label} diverged in at least one seed. Search smaller learning rates: "
+            f"[tune.search.{json.dumps(label)}]."
+        )
+
+    def _rescue(self) -> None:
+        """For methods of which no trial has finished at full length, run the best of the shorter ones, one by one."""
+        while True:
+            todo = []
+            for label, trials in self.trials.items():
+                full = self.rungs[label][-1][0]
+                waiting = [t for t in trials if full not in t.finals and self.ranking.value(t) is not None]
+                if waiting and not any(self._complete(t) for t in trials):
+                    todo.append((self.ranking.best(waiting), full))
+            if not todo:
+                return
+            self.runs.run(todo)
 
     def _explore(self) -> None:
         """Try the given settings and the points of the samplers, a generation at a time."""
@@ -149,17 +175,22 @@ class Tuner:
         stage: list[Tried] = []
         for label, space in self.spaces.items():
             best = self.ranking.best(self.trials[label])
-            sides = edges_of(best, space)
+            sides = edges_of(best, space, self.trials[label])
             if not sides or self.ranking.value(best) is None:
                 continue
             self.extended[label] = {name: space[name].beyond(side) for name, side in sides.items()}
             chosen = {name: number_of(value) for name, value in best.options.items()}
             inner = {n: r.around(chosen[n]) if n in chosen else r for n, r in space.items()}
-            near = inner | self.extended[label]
-            points = self._sampler(label, near, " beyond").ask(self.table.trials * len(sides))
-            stage += self._add(label, points, "extension")
-            more = f"{len(points)} more trials beyond the edge of {listed(list(sides))}, where the best one was"
-            self.notes.append(f"{label}: {more}.")
+            near = inner | {name: inner[name].with_(beyond) for name, beyond in self.extended[label].items()}
+            count, sampler = self.table.trials * len(sides), self._sampler(label, near, " beyond")
+            points = sampler.ask(count)
+            while len(points) < count:  # a sampler that learns returns a few at a time
+                points += sampler.ask(count - len(points))
+            added = self._add(label, points, "extension")
+            stage += added
+            self.notes.append(
+                f"{label}: {len(added)} more trials beyond the edge of {listed(list(sides))}, where the best one was."
+            )
             self.say(f"{label}: the best {listed(list(sides))} is at an edge of its range; searching beyond it")
         self._run(stage)
 
@@ -181,8 +212,7 @@ class Tuner:
 
     def searched(self, label: str) -> Space:
         """Return the ranges of a method, with what was added beyond their edges."""
-        beyond = self.extended[label]
-        return {n: r.with_(beyond[n]) if n in beyond else r for n, r in self.spaces[label].items()}
+        return joined(self.spaces[label], self.extended[label])
 
     def _complete(self, trial: Tried) -> bool:
         """Whether a trial has run at full length in every seed."""

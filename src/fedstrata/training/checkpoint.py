@@ -24,7 +24,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 
-from fedstrata.core.errors import FedstrataError, InputError
+from fedstrata.core.errors import FedstrataError, InputError, is_number
 from fedstrata.core.files import sync, write_atomically
 from fedstrata.core.version import FORMAT, __version__
 
@@ -168,7 +168,12 @@ class Checkpoints:
         return None, []
 
     def _load(self, path: Path) -> Checkpoint:
-        manifest = _read_manifest(path)
+        try:
+            return self._checked(_read_manifest(path), path)
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
+            raise Damaged(f"{path.name}: {type(error).__name__} {error}") from None
+
+    def _checked(self, manifest: dict[str, Any], path: Path) -> Checkpoint:
         check_format(f"The checkpoint {path}", manifest.get("format", 1), "another version of fedstrata")
         state = self._read(manifest["server"])
         for segment in manifest["clients"]:
@@ -177,6 +182,10 @@ class Checkpoints:
         self._saved_rows = sum(segment["rows"] for segment in self._segments)
         rows = (self._read(segment) for segment in manifest["clients"])
         evaluations = manifest.get("evaluations")
+        numbers = {"round": manifest["round"], "seconds": manifest["seconds"], "evaluations": evaluations or 0}
+        wrong = next((name for name, value in numbers.items() if not is_number(value)), None)
+        if wrong is not None or not isinstance(manifest["counts"], dict) or not manifest["counts"]:
+            raise Damaged(f"{path.name} has no valid {wrong or 'counts'}")
         return Checkpoint(manifest["round"], state, manifest["counts"], manifest["seconds"], rows, evaluations)
 
     def _read(self, entry: dict[str, Any]) -> dict[str, torch.Tensor]:
@@ -216,7 +225,7 @@ def _read_manifest(path: Path) -> dict[str, Any]:
         if missing and manifest.get("format") == FORMAT:
             raise Damaged(f"{path.name} lacks {', '.join(missing)}")
         return manifest
-    except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise Damaged(f"{path.name}: {error}") from None
     except OSError as error:
         raise FedstrataError(f"The checkpoint file {path} cannot be read: {error}") from None

@@ -6,8 +6,11 @@ from collections.abc import Mapping
 from functools import partial
 from hashlib import blake2b
 from pathlib import Path
-from types import CodeType
+from types import CodeType, FunctionType
 from typing import Any
+
+import numpy as np
+import torch
 
 from fedstrata.algorithms.algorithm import Algorithm
 from fedstrata.clients.channel import PLAIN
@@ -73,6 +76,11 @@ def _text(value: object) -> str:
         return repr([_text(v) for v in value])
     if isinstance(value, set | frozenset):
         return repr(sorted(_text(v) for v in value))
+    if isinstance(value, np.ndarray | torch.Tensor):
+        numbers = np.ascontiguousarray(torch.as_tensor(value).detach().cpu().numpy())
+        return blake2b(numbers.tobytes() + repr((numbers.shape, numbers.dtype)).encode(), digest_size=8).hexdigest()
+    if isinstance(value, FunctionType | partial):
+        return repr(sorted(_measured_by(value).items()))
     return type(value).__qualname__
 
 
@@ -83,7 +91,10 @@ def _plain(options: Mapping[str, object]) -> dict[str, object]:
 
 
 def _name(function: object) -> str:
-    return str(getattr(function, "__name__", repr(function)))
+    """Return the name of a function, with a digest of what it computes if it is written in Python."""
+    name = str(getattr(function, "__name__", repr(function)))
+    digest = _measured_by(function).get("digest") if callable(function) else None
+    return name if digest is None else f"{name} {digest}"
 
 
 def digest_of(problem: Problem, data: FederatedData) -> dict[str, str]:

@@ -22,6 +22,7 @@ from fedstrata.training.callbacks import Callback, Titled
 from fedstrata.training.fingerprint import digest_of, settings_of
 from fedstrata.training.metrics.catalogue import measure
 from fedstrata.training.metrics.evaluation import Evaluate, Evaluation, measured_on, pooled
+from fedstrata.training.metrics.measures import as_numbers
 from fedstrata.training.plots import plot
 from fedstrata.training.run import Run
 from fedstrata.training.rundir import RunDirectory
@@ -144,7 +145,7 @@ def _train_each(
 @torch.no_grad()
 def _at_start(problem: Problem, data: FederatedData, evaluate: Evaluate) -> Run:
     """Return the run of a client that cannot train."""
-    measures = evaluate(problem, data, problem.x0, problem.y0)
+    measures = as_numbers(evaluate(problem, data, problem.x0, problem.y0), {})
     row = dict.fromkeys(COSTS, 0) | {name: value for name, value in measures.items() if math.isfinite(value)}
     about = evaluate.about(problem, data, problem.x0, problem.y0) if isinstance(evaluate, Evaluation) else {}
     return Run(problem.x0, problem.y0, [row], {**row, **about}, problem)

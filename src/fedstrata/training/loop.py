@@ -113,6 +113,8 @@ class Loop:
             if not journal.history or (journal.history[-1]["round"] < self.done and self._due()):
                 self.measure()  # before the first round, or because the row was lost
             reason = self._stops()
+            if reason is not None and journal.history[-1]["round"] < self.done:
+                self.measure()  # the last row of a run that had ended was lost
             while self.done < rounds and reason is None:
                 self.round()
                 reason = self._budget()
@@ -235,6 +237,8 @@ class Loop:
         """
         counts = dataclasses.asdict(self.clients.usage)
         failed = counts.pop("failed")
+        if self.data.one_place:
+            counts |= {"bytes_up": 0, "bytes_down": 0}
         used: Row = {**counts, "seconds": self.trained, "total_seconds": self._seconds()}
         if self.pretrain is not None:
             used = {k: v + self.pretrain.history[-1][k] for k, v in used.items()}

@@ -44,7 +44,7 @@ class Run:
     problem: Problem
 
     def __repr__(self) -> str:
-        measures = [f"{k} {v:.4g}" for k, v in self.history[-1].items() if k in PER_CLIENT]
+        measures = [f"{k} {v:.4g}" for k, v in self.final.items() if k in PER_CLIENT]
         return f"<Run of {self.summary['algorithm']} on {self.summary['data']}: {', '.join(measures)}>"
 
     @property

@@ -42,7 +42,7 @@ class RunDirectory:
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
-        self.metrics = Rows(self.path / "metrics.jsonl", "round")
+        self.metrics = Rows(self.path / "metrics.jsonl", "round", numbers=True)
         self.faults = Rows(self.path / "faults.jsonl", "round", "exchange", "client", "left_out")
         self.checkpoints = Checkpoints(self.path / "checkpoint", (self.metrics.path, self.faults.path))
         self._handle: int | None = None

@@ -58,7 +58,7 @@ class Settings(Options, owner="the run"):
         False,
         "compile the local steps of models without convolutions to machine code: up to a fifth faster for small "
         "models, but the first run waits up to a minute per graph, and later runs a few seconds (compile_seconds in "
-        "the summary, part of seconds); needs a C++ compiler",
+        "the summary, part of total_seconds); needs a C++ compiler",
     )
     eval_every: int | None = param(
         None,

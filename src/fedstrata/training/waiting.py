@@ -10,7 +10,7 @@ from fedstrata.clients.cohort import cohort_size
 from fedstrata.clients.engine import Learned, as_lists, from_lists
 from fedstrata.clients.faults import QuorumError
 from fedstrata.clients.ranks import Ranks
-from fedstrata.core.errors import Diverged, FedstrataError, InputError
+from fedstrata.core.errors import Diverged, FedstrataError, InputError, MissingData, Unsolvable
 from fedstrata.core.files import Row
 from fedstrata.core.schedules import Epochs, Interval
 from fedstrata.data.federated import FederatedData
@@ -21,7 +21,9 @@ from fedstrata.training.run import Run
 from fedstrata.training.settings import Settings
 
 _TRAINING = "training"
-_ERRORS: dict[str, type[FedstrataError]] = {kind.__name__: kind for kind in (InputError, QuorumError)}
+_ERRORS: dict[str, type[FedstrataError]] = {
+    kind.__name__: kind for kind in (InputError, MissingData, Unsolvable, QuorumError)
+}
 
 
 def divides(problem: Problem, data: FederatedData, algorithm: Algorithm, settings: Settings) -> bool:

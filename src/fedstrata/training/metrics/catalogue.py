@@ -85,8 +85,11 @@ PER_CLIENT = ("loss", "accuracy", "auc")
 POOLED = (*PER_CLIENT, "accuracy_worst_class", "attacked_loss", "attacked_accuracy", "attacked_auc")
 """Measures of the unadapted model on one set of samples."""
 
-RANKING = ("auc", "accuracy", "loss")
-"""If a search names no measure, the first of these that a run has ranks its trials."""
+RANKING = ("distance", "auc", "accuracy", "loss")
+"""If no measure is named, methods and trials are judged by the first of these that all runs have.
+
+Only problems whose solution is known have a distance; the value of a minimax problem says little about them.
+"""
 
 IN_PROGRESS = ("loss", "accuracy", "accuracy_worst", "auc", "auc_worst", "attacked_accuracy", "distance", "epsilon")
 """Measures that a line of progress shows, in order."""

@@ -256,7 +256,7 @@ class Evaluation(Options, owner="the evaluation"):
         """Return the clients' data that the per-client measures use."""
         if self.clients == "test" and data.client_test is None:
             raise InputError("Clients have no held-out test data: split with holdout > 0, or evaluate on 'train'.")
-        if self.clients == "none":
+        if self.clients == "none" or data.one_place:
             return None
         return data.train if self.clients == "train" or data.client_test is None else data.client_test
 

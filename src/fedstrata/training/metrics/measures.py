@@ -102,6 +102,14 @@ def auc(scores: np.ndarray, targets: np.ndarray) -> float:
     return float((ranks[targets == 1].sum() - positives * (positives + 1) / 2) / (positives * negatives))
 
 
+TAKEN = ("algorithm", "variant", "method", "seed", "seeds", "diverged", "values", "errors")
+ENDINGS = ("_std", "_seeds", "_low", "_high")
+"""Names and endings of names that tables use themselves."""
+
+LARGEST = 1e300
+"""Larger numbers count as infinite: their mean would be."""
+
+
 def as_numbers(measures: Any, row: Mapping[str, Any]) -> Measures:
     """Return what an evaluation measured as numbers; raise if it is anything else, or a name is already in the row."""
     wants = "a table of numbers by name, {'loss': 0.5}"
@@ -111,6 +119,9 @@ def as_numbers(measures: Any, row: Mapping[str, Any]) -> Measures:
     for name, value in measures.items():
         if not isinstance(name, str):
             raise invalid("result of evaluate", measures, wants)
+        if name in TAKEN or name.endswith(ENDINGS):
+            ends = ", ".join(ENDINGS)
+            raise invalid("name of a measure", name, f"other than those of tables ({', '.join(TAKEN)}, ...{ends})")
         if name in row:
             raise invalid("name of a measure", name, f"different from those of the row: {', '.join(row)}", "evaluate")
         numbers[name] = _number(name, value)
@@ -120,7 +131,8 @@ def as_numbers(measures: Any, row: Mapping[str, Any]) -> Measures:
 def _number(name: str, value: Any) -> float:
     try:
         if not isinstance(value, str):
-            return float(value)
-    except (TypeError, ValueError, RuntimeError):  # a tensor of several numbers, for example
+            number = float(value)
+            return math.copysign(math.inf, number) if abs(number) > LARGEST else number
+    except (TypeError, ValueError, RuntimeError, OverflowError):  # a tensor of several numbers, for example
         pass
     raise invalid(f"measure {name!r} of evaluate", value, "a number")

@@ -18,6 +18,7 @@ from fedstrata.training.plots.figures import (
     CROSS,
     add_caption,
     add_legend,
+    as_text,
     diverged_label,
     handle,
     panels_of,
@@ -73,7 +74,7 @@ def plot(
         for panel, measure in zip(panels, shown, strict=True)
     ]
     if title is not None:
-        figure.suptitle(title)
+        figure.suptitle(as_text(title))
     add_caption(figure, *_caption(runs, stopped, len(looks), any(panel.get_yscale() == "log" for panel in panels)))
     labels = [label for label in looks if label in stopped or any(label in last for last in drawn)]
     if len(labels) > 1 or stopped:
@@ -110,19 +111,22 @@ class _Line:
 
     curves:  the points of its finished runs, [points, 2] each.
     stopped: the points of those that diverged.
+    diverged: whether any run diverged: then there is no mean, since that of the others would flatter the method.
     """
 
     label: str
     style: Style
     curves: list[np.ndarray]
     stopped: list[np.ndarray]
+    diverged: bool
 
 
 def _lines_of(looks: Mapping[str, Style], runs: Runs, stopped: Runs, measure: str, axis: str) -> list[_Line]:
-    return [
-        _Line(label, style, *(_points(of.get(label, ()), measure, axis) for of in (runs, stopped)))
-        for label, style in looks.items()
-    ]
+    lines = []
+    for label, style in looks.items():
+        finished, lost = (_points(of.get(label, ()), measure, axis) for of in (runs, stopped))
+        lines.append(_Line(label, style, finished, lost, label in stopped))
+    return lines
 
 
 def _points(group: Sequence[Sequence[Row]], measure: str, axis: str) -> list[np.ndarray]:
@@ -151,16 +155,20 @@ def _draw_panel(
         limits = limits.with_near(stopped[stopped[:, 0] > START * end, 1])
     limits.set(panel)
     for number, line in enumerate(lines):
-        if line.label in bands:
+        if line.diverged:
+            for curve in line.curves:
+                panel.plot(*curve.T, color=line.style.colour, linestyle=line.style.line, linewidth=1.0, alpha=0.8)
+        elif line.label in bands:
             _draw_mean(panel, line, bands[line.label], number, len(lines) <= BANDS)
         for curve in line.stopped:
             _draw_stopped(panel, curve, line.style, limits)
     if len(lines) > BANDS:
-        _draw_bars(panel, [line for line in lines if len(line.curves) > 1], bands)
+        _draw_bars(panel, [line for line in lines if len(line.curves) > 1 and not line.diverged], bands)
     panel.set_xlabel(label)
     panel.set_ylabel(name_of(measure))
     finish(panel, axis, end)
-    return {label: float(mean[-1]) for label, (_, mean, _, _) in bands.items()}
+    diverged = [line.label for line in lines if line.diverged]
+    return {label: np.nan if label in diverged else float(mean[-1]) for label, (_, mean, _, _) in bands.items()}
 
 
 def _mean_and_band(curves: Sequence[np.ndarray], log: bool) -> Band:
@@ -207,13 +215,15 @@ def _draw_bars(panel: Axes, lines: Sequence[_Line], bands: Mapping[str, Band]) -
 
 
 def _caption(runs: Runs, stopped: Runs, labels: int, log: bool) -> tuple[str, ...]:
-    seeds = sorted({len(group) for group in runs.values() if group})
+    seeds = sorted({len(group) for label, group in runs.items() if group and label not in stopped})
     sentences: tuple[str, ...] = ()
     if seeds and seeds[-1] > 1:
         count = f"{seeds[0]}" if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
         how = "band" if labels <= BANDS else "bar at its end"
         of = " (of logarithms on a logarithmic axis)" if log else ""
         sentences = (f"Line: mean over {count} seeds; {how}: ± one standard deviation{of}.",)
+    if any(runs.get(label) for label in stopped):
+        sentences += ("Thin lines: single seeds of a method that diverged with others.",)
     if any(run for group in stopped.values() for run in group):
         sentences += ("Cross: the last value of a run that diverged.",)
     return sentences
@@ -222,7 +232,9 @@ def _caption(runs: Runs, stopped: Runs, labels: int, log: bool) -> tuple[str, ..
 def _best_first(labels: Sequence[str], last: Mapping[str, float], measure: str) -> list[str]:
     """Return the labels by their last value, the best first; those without one come last."""
     sign = -1 if catalogue.measure(measure).higher_is_better else 1
-    return sorted(labels, key=lambda label: sign * last.get(label, sign * np.inf))
+    worst = float("inf")
+    values = {label: sign * last.get(label, sign * worst) for label in labels}
+    return sorted(labels, key=lambda label: worst if np.isnan(values[label]) else values[label])
 
 
 def _name(label: str, runs: Runs, stopped: Runs) -> str:

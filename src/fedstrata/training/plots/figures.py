@@ -117,10 +117,15 @@ def handle(style: Style, crossed: bool = False) -> Artist:
     return Line2D([], [], **(style.both | (CROSS | {"markeredgecolor": style.colour} if crossed else {})))
 
 
+def as_text(label: str) -> str:
+    """Return a label for a figure; dollar signs in it do not begin a formula."""
+    return label.replace("$", r"\$")
+
+
 def add_legend(figure: Figure, panel: Axes, handles: Mapping[str, Artist]) -> Legend:
     """Add the one legend of a figure: in the panel if it is short and covers no curve, else beside the panels."""
     options: dict[str, Any] = {"frameon": False, "fontsize": "small", "handlelength": 3.4}
-    drawn, labels = list(handles.values()), list(handles)
+    drawn, labels = list(handles.values()), [as_text(label) for label in handles]
     if len(handles) <= INSIDE:
         legend: Legend = panel.legend(drawn, labels, **options, loc=PLACES[0])
         figure.draw_without_rendering()  # fixes the places of the curves

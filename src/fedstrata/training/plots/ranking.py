@@ -14,7 +14,7 @@ import numpy as np
 from fedstrata.core.errors import InputError, unknown
 from fedstrata.training.metrics import catalogue
 from fedstrata.training.plots.axes import finish, is_wide, limits_of, name_of
-from fedstrata.training.plots.figures import FADED, add_caption, diverged_label, new_figure, write_figure
+from fedstrata.training.plots.figures import FADED, add_caption, as_text, diverged_label, new_figure, write_figure
 from fedstrata.training.plots.styles import Style, styles
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def plot_ranking(
     panels = 1 if baseline is None else 2
     figure, axes = new_figure(1, panels, (2.2 + 3.2 * panels, 1.3 + 0.32 * len(ranked)), sharey=True)
     _draw_values(axes[0, 0], ranked, looks, measure)
-    axes[0, 0].set_yticks(range(len(ranked)), [row.name for row in ranked])
+    axes[0, 0].set_yticks(range(len(ranked)), [as_text(row.name) for row in ranked])
     axes[0, 0].set_ylim(len(ranked) - 0.4, -0.6)
     sentences = ["Large marker: mean over seeds; bar: its 95 % interval; small dots: single seeds."]
     if baseline is not None:
@@ -98,7 +98,7 @@ def plot_ranking(
         sentences.append("Differences are paired by seed; grey: cannot be told from 0.")
     _separate_diverged(axes[0], ranked)
     if title is not None:
-        figure.suptitle(title)
+        figure.suptitle(as_text(title))
     add_caption(figure, *sentences)
     return write_figure(figure, path)
 
@@ -146,7 +146,7 @@ def _draw_differences(panel: Axes, rows: Sequence[Ranked], looks: Mapping[str, S
             _draw_interval(panel, place, row.difference, interval, looks[row.label], colour)
             if row.p is not None:
                 panel.text(1.04, place, "p < 0.001" if row.p < 0.001 else f"p = {row.p:.3f}", **_beside(panel))
-    panel.set_xlabel(f"Difference from {baseline}")
+    panel.set_xlabel(as_text(f"Difference from {baseline}"))
     panel.tick_params(left=False)
     finish(panel, "value")
 

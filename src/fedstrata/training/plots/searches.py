@@ -17,6 +17,7 @@ from fedstrata.training.plots.figures import (
     FADED,
     add_caption,
     add_legend,
+    as_text,
     diverged_label,
     handle,
     new_figure,
@@ -39,10 +40,14 @@ LOST = COLOURS["vermillion"]
 
 @dataclass(frozen=True)
 class Trial:
-    """A trial of a search: its hyperparameters, and the value of the measure; None if it diverged."""
+    """A trial of a search: its hyperparameters, and the value of the measure; None if it diverged.
+
+    full: whether it was run at full length; values of shorter trials cannot be compared with the others.
+    """
 
     options: Mapping[str, float]
     value: float | None
+    full: bool = True
 
 
 def plot_search(
@@ -65,10 +70,10 @@ def plot_search(
     for label, group in trials.items():
         _draw_search(panel, group, best[label], looks[label])
     panel.set_xlabel("Trials")
-    panel.set_ylabel(f"Best {_in_sentence(measure)} so far")
+    panel.set_ylabel(f"Best validation {_in_sentence(measure)} so far" if measure else "Best value so far")
     finish(panel, "round")
     if title is not None:
-        figure.suptitle(title)
+        figure.suptitle(as_text(title))
     lost = {label: sum(trial.value is None for trial in group) for label, group in trials.items()}
     add_caption(figure, "Cross: the trial diverged." if any(lost.values()) else "")
     if len(trials) > 1 or any(lost.values()):
@@ -99,16 +104,18 @@ def plot_response(
     finished = [trial for trial in trials if trial.value is not None]
     if not names or not finished:
         raise InputError("No trial of the search has hyperparameters and a value, so there is nothing to plot.")
-    best = min(finished, key=lambda trial: _sign(measure) * (trial.value or 0.0))
+    full = [trial for trial in finished if trial.full] or finished
+    best = min(full, key=lambda trial: _sign(measure) * (trial.value or 0.0))
     figure, panels = panels_of(len(names), (3.4, 3.0), sharey=True)
     for panel, name in zip(panels, names, strict=True):
         ranges = [(of[name], shade) for of, shade in ((extended or {}, LIGHTER), (searched or {}, SHADE)) if name in of]
         _draw_response(panel, [trial for trial in trials if name in trial.options], name, best, ranges, measure)
     if title is not None:
-        figure.suptitle(title)
+        figure.suptitle(as_text(title))
     add_caption(
         figure,
         "Star: the best trial.",
+        "Hollow: a shorter trial." if len(full) < len(finished) else "",
         "Cross: the trial diverged." if len(finished) < len(trials) else "",
         "Shaded: the searched range." if searched else "",
         "Lighter: its extension." if extended else "",
@@ -128,9 +135,10 @@ def _in_sentence(measure: str) -> str:
 
 
 def _best_so_far(trials: Sequence[Trial], measure: str) -> np.ndarray:
-    """Return the best value after each trial; NaN as long as all of them diverged."""
+    """Return the best value after each trial; NaN as long as none has finished at full length."""
     sign = _sign(measure)
-    values = np.array([np.nan if trial.value is None else sign * trial.value for trial in trials] or [np.nan])
+    each = [np.nan if trial.value is None or not trial.full else sign * trial.value for trial in trials]
+    values = np.array(each or [np.nan])
     return sign * np.fmin.accumulate(values)
 
 
@@ -155,6 +163,7 @@ def _draw_response(
     measure: str,
 ) -> None:
     finished = [(trial.options[name], trial.value) for trial in trials if trial.value is not None]
+    short = [(trial.options[name], trial.value) for trial in trials if trial.value is not None and not trial.full]
     lost = [trial.options[name] for trial in trials if trial.value is None]
     places = [trial.options[name] for trial in trials]
     values = [value for _, value in finished]
@@ -167,6 +176,8 @@ def _draw_response(
     panel.set_yscale("log" if log else "linear")
     panel.set_ylim(*limits_of(np.array(values), log))
     panel.plot(*zip(*finished, strict=True), "o", color=COLOURS["blue"], markersize=5, markeredgecolor="white")
+    if short:
+        panel.plot(*zip(*short, strict=True), "o", color="white", markersize=5, markeredgecolor=COLOURS["blue"])
     if lost:  # an empty line that is not clipped would spoil the layout
         edge = panel.get_xaxis_transform()
         panel.plot(lost, [0.0] * len(lost), transform=edge, linestyle="none", clip_on=False, **CROSS, color=LOST)
@@ -175,5 +186,5 @@ def _draw_response(
         panel.axvline(best.options[name], color=FADED, linewidth=0.8, linestyle=":", zorder=1)
     panel.set_xlabel(name)
     if panel.get_subplotspec().is_first_col():  # type: ignore[union-attr]
-        panel.set_ylabel(name_of(measure) if measure else "Value")
+        panel.set_ylabel(f"Validation {_in_sentence(measure)}" if measure else "Value")
     finish(panel)
