@@ -1,8 +1,8 @@
 """How many clients to compute together: the rule behind ``chunk="auto"``.
 
-Measured by ``bench/chunk.py`` on a CPU. Convolutions, recurrent layers and all but the smallest attention layers are
-fastest one client at a time. Dense models gain from larger chunks, since a batched product is dispatched only once,
-until the working set of the chunk exceeds the processor's cache. So, on a CPU:
+Measured on a CPU, by ``bench/chunk.py`` for dense and convolutional models. Convolutions, recurrent layers and all but
+the smallest attention layers are fastest one client at a time. Dense models gain from larger chunks, since a batched
+product is dispatched only once, until the working set of the chunk exceeds the processor's cache. So, on a CPU:
 
     convolutional or recurrent layers:  C = 1 (always for recurrent layers, whose kernels cannot be batched)
     attention, d > 65,536:              C = 1

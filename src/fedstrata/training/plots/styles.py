@@ -1,4 +1,7 @@
-"""Colours, markers and lines: a method looks the same in every figure, whatever else the figure shows."""
+"""Colours, markers and lines: an algorithm looks the same in every figure, whatever else the figure shows.
+
+Labels that are not names of algorithms keep their look as long as no other label of the figure has it.
+"""
 
 from __future__ import annotations
 
