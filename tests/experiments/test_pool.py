@@ -194,3 +194,21 @@ def test_a_system_that_cannot_run_several_jobs_is_named(monkeypatch: pytest.Monk
     monkeypatch.setattr("torch.cuda.is_initialized", lambda: True)
     with pytest.raises(InputError, match=r"a GPU that is already in use\. Got jobs = 3: use 1\."):
         results_of([about_me], 3)
+
+
+COMPILED = """
+import torch, fedstrata as fs
+data = fs.FederatedData.from_arrays([(torch.randn(20, 3), torch.arange(20) % 2) for _ in range(3)], classes=2)
+methods = {"a": (fs.erm(torch.nn.Linear(3, 2)), fs.FedAvg(steps=3)), "b": (fs.erm(torch.nn.Linear(3, 2)), fs.FedProx())}
+how = {"rounds": 4, "batch_size": 4, "threads": 1, "compile": True}
+fs.train(*methods["a"][:1], data, methods["a"][1], **how)
+print(fs.compare(methods, data, seeds=2, jobs=2, **how).seeds)
+"""
+
+
+@pytest.mark.slow
+def test_jobs_compile_after_this_process_has(tmp_path: Path) -> None:
+    """The threads that compile are not there in a forked process."""
+    where = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache"), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, "-c", COMPILED], env=where, capture_output=True, text=True, timeout=400)
+    assert done.stdout.split() == ["2"], done.stderr

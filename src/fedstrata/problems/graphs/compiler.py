@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import time
 import warnings
@@ -50,7 +51,8 @@ class Compiler:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # about PyTorch's own code
-                compiled: Callable[..., Any] = _inductor.compile(graph, list(tensors))
+                with _inductor.config.patch(**_threads()):
+                    compiled: Callable[..., Any] = _inductor.compile(graph, list(tensors))
                 compiled(*(t.clone() for t in tensors))
         except Exception as error:
             reason = str(error).strip().split("\n")[0]
@@ -60,6 +62,11 @@ class Compiler:
         self.graphs += 1
         self.seconds += time.perf_counter() - begun
         return compiled
+
+
+def _threads() -> dict[str, Any]:
+    """Return settings of the inductor: a forked process inherits its pool of threads, but not the threads."""
+    return {"compile_threads": 1} if multiprocessing.parent_process() is not None else {}
 
 
 def check_compiler() -> None:
