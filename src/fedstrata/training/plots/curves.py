@@ -147,7 +147,8 @@ def _draw_panel(
     finished = [c for line in lines for c in line.curves]
     values = np.concatenate([np.empty(0), *(c[:, 1] for c in finished or everything)])
     log = log or is_wide(values, measure)
-    bands = {line.label: _mean_and_band(line.curves, log and values.min() > 0) for line in lines if line.curves}
+    complete = [line for line in lines if line.curves and not line.diverged] or [line for line in lines if line.curves]
+    bands = {line.label: _mean_and_band(line.curves, log and values.min() > 0) for line in complete}
     limits = Limits(*limits_of(values, log), log)
     if bands:
         limits = focus(list(bands.values()), log, range == "full")
@@ -167,8 +168,8 @@ def _draw_panel(
     panel.set_xlabel(label)
     panel.set_ylabel(name_of(measure))
     finish(panel, axis, end)
-    diverged = [line.label for line in lines if line.diverged]
-    return {label: np.nan if label in diverged else float(mean[-1]) for label, (_, mean, _, _) in bands.items()}
+    last = {label: float(mean[-1]) for label, (_, mean, _, _) in bands.items()}
+    return last | {line.label: np.nan for line in lines if line.diverged and line.curves}
 
 
 def _mean_and_band(curves: Sequence[np.ndarray], log: bool) -> Band:

@@ -114,7 +114,8 @@ def _sorted(rows: Iterable[Ranked], measure: str) -> list[Ranked]:
 
 
 def _draw_values(panel: Axes, rows: Sequence[Ranked], looks: Mapping[str, Style], measure: str) -> None:
-    seeds = [value for row in rows for value in row.values]
+    shown = [row for row in rows if row.complete] or rows
+    seeds = [value for row in shown for value in row.values]
     log = is_wide(seeds, measure)
     panel.set_xscale("log" if log else "linear")
     panel.set_xlim(*_limits(seeds, [row.interval for row in rows if row.complete], log))
@@ -125,6 +126,9 @@ def _draw_values(panel: Axes, rows: Sequence[Ranked], looks: Mapping[str, Style]
         look = looks[row.label]
         if len(row.values) > 1 or not row.complete:
             panel.plot(row.values, [place + 0.24] * len(row.values), ".", color=look.colour, markersize=4, alpha=0.6)
+            for edge, arrow in zip(panel.get_xlim(), "<>", strict=True):
+                if any((value < edge) if arrow == "<" else (value > edge) for value in row.values):
+                    panel.plot([edge], [place + 0.24], arrow, color=look.colour, markersize=4, clip_on=False)
         if row.complete:
             _draw_interval(panel, place, row.mean, row.interval, look, look.colour)
     panel.set_xlabel(name_of(measure) if measure else "Value")
