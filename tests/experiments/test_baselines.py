@@ -79,7 +79,10 @@ def test_a_client_with_too_few_rows_to_stop_early_keeps_the_start() -> None:
     for outcome in result.outcomes["local"]:
         assert "too few samples per client" in outcome.summary["untrained"]["client 2"]
     assert len(result.verdicts) == 1
-    assert "local: client 2 of 3 clients cannot train alone, and count with their starting point." in result.measured
+    assert (
+        "local: client 2 of 3 clients cannot train alone; the means include the untrained model there."
+        in result.measured
+    )
 
 
 def test_budgets_of_the_baselines_in_a_file(fedstrata: Any, tmp_path: Path) -> None:

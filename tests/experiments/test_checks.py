@@ -262,6 +262,16 @@ def test_a_comparison_is_not_resumed_with_another_loss(tmp_path: Path, no_pictur
     fs.compare({"m": (problem(1.0), fs.FedAvg())}, sites, seeds=1, out=tmp_path / "o", resume=True, **HOW)
 
 
+def test_functions_that_refer_to_themselves_have_an_identity(tmp_path: Path, no_pictures: None) -> None:
+    def evaluate(problem: Any, data: Any, x: Any, y: Any) -> dict[str, float]:
+        return {"score": 0.5, "itself": float(callable(evaluate))}
+
+    for resume in (False, True):
+        fs.compare(
+            {"m": METHODS["fedavg"]}, sites, seeds=1, evaluate=evaluate, out=tmp_path / "o", resume=resume, **HOW
+        )
+
+
 # --- searches --------------------------------------------------------------------------------------------------------
 
 

@@ -137,5 +137,5 @@ def invoke(arguments: Sequence[str] | None = None) -> int:
         say(f"Error: {error}")
         return 1
     if code == 130:
-        say("Interrupted. What has --out can be resumed with --resume; reproduce resumes by itself.")
+        say("Interrupted. With --out, resume by adding --resume; for reproduce, repeat the command.")
     return code if isinstance(code, int) else 0

@@ -136,7 +136,7 @@ def tune(
             warnings=[*tuned.warnings, *tuned.seen(others[0])],
         )
     if as_json:
-        print(json.dumps({"trials": tuned.rows, "best": tuned.options, "notes": tuned.notes, "test": rows}))
+        print(json.dumps({"trials": tuned.rows, "best": tuned.options, "notes": [*fixed, *tuned.notes], "test": rows}))
         return
     for note in [*fixed, *tuned.notes]:
         if note not in tuned.warnings or not seeds:  # warnings stand below the table

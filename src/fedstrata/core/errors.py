@@ -5,6 +5,7 @@ A command that fails with an :class:`InputError` exits with code 2; any other :c
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
@@ -55,6 +56,11 @@ def invalid(what: str, got: object, wants: str, where: str = "", choices: Iterab
 def is_number(value: object) -> TypeGuard[int | float]:
     """Whether a value is a number and not a bool."""
     return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def is_finite(value: object) -> TypeGuard[int | float]:
+    """Whether a value is a number that a float can hold, and neither NaN nor infinite."""
+    return is_number(value) and abs(value) <= sys.float_info.max
 
 
 def listed(names: Sequence[str], most: int = 8) -> str:

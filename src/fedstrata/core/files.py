@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 import tomllib
 import warnings
 from collections.abc import Iterable
@@ -12,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
-from fedstrata.core.errors import FedstrataError, InputError, invalid, is_number, listed, nearest_of
+from fedstrata.core.errors import FedstrataError, InputError, invalid, is_finite, listed, nearest_of
 
 Row = dict[str, Any]
 
@@ -128,7 +127,7 @@ class Rows:
         *lines, rest = content.split(b"\n")
         for number, line in enumerate([*lines, rest] if rest else lines, 1):
             row = _row(line)
-            if finite and row is not None and not all(map(_is_finite if self._numbers else _is_not_nan, row.values())):
+            if finite and row is not None and not all(map(is_finite if self._numbers else _is_not_nan, row.values())):
                 row = None
             if row is not None and all(isinstance(row.get(key), int) for key in self._whole):
                 rows.append(row)
@@ -167,12 +166,8 @@ def _row(line: bytes) -> Row | None:
     return row if isinstance(row, dict) else None
 
 
-def _is_finite(value: object) -> bool:
-    return is_number(value) and abs(value) <= sys.float_info.max and value == value
-
-
 def _is_not_nan(value: object) -> bool:
-    return not isinstance(value, float) or _is_finite(value)
+    return not isinstance(value, float) or is_finite(value)
 
 
 def refuse_blocked(folder: Path, *names: str) -> None:

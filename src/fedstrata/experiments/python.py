@@ -55,7 +55,7 @@ def compare(
     seeds:     how many seeds, counted from ``seed``, or the seeds themselves.
     baseline:  the label to compare the others with; by default the first.
     baselines: "local" and "pooled" also run the first method with each client alone, and with all data in one place.
-    measure:   the measure to judge by; by default auc, else accuracy, else loss.
+    measure:   the measure to judge by; by default distance if the solution is known, else auc, accuracy or loss.
     evaluate:  as in :func:`fs.train`.
     out:       a directory for the runs, which must be new unless ``resume`` is set.
     resume:    resume what is in ``out``.
@@ -96,7 +96,7 @@ def tune(
     methods, data, settings, evaluate, out, resume, jobs, callbacks: as in :func:`fs.compare`.
     trials:       trials for each hyperparameter that is searched; its own settings and the defaults are extra.
     seeds:        seeds per trial, counted from ``seed``.
-    measure:      the measure on validation data to rank by; by default auc, else accuracy, else loss.
+    measure:      the measure on validation data to rank by; the default is that of :func:`fs.compare`.
     share:        the fraction of each client's training rows used for validation.
     sampler:      "sobol", "latin", or Optuna's "tpe" or "gp".
     trial_rounds: shorter trials; the best three are then run at full length.

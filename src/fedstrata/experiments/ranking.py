@@ -16,7 +16,7 @@ QUARTER = 0.25
 
 
 class Ranking:
-    """Ranks trials by a measure; without one, by the first of auc, accuracy and loss that the first trials share."""
+    """Ranks trials by a measure; without one, by the first of ``RANKING`` that the first trials share."""
 
     def __init__(self, measure: str | None) -> None:
         self.measure = measure

@@ -122,7 +122,9 @@ class CompareTable(Options, owner="the compare table"):
     baseline: str | None = param(
         None, "algorithm or variant that the others are compared with; by default the first one"
     )
-    measure: str | None = param(None, "measure to judge by; by default auc, else accuracy, else loss")
+    measure: str | None = param(
+        None, "measure to judge by; by default the distance to the solution if it is known, else auc, accuracy or loss"
+    )
     baselines: Sequence[str] = param(
         (),
         "also run the first algorithm or variant with each client alone (local), or with all data in one place "
@@ -162,7 +164,8 @@ class TuneTable(Options, owner="the tune table"):
     )
     seeds: int = param(3, "seeds per trial, whose results are averaged; a trial fails if one of them diverges", least=1)
     measure: str | None = param(
-        None, "measure on the validation data to rank trials by; by default auc, else accuracy, else loss"
+        None,
+        "measure on the validation data to rank trials by; by default as in [compare]",
     )
     share: float = param(0.2, "fraction of each client's training rows used for validation", above=0, below=1)
     sampler: str = param(

@@ -9,10 +9,15 @@ from collections.abc import Mapping, Sequence
 from fedstrata.core.errors import invalid, listed
 from fedstrata.core.files import Row
 from fedstrata.experiments.judge import interval
-from fedstrata.training.metrics.catalogue import IN_PROGRESS, IN_TABLES, MEASURES, TIMES, VALIDATION, measure
-
-COSTS = ("round", "steps", "samples", "bytes_up", "bytes_down", "failed", "epsilon", *TIMES)
-"""What rows count besides measures."""
+from fedstrata.training.metrics.catalogue import (
+    COSTS,
+    IN_PROGRESS,
+    IN_TABLES,
+    MEASURES,
+    MORE_COSTS,
+    VALIDATION,
+    measure,
+)
 
 Cell = str | float | None
 """A cell of a table of numbers; None is empty."""
@@ -52,8 +57,8 @@ def untrained_in_all(summaries: Mapping[str, Sequence[Row]]) -> list[str]:
         if names:
             seed = " with some seed" if any(len(s["untrained"]) < len(names) for s in group) else ""
             sentences.append(
-                f"{label}: {listed(names)} of {group[0]['clients']} clients cannot train alone{seed}, and count with "
-                "their starting point."
+                f"{label}: {listed(names)} of {group[0]['clients']} clients cannot train alone{seed}; the means "
+                "include the untrained model there."
             )
     return sentences
 
@@ -104,7 +109,11 @@ def as_markdown(rows: Sequence[Row], measures: Sequence[str] | None = None) -> s
 def columns_of(rows: Sequence[Row]) -> list[str]:
     """Return the measures that a table shows if none are named: the main ones, and a user's own."""
     names = dict.fromkeys(name for row in rows for name in row["values"])
-    own = [name for name in names if name.removeprefix(VALIDATION) not in MEASURES and name not in COSTS]
+    own = [
+        name
+        for name in names
+        if name.removeprefix(VALIDATION) not in MEASURES and name not in ("round", *COSTS, *MORE_COSTS)
+    ]
     return [*(name for name in IN_TABLES if name in names), *own]
 
 

@@ -10,7 +10,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-from fedstrata.core.errors import InputError, invalid, is_number
+from fedstrata.core.errors import InputError, invalid, is_finite
 from fedstrata.core.files import Row, make_folder, refuse_used, write_atomically
 from fedstrata.experiments.methods import Outcome
 from fedstrata.experiments.overlay import slug
@@ -104,11 +104,7 @@ def _is_final(final: Any) -> bool:
     """Whether a stored value is the last row of a run, or None for one that diverged."""
     if final is None:
         return True
-    return (
-        isinstance(final, dict)
-        and bool(final)
-        and all(is_number(v) and abs(v) < 1e300 and v == v for v in final.values())
-    )
+    return isinstance(final, dict) and bool(final) and all(map(is_finite, final.values()))
 
 
 def _stored(key: Key, options: Mapping[str, Any], final: Row | None, error: str | None) -> Row:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from functools import partial
 from hashlib import blake2b
 from pathlib import Path
-from types import CodeType, FunctionType
+from types import CellType, CodeType, FunctionType
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,9 @@ from fedstrata.data.federated import FederatedData
 from fedstrata.problems.problem import Problem
 from fedstrata.training.metrics.evaluation import Evaluate, Evaluation
 from fedstrata.training.settings import Settings
+
+DEEPEST = 8
+"""How deep functions and containers inside a function are looked into."""
 
 
 def settings_of(
@@ -38,7 +41,7 @@ def settings_of(
     }
 
 
-def _measured_by(evaluate: Evaluate) -> dict[str, Any]:
+def _measured_by(evaluate: Any, depth: int = 0) -> dict[str, Any]:
     """Return the options of an evaluation, or the name of a function and a digest of what it computes."""
     if isinstance(evaluate, Options):
         return evaluate.to_table()
@@ -49,10 +52,17 @@ def _measured_by(evaluate: Evaluate) -> dict[str, Any]:
     code = getattr(function, "__code__", None)
     if code is None:
         return {"function": name}
-    cells = [cell.cell_contents for cell in getattr(function, "__closure__", None) or ()]
+    cells = [_content(cell) for cell in getattr(function, "__closure__", None) or ()]
     digest = _instructions(code)
-    digest.update(_text((given, function.__defaults__, function.__kwdefaults__, cells)).encode())
+    digest.update(_text((given, function.__defaults__, function.__kwdefaults__, cells), depth).encode())
     return {"function": name, "digest": digest.hexdigest()}
+
+
+def _content(cell: CellType) -> object:
+    try:
+        return cell.cell_contents
+    except ValueError:  # not assigned yet
+        return None
 
 
 def _instructions(code: CodeType) -> blake2b:
@@ -66,21 +76,26 @@ def _instructions(code: CodeType) -> blake2b:
     return digest
 
 
-def _text(value: object) -> str:
-    """Return plain values as a text that is the same in every process; of other objects only the type."""
+def _text(value: object, depth: int = 0) -> str:
+    """Return values as a text that is the same in every process; of other objects only the type.
+
+    depth: how many functions and containers the value is inside of; a function may refer to itself.
+    """
     if isinstance(value, str | int | float | complex | bytes | None):
         return repr(value)
+    if depth > DEEPEST:
+        return type(value).__qualname__
     if isinstance(value, Mapping):
-        return repr(sorted((str(k), _text(v)) for k, v in value.items()))
+        return repr(sorted((str(k), _text(v, depth + 1)) for k, v in value.items()))
     if isinstance(value, tuple | list):
-        return repr([_text(v) for v in value])
+        return repr([_text(v, depth + 1) for v in value])
     if isinstance(value, set | frozenset):
-        return repr(sorted(_text(v) for v in value))
+        return repr(sorted(_text(v, depth + 1) for v in value))
     if isinstance(value, np.ndarray | torch.Tensor):
         numbers = np.ascontiguousarray(torch.as_tensor(value).detach().cpu().numpy())
         return blake2b(numbers.tobytes() + repr((numbers.shape, numbers.dtype)).encode(), digest_size=8).hexdigest()
     if isinstance(value, FunctionType | partial):
-        return repr(sorted(_measured_by(value).items()))
+        return repr(sorted(_measured_by(value, depth + 1).items()))
     return type(value).__qualname__
 
 

@@ -20,7 +20,7 @@ from fedstrata.data.federated import FederatedData
 from fedstrata.problems.problem import Problem
 from fedstrata.training.callbacks import Callback, Titled
 from fedstrata.training.fingerprint import digest_of, settings_of
-from fedstrata.training.metrics.catalogue import measure
+from fedstrata.training.metrics.catalogue import COSTS, TIMES, measure
 from fedstrata.training.metrics.evaluation import Evaluate, Evaluation, measured_on, pooled
 from fedstrata.training.metrics.measures import as_numbers
 from fedstrata.training.plots import plot
@@ -29,10 +29,8 @@ from fedstrata.training.rundir import RunDirectory
 from fedstrata.training.settings import Settings, takes_settings
 from fedstrata.training.train import train
 
-SUMS = ("samples", "seconds", "total_seconds")
+SUMS = ("samples", *TIMES)
 """What all clients have used together; local training sends nothing."""
-
-COSTS = ("round", "steps", "bytes_up", "bytes_down", *SUMS)
 
 
 @dataclass(frozen=True, repr=False)
@@ -146,7 +144,9 @@ def _train_each(
 def _at_start(problem: Problem, data: FederatedData, evaluate: Evaluate) -> Run:
     """Return the run of a client that cannot train."""
     measures = as_numbers(evaluate(problem, data, problem.x0, problem.y0), {})
-    row = dict.fromkeys(COSTS, 0) | {name: value for name, value in measures.items() if math.isfinite(value)}
+    row = dict.fromkeys(("round", *COSTS), 0) | {
+        name: value for name, value in measures.items() if math.isfinite(value)
+    }
     about = evaluate.about(problem, data, problem.x0, problem.y0) if isinstance(evaluate, Evaluation) else {}
     return Run(problem.x0, problem.y0, [row], {**row, **about}, problem)
 
@@ -182,7 +182,7 @@ def _together(rows: list[Row]) -> Row:
     """Return one row for all clients."""
     together: Row = {"round": max(row["round"] for row in rows), "steps": max(row["steps"] for row in rows)}
     together |= {"bytes_up": 0, "bytes_down": 0} | {name: sum(row[name] for row in rows) for name in SUMS}
-    for name in dict.fromkeys(key for row in rows for key in row if key not in COSTS):
+    for name in dict.fromkeys(key for row in rows for key in row if key not in ("round", *COSTS)):
         values = np.array([row[name] for row in rows if name in row])
         about = measure(name)
         if name.endswith("_worst"):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +13,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load
 from torch import nn
 
-from fedstrata.core.errors import InputError, invalid, is_number
+from fedstrata.core.errors import InputError, invalid, is_finite
 from fedstrata.core.files import Row, Rows, folder_at, make_folder, refuse_used, write_atomically
 from fedstrata.core.frames import frame
 from fedstrata.problems.problem import Problem
@@ -134,5 +133,5 @@ def check_rows(rows: Sequence[Row], path: Path) -> None:
     """Raise if rows that were read from a file have anything but finite numbers."""
     for row in rows:
         for name, value in row.items():
-            if not is_number(value) or not abs(value) <= sys.float_info.max:
+            if not is_finite(value):
                 raise invalid(f"{name} in {path}", value, "a finite number")

@@ -83,7 +83,8 @@ class Settings(Options, owner="the run"):
         0.2, "fraction of each client's training rows to keep for validation if patience is set", above=0, below=1
     )
     watch: str | None = param(
-        None, "measure on the validation data that patience judges by; by default auc, else accuracy, else loss"
+        None,
+        "measure on the validation data that patience judges by; by default as in [compare]",
     )
     state_memory: int = param(
         4 << 30,

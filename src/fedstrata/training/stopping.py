@@ -13,7 +13,7 @@ from fedstrata.core.errors import FedstrataError, InputError, unknown
 from fedstrata.core.files import Row
 from fedstrata.data.federated import FederatedData
 from fedstrata.problems.problem import Problem
-from fedstrata.training.metrics.catalogue import RANKING, TIMES, VALIDATION, measure
+from fedstrata.training.metrics.catalogue import COSTS, MORE_COSTS, RANKING, VALIDATION, measure
 from fedstrata.training.metrics.evaluation import Evaluation
 from fedstrata.training.settings import Settings
 
@@ -25,8 +25,8 @@ POOLED = Evaluation(clients="none")
 
 def costs_of(settings: Settings) -> list[str]:
     """Return the names of what a row counts besides measures."""
-    noisy, faulty = bool(settings.channel.noise), settings.faults is not None
-    return ["steps", "samples", "bytes_up", "bytes_down", *TIMES, *["failed"] * faulty, *["epsilon"] * noisy]
+    used = (settings.faults is not None, settings.channel.noise > 0)
+    return [*COSTS, *(name for name, counted in zip(MORE_COSTS, used, strict=True) if counted)]
 
 
 def exceeded_next(settings: Settings, used: Row, own: Row, done: int) -> str | None:
@@ -45,7 +45,7 @@ def exceeded_next(settings: Settings, used: Row, own: Row, done: int) -> str | N
 class Validation(NamedTuple):
     """Early stopping: the clients' validation rows, as test data, and how long to wait for an improvement.
 
-    watch:    the measure to judge by; None for the first of auc, accuracy and loss that the first evaluation has.
+    watch:    the measure to judge by; None for the first of ``RANKING`` that the first evaluation has.
     patience: the number of evaluations without improvement after which the run stops.
     """
 

@@ -73,6 +73,13 @@ TIMES = ("seconds", "total_seconds")
 """How long a run has trained, and how long it has taken with evaluations, tracing and checkpoints."""
 
 
+COSTS = ("steps", "samples", "bytes_up", "bytes_down", *TIMES)
+"""What every row counts besides measures."""
+
+MORE_COSTS = ("failed", "epsilon")
+"""What a row also counts, with faults and with noise."""
+
+
 def measure(name: str) -> Measure:
     """Return the properties of a measure; a user's own measure gets the defaults."""
     base = MEASURES.get(name.removeprefix(VALIDATION), Measure(name))
