@@ -266,10 +266,9 @@ def test_functions_that_refer_to_themselves_have_an_identity(tmp_path: Path, no_
     def evaluate(problem: Any, data: Any, x: Any, y: Any) -> dict[str, float]:
         return {"score": 0.5, "itself": float(callable(evaluate))}
 
+    how = HOW | {"evaluate": evaluate, "measure": "score", "out": tmp_path / "o"}
     for resume in (False, True):
-        fs.compare(
-            {"m": METHODS["fedavg"]}, sites, seeds=1, evaluate=evaluate, out=tmp_path / "o", resume=resume, **HOW
-        )
+        fs.compare({"m": METHODS["fedavg"]}, sites, seeds=1, resume=resume, **how)
 
 
 # --- searches --------------------------------------------------------------------------------------------------------
