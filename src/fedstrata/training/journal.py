@@ -11,7 +11,7 @@ from fedstrata.clients.clients import Clients
 from fedstrata.clients.engine import Engine
 from fedstrata.clients.ranks import Ranks
 from fedstrata.core.errors import Diverged, invalid
-from fedstrata.core.files import Row
+from fedstrata.core.files import Row, digest_of_row
 from fedstrata.training.callbacks import Callback
 from fedstrata.training.checkpoint import Checkpoint
 from fedstrata.training.run import SOLUTION, Run
@@ -24,13 +24,16 @@ CALLER = 6
 class Journal:
     """Records a run: calls its callbacks, and writes its run directory on the first rank.
 
-    history:  one row per evaluation.
+    history:  one row per evaluation, and ``digests`` the digest of each.
     left_out: how often each client was left out of an exchange.
+
+    A checkpoint has a digest of each row before it: a row that was changed since is dropped when the run is resumed.
     """
 
     def __init__(self, directory: RunDirectory | None, callbacks: Sequence[Callback], ranks: Ranks, kept: bool) -> None:
         self.directory, self.callbacks, self.ranks, self.kept = directory, callbacks, ranks, kept
         self.history: list[Row] = []
+        self.digests: list[str] = []
         self.left_out: dict[int, int] = {}
 
     @property
@@ -81,11 +84,13 @@ class Journal:
         if saved is None and any(row["round"] for row in metrics.keep()):
             warnings.warn(f"No checkpoint in {directory.path} to resume from: starting at round 0.", stacklevel=CALLER)
         done = -1 if saved is None else saved.round
-        self.history = metrics.keep(done)
-        lost = (saved.evaluations or 0) - len(self.history) if saved is not None else 0
+        written = None if saved is None else saved.evaluations
+        self.history = metrics.keep(done, written)
+        self.digests = [digest_of_row(row) for row in self.history]
+        lost = len(written or ()) - len(self.history)
         if lost > 0:
             what = f"{metrics.path} lacks {lost} of the {lost + len(self.history)} rows up to round {done}"
-            warnings.warn(f"{what}: resuming without them.", stacklevel=CALLER)
+            warnings.warn(f"{what}, or they were changed: resuming without them.", stacklevel=CALLER)
         self._count_left_out(directory.faults.keep(done))
 
     # --- during the run -----------------------------------------------------------------------------------------
@@ -93,6 +98,7 @@ class Journal:
     def row(self, row: Row) -> None:
         """Record an evaluation."""
         self.history.append(row)
+        self.digests.append(digest_of_row(row))
         if self.directory is not None:
             self.directory.metrics.append(row)
         for callback in self.callbacks:
@@ -126,7 +132,7 @@ class Journal:
             for _ in rows:  # all ranks must iterate to the end
                 pass
         else:
-            checkpoint = dataclasses.replace(checkpoint, rows=rows, evaluations=len(self.history))
+            checkpoint = dataclasses.replace(checkpoint, rows=rows, evaluations=self.digests)
             self.directory.checkpoints.save(checkpoint, complete)
         engine.saved(checkpoint.round)
 

@@ -110,11 +110,14 @@ class Loop:
             self.prepare()
             for callback in journal.callbacks:
                 callback.on_start(self.algorithm.name, self.done, rounds, self._note())
+            recorded = len(journal.history)
             if not journal.history or (journal.history[-1]["round"] < self.done and self._due()):
                 self.measure()  # before the first round, or because the row was lost
             reason = self._stops()
             if reason is not None and journal.history[-1]["round"] < self.done:
                 self.measure()  # the last row of a run that had ended was lost
+            if self.done and len(journal.history) > recorded:
+                self.checkpoint()  # it knows the new row
             while self.done < rounds and reason is None:
                 self.round()
                 reason = self._budget()
