@@ -16,6 +16,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from fedstrata.cli.console import say
 from fedstrata.core.errors import FedstrataError, invalid
+from fedstrata.core.registry import IMPORTED
 from fedstrata.core.torchrun import launched
 from fedstrata.core.version import __version__
 
@@ -102,6 +103,7 @@ def _before_command(
         wants = "run, the only command that several processes can share"
         raise invalid("command under torchrun", context.invoked_subcommand, wants)
     context.obj = tuple(modules or ())
+    IMPORTED.clear()
     if modules:
         from fedstrata.experiments.config import import_file
 
