@@ -36,9 +36,9 @@ from fedstrata.experiments.compare import compare_methods
 from fedstrata.experiments.comparison import Comparison
 from fedstrata.experiments.config import Config, presets, read
 from fedstrata.experiments.config_methods import config_methods
+from fedstrata.experiments.config_tune import Plan, as_toml, tune_and_compare, tuning_of
 from fedstrata.experiments.judge import Difference, p_in_words
 from fedstrata.experiments.reproduce import find
-from fedstrata.experiments.tune import identity_of, tune_methods, variant_tables
 from fedstrata.training.metrics.catalogue import IN_TABLES
 from fedstrata.training.plots import plot
 
@@ -64,11 +64,10 @@ def run(name: str, preset: str | None, jobs: int, seeds: int, out: Path) -> None
     """Tune and compare an experiment, and store the results."""
     (file,) = find(name)
     raw = tomllib.loads(file.path.read_text())
-    known = presets(file.path)
-    preset = preset or ("study" if "study" in known else next(iter(known), None))
+    names = presets(file.path)
+    preset = preset or ("study" if "study" in names else next(iter(names), None))
     config = read(file.path, None, preset, tuned="tune" not in raw)
-    folder, first = out / file.name, config.train.seed
-    kind, methods = config_methods(config, None, config.compare.baselines)
+    folder, count = out / file.name, max(seeds, config.compare.seeds or 0)
     record: Json = {
         "experiment": file.name,
         "preset": preset,
@@ -78,21 +77,22 @@ def run(name: str, preset: str | None, jobs: int, seeds: int, out: Path) -> None
     }
     how: Json = {"jobs": jobs, "callbacks": progress(False, brief=True), "say": lambda line: print(line, flush=True)}
     if "tune" in raw:
-        _, searched = config_methods(config, None)
-        identity = identity_of(config, None, searched)
-        tuned = tune_methods(kind, searched, config.tune, first, folder=folder / "trials", identity=identity, **how)
+        plan = Plan.of(config, None)
+        tuned, comparison = tune_and_compare(plan, count, out=folder, trial_callbacks=how["callbacks"], **how)
+        assert comparison is not None
         target = file.path.parent / raw["tuned"]
         target.parent.mkdir(exist_ok=True)
         header = f"# Written by experiments/evidence.py: {file.name}, preset {preset}, commit {record['commit']}.\n\n"
-        target.write_text(header + variant_tables(tuned))
-        record["tuning"] = {"measure": tuned.measure, "notes": tuned.notes, "trials": _rounded(tuned.rows)}
-        config, first = read(file.path, None, preset), tuned.trial_seeds.stop
+        target.write_text(header + as_toml(tuning_of(plan.config, tuned)))
+        notes = [*plan.notes, *tuned.notes, *(w for w in comparison.warnings if w not in tuned.notes)]
+        record["tuning"] = {"measure": tuned.measure, "notes": notes, "trials": _rounded(tuned.rows)}
+        config = read(file.path, None, preset)
+    else:
         kind, methods = config_methods(config, None, config.compare.baselines)
-    table = config.compare
-    chosen = range(first, first + max(seeds, table.seeds or 0))
-    comparison = compare_methods(
-        kind, methods, chosen, baseline=table.baseline, measure=table.measure, out=folder / "final", **how
-    )
+        chosen, table = range(config.train.seed, config.train.seed + count), config.compare
+        comparison = compare_methods(
+            kind, methods, chosen, baseline=table.baseline, measure=table.measure, out=folder / "final", **how
+        )
     comparison.write(folder / "final", config.plot.measures)
     record |= result_of(comparison, config)
     write(file.path.parent / "results" / f"{file.path.stem}.json", record)

@@ -134,7 +134,7 @@ class CompareTable(Options, owner="the compare table"):
 
 
 class PlotTable(Options, owner="the plot table"):
-    """What the plot of a comparison shows: the keyword arguments of :func:`fedstrata.training.plots.plot`."""
+    """What the plot of a comparison shows, and the format of its files."""
 
     measures: Sequence[str] | None = param(
         None, "measures in the panels of the plot and in the tables; by default up to three"
@@ -148,9 +148,18 @@ class PlotTable(Options, owner="the plot table"):
         choices=RANGES,
     )
 
+    format: str | None = param(
+        None, "format of the plots of a comparison or a search; by default png", choices=("png", "pdf", "svg")
+    )
+
     def __post_init__(self) -> None:
         if self.measures == ():
             raise invalid("key plot.measures", [], "a list of at least one measure")
+
+    @property
+    def shown(self) -> dict[str, Any]:
+        """The keyword arguments of :func:`fedstrata.training.plots.plot`."""
+        return {name: value for name, value in self.to_table().items() if name != "format"}
 
 
 class TuneTable(Options, owner="the tune table"):
@@ -186,6 +195,9 @@ class TuneTable(Options, owner="the tune table"):
         least=2,
     )
     extend: bool = param(True, "if the best value lies at an edge of its range, search once more beyond the edge")
+    baselines: bool = param(
+        True, "also tune the baselines of [compare]; otherwise they take the best settings of the first method"
+    )
     search: dict[str, dict[str, tuple[float, float]]] = param(
         {}, "`search.NAME.OPTION = [low, high]` replaces the search range of the algorithm or variant NAME"
     )
@@ -196,4 +208,21 @@ class TuneTable(Options, owner="the tune table"):
         if self.sampler in ("tpe", "gp") and (self.rounds is not None or self.halving is not None):
             raise InputError(
                 f"The sampler {self.sampler} learns from trials of full length: leave out tune.rounds and tune.halving."
+            )
+
+
+class Tuning(Options, owner="the file of tuned settings"):
+    """What ``fedstrata tune`` writes for variants."""
+
+    variants: dict[str, dict[str, dict[str, Any]]] = param({}, "the best options, as [variants.LABEL.algorithm]")
+    baselines: dict[str, dict[str, Any]] = param({}, "the algorithms of the baselines, with their best options")
+    seeds: tuple[int, ...] = param((), "the seeds of the trials, which a comparison does not use again", least=0)
+    data_seed: int | None = param(
+        None, "the seed of the data in every trial: with another one, test rows could be rows of the trials", least=0
+    )
+
+    def __post_init__(self) -> None:
+        if not all([*tables] == ["algorithm"] for tables in self.variants.values()):
+            raise InputError(
+                "The variants of a file of tuned settings have tables such as [variants.fedavg.algorithm]."
             )
