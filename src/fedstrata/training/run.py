@@ -100,8 +100,13 @@ class Run:
                 raise invalid(f"shape of {name} in {path}", got, f"{wants}, that of the problem {problem.name}")
             if value is None or start is None:
                 continue
-            if value.dtype != start.dtype or not bool(torch.isfinite(value).all()):
-                raise invalid(f"{name} in {path}", str(value.dtype), f"finite numbers of type {start.dtype}")
+            if value.dtype != start.dtype:
+                raise invalid(f"{name} in {path}", str(value.dtype), f"numbers of type {start.dtype}")
+            bad = int((~torch.isfinite(value)).sum())
+            if bad:
+                raise InputError(
+                    f"The run in {path} is damaged: {bad} of {value.numel()} entries of {name} are NaN or infinite."
+                )
         assert x is not None
         _check_record(summary, history, path)
         return Run(x, y, history, summary, problem)
