@@ -118,7 +118,7 @@ def test_a_tuned_file_says_which_seeds_the_trials_have_used(write: Any, tmp_path
     text = '[variants.a.algorithm]\nlr = 0.5\n[variants.b.data]\nname = "breast_cancer"\n'
     path = write(f'tuned = "tuned.toml"\n[algorithm]\nsteps = 2\n{text}')
     tuned = tmp_path / "tuned.toml"
-    tuned.write_text("seeds = [0, 1, 2]\ndata_seed = 7\n[variants.a.algorithm]\nlr = 0.3\n")
+    tuned.write_text("trial_seeds = [0, 1, 2]\ndata_seed = 7\n[variants.a.algorithm]\nlr = 0.3\n")
     config = read(path)
     assert config.train.seed == 3 and config.data.seed == 7 and config.variant("b").data.seed == 7
     assert config.variant("a").algorithm.options == {"steps": 2, "lr": 0.3}
@@ -126,8 +126,8 @@ def test_a_tuned_file_says_which_seeds_the_trials_have_used(write: Any, tmp_path
     assert read(path, ["data.seed=2"]).data.seed == 2 and read(path, tuned=False).train.seed == 0
     path.write_text(f"{path.read_text()}[train]\nseed = 40\n")
     assert read(path).train.seed == 40, "no trial has used it"
-    tuned.write_text("seeds = 3\n")
-    with pytest.raises(InputError, match=r"key seeds must be a list of whole numbers.*tuned\.toml"):
+    tuned.write_text("trial_seeds = 3\n")
+    with pytest.raises(InputError, match=r"key trial_seeds must be a list of whole numbers.*tuned\.toml"):
         read(path)
 
 

@@ -97,5 +97,5 @@ def test_evidence_is_tuned_and_compared_as_by_the_command(tmp_path: Path, monkey
     assert "All seeds use the split of data.seed = 0" in result["tuning"]["notes"][0]
     assert not [note for note in result["tuning"]["notes"] if "rows of the trials" in note]
     tuned = tomllib.loads((tmp_path / "tuned" / "experiment.toml").read_text())
-    assert tuned["data_seed"] == 0 and tuned["seeds"] == [0, 1] and "pooled" in tuned["baselines"]
+    assert tuned["data_seed"] == 0 and tuned["trial_seeds"] == [0, 1] and "pooled" in tuned["baselines"]
     assert result["settings"]["data"]["seed"] == 0 and result["settings"]["train"]["seed"] == 2

@@ -163,7 +163,7 @@ def tuning_of(config: Config, tuned: Tuned) -> Tuning:
     return Tuning(
         variants={label: {"algorithm": best} for label, best in tuned.options.items() if label in config.variants},
         baselines=_of_baselines(config, tuned),
-        seeds=tuple(tuned.trial_seeds),
+        trial_seeds=tuple(tuned.trial_seeds),
         data_seed=config.data.seed,
     )
 

@@ -134,7 +134,7 @@ class Method(ABC):
         """Return the names of the measures that the run of a seed has at its start, and of what it uses."""
         problem, data, evaluate = self.start(seed, trial)
         data, validation = with_validation(data, self.settings, elsewhere=False)
-        settings = self.settings.replace(seed=seed, faults=None, device="cpu", compile=False)
+        settings = self.settings.replace(seed=seed, participation=1.0, faults=None, device="cpu", compile=False)
         clients = make_clients(problem, data, settings)
         prepare(clients)
         problem, data = clients.problem, clients.engine.side.data

@@ -125,8 +125,8 @@ def with_tuned(raw: Tables, tuning: Tuning) -> Tables:
     tuned: Tables = {**raw, "variants": {**variants, **best}} if variants else {**raw}
     if tuning.baselines:
         tuned["baselines"] = merge(baselines, tuning.baselines)
-    if train.get("seed", options_of(Settings)["seed"].default) in tuning.seeds:
-        tuned["train"] = {**train, "seed": max(tuning.seeds) + 1}
+    if train.get("seed", options_of(Settings)["seed"].default) in tuning.trial_seeds:
+        tuned["train"] = {**train, "seed": max(tuning.trial_seeds) + 1}
     return tuned
 
 

@@ -216,7 +216,7 @@ class Tuning(Options, owner="the file of tuned settings"):
 
     variants: dict[str, dict[str, dict[str, Any]]] = param({}, "the best options, as [variants.LABEL.algorithm]")
     baselines: dict[str, dict[str, Any]] = param({}, "the algorithms of the baselines, with their best options")
-    seeds: tuple[int, ...] = param((), "the seeds of the trials, which a comparison does not use again", least=0)
+    trial_seeds: tuple[int, ...] = param((), "the seeds of the trials, which a comparison does not use again", least=0)
     data_seed: int | None = param(
         None, "the seed of the data in every trial: with another one, test rows could be rows of the trials", least=0
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from fedstrata.core.errors import FedstrataError, InputError, listed, unknown
@@ -64,9 +65,10 @@ class Tuner:
             for label, method in self.methods.items()
         }
         if self.table.measure is None:
-            return default_measure(
-                [*measured.values(), *(m.measures(self.seed, Trial()) for m in self.methods.values())]
-            )
+            everywhere = list(measured.values())
+            with suppress(InputError):  # if they cannot be measured on test data, a comparison says why
+                everywhere += [method.measures(self.seed, Trial()) for method in self.methods.values()]
+            return default_measure(everywhere)
         for label, names in measured.items():
             if self.table.measure not in names:
                 raise unknown("measure", self.table.measure, names, f"tune.measure, {label}")

@@ -89,8 +89,8 @@ class Journal:
         self.digests = [digest_of_row(row) for row in self.history]
         lost = len(written or ()) - len(self.history)
         if lost > 0:
-            what = f"{metrics.path} lacks {lost} of the {lost + len(self.history)} rows up to round {done}"
-            warnings.warn(f"{what}, or they were changed: resuming without them.", stacklevel=CALLER)
+            what = f"{metrics.path} lacks {lost} of the {lost + len(self.history)} rows that were written"
+            warnings.warn(f"{what} up to round {done}: resuming without them.", stacklevel=CALLER)
         self._count_left_out(directory.faults.keep(done))
 
     # --- during the run -----------------------------------------------------------------------------------------
