@@ -13,9 +13,12 @@ import torch
 from torch import nn
 
 import fedstrata as fs
+from cases import product
 from fedstrata.clients.chunk import choose_chunk
 from fedstrata.training.metrics import adaptation
+from fedstrata.training.metrics import objective as objectives
 from fedstrata.training.metrics.evaluation import Evaluation
+from fedstrata.training.metrics.objective import gradient_norm, objective
 
 TOLERANCE = {torch.float32: 1e-6, torch.float64: 1e-10}
 
@@ -124,6 +127,74 @@ def test_the_mean_of_the_adapted_models(monkeypatch: pytest.MonkeyPatch) -> None
     assert torch.equal(adaptation.adapted_point(problem, data, problem.x0, steps=0), problem.x0)
     alone = one_by_one(monkeypatch, lambda: adaptation.adapted_point(problem, data, problem.x0))
     torch.testing.assert_close(together, alone, rtol=0, atol=1e-12)
+
+
+# --- the objective ---------------------------------------------------------------------------------------------------
+
+
+def saddle(levels: int, inner_mean: Any, numbered: bool) -> fs.Problem:
+    """A problem without a model, whose functions are no means over rows."""
+
+    def level(u: torch.Tensor, batch: Any) -> torch.Tensor:
+        return torch.tanh(batch[0] @ u.reshape(4, 4)).square().mean(0).repeat(4) + u
+
+    def outer(u: torch.Tensor, y: torch.Tensor, batch: Any) -> torch.Tensor:
+        weight = y[batch[-1]] if numbered else y[0].sin()
+        return weight * torch.log(torch.cosh(batch[0] @ u[:4])).mean() ** 2 + (u**3).sum()
+
+    x0 = torch.linspace(-1, 1, 16, dtype=torch.float64)
+    y0 = torch.linspace(0, 1, 45, dtype=torch.float64)
+    return fs.Problem(outer, x0, (level,) * levels, y0, inner_mean=inner_mean, numbered=numbered)
+
+
+@product(
+    *("levels, inner_mean, numbered, support", [0, 2], ["local", "global"], [False, True], [False, True]),
+)
+def test_the_objective_and_its_gradient_of_all_clients_together(
+    levels: int, inner_mean: str, numbered: bool, support: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    generator = np.random.default_rng(8)
+    data, inner = (clients_of(generator.integers(1, 20, 45), 2, seed, (4,)) for seed in (0, 1))
+    data = replace(data, support=inner.train if support else None).to(torch.device("cpu"), torch.float64)
+    problem = saddle(levels, inner_mean, numbered)
+
+    def measures() -> list[float]:
+        values = [objective(problem, data, problem.x0, problem.y0, training=training) for training in (False, True)]
+        return [*values, gradient_norm(problem, data, problem.x0, problem.y0)]
+
+    seen = sizes_of(monkeypatch, objectives)
+    together = measures()
+    assert max(seen) == 45
+    with monkeypatch.context() as patch:
+        patch.setattr(objectives, "choose_chunk", lambda *_: 1)
+        alone = measures()
+    np.testing.assert_allclose(together, alone, rtol=1e-10)
+
+
+def sizes_of(monkeypatch: pytest.MonkeyPatch, module: Any) -> list[int]:
+    sizes: list[int] = []
+    batch = module.Layers.batch
+
+    def recorded(self: Any, clients: np.ndarray, level: int) -> Any:
+        sizes.append(len(clients))
+        return batch(self, clients, level)
+
+    monkeypatch.setattr(module.Layers, "batch", recorded)
+    return sizes
+
+
+def test_an_objective_that_branches_on_values_is_computed_one_by_one() -> None:
+    def outer(x: torch.Tensor, batch: Any) -> torch.Tensor:
+        value = (batch[0] @ x).mean()
+        return value if float(value.detach()) > 0 else 2 * value
+
+    data = clients_of(np.full(9, 3), 2, shape=(4,)).to(torch.device("cpu"), torch.float64)
+    problem = fs.Problem(outer, torch.ones(4, dtype=torch.float64))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = objective(problem, data, problem.x0, None)
+    values = [outer(problem.x0, data.train.of_client(k)) for k in range(9)]
+    assert found == pytest.approx(float(torch.stack(values).mean()), rel=1e-12)
 
 
 # --- how many --------------------------------------------------------------------------------------------------------

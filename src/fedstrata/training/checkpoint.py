@@ -78,7 +78,7 @@ FAN = 16
 """How many files of clients' rows are merged into one."""
 
 MERGED_BYTES = 64 << 20
-"""The most bytes that are merged; if one file has half of them, it stays as it is."""
+"""The most bytes that are merged; files are not merged if one is more than four times as large as their mean."""
 
 _CLIENTS = ".clients"
 """Ends the name of the numbers of the clients whose rows a tensor holds."""
@@ -141,7 +141,7 @@ class Checkpoints:
                 return
             try:
                 sizes = [(self.folder / segment["file"]).stat().st_size for segment in last]
-                if sum(sizes) > MERGED_BYTES or 2 * max(sizes) > sum(sizes):
+                if sum(sizes) > MERGED_BYTES or max(sizes) * FAN > 4 * sum(sizes):
                     return
                 rows = _newest([self._read(segment) for segment in last])
             except (FedstrataError, OSError):  # what is wrong with a file matters only to those who need it
