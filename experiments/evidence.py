@@ -25,8 +25,6 @@ import tomllib
 from pathlib import Path
 
 import rates
-from records import WORDS, Json, origin, rounded, write
-
 from fedstrata.cli.printing import progress
 from fedstrata.experiments import tables
 from fedstrata.experiments.compare import compare_methods
@@ -38,6 +36,7 @@ from fedstrata.experiments.reproduce import find
 from fedstrata.experiments.tune import identity_of, tune_methods, variant_tables
 from fedstrata.training.metrics.catalogue import IN_TABLES
 from fedstrata.training.plots import plot
+from records import WORDS, Json, origin, rounded, write
 
 HERE = Path(__file__).resolve().parent
 COSTS = ("round", "samples", "bytes_up", "bytes_down", "seconds", "total_seconds")

@@ -41,13 +41,9 @@ from fedstrata.experiments.pool import run_all
 from fedstrata.training.plots import figures
 from fedstrata.training.plots.axes import finish
 from fedstrata.training.plots.styles import Style, styles
+from records import Json, origin, rounded, write
 
 HERE = Path(__file__).resolve().parent
-if str(HERE) not in sys.path:
-    sys.path.append(str(HERE))  # also when a test imports this file by its path
-
-from records import Json, origin, rounded, write  # noqa: E402
-
 SEEDS = 5
 LEVEL = 0.95
 

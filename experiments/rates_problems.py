@@ -10,9 +10,9 @@ from __future__ import annotations
 import math
 
 import torch
-from rates import Known
 
 import fedstrata as fs
+from rates import Known
 
 MOST, SAMPLES = 32, 64
 """Groups of samples that differ, and the samples of each; N clients, at most ``MOST``, have equally many groups."""

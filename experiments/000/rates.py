@@ -9,12 +9,12 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
-from rates import Line, Settings, Study, Values, follow
-from rates_problems import composition
 
 import fedstrata as fs
 from fedstrata.algorithms.estimators import storm, weight_of
 from fedstrata.core.schedules import Rate
+from rates import Line, Settings, Study, Values, follow
+from rates_problems import composition
 
 
 class State(NamedTuple):
@@ -89,7 +89,7 @@ class MFCGDTwoPhase(fs.Algorithm):
 
 
 N, SPREAD = 8, 0.5
-FACTOR, WEIGHT = 1.0, 4.0
+FACTOR, WEIGHT = 0.5, 16.0
 """eta_t = FACTOR / (T + t)^(1/3), with gamma = 1; the weights alpha, beta and varrho are WEIGHT eta_t^2."""
 
 RHO, ADAPTIVE = 0.3, 0.3

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import math
 
+import fedstrata as fs
 from rates import Line, Settings, Study, Values, follow
 from rates_problems import composition
-
-import fedstrata as fs
 
 CLIENTS, TAU = 8, 4
 

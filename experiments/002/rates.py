@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from rates import Known, Line, Settings, Study, Values, follow, trajectory
 
 import fedstrata as fs
 from fedstrata.algorithms.algorithm import ANY_LEVELS
 from fedstrata.algorithms.layered import State, estimate_levels
+from rates import Known, Line, Settings, Study, Values, follow, trajectory
 
 TAU = 4
 NOISE = 0.5

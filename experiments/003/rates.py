@@ -8,10 +8,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import fedstrata as fs
 from rates import Line, Settings, Study, Values, follow
 from rates_problems import wells
-
-import fedstrata as fs
 
 EPS, LIPSCHITZ = 0.3, 2.0
 LARGEST = 3 * EPS / (20 * LIPSCHITZ)

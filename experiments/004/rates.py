@@ -8,10 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import fedstrata as fs
 from rates import Line, Settings, Study, Values, follow
 from rates_problems import saddle
-
-import fedstrata as fs
 
 N = 8
 GAMMA, LAM = 0.5, 1.0

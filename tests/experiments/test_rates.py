@@ -7,14 +7,17 @@ import json
 import math
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+import evidence
 import fedstrata as fs
+import rates
+import rates_problems
+import records
 from fedstrata.algorithms.algorithm import ALGORITHMS
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
@@ -29,14 +32,6 @@ def registry() -> Iterator[None]:
     yield
     for name in set(ALGORITHMS) - known:
         del ALGORITHMS[name]
-
-
-@pytest.fixture
-def rates(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(EXPERIMENTS))
-    import rates
-
-    return rates
 
 
 class Planted:
@@ -57,7 +52,7 @@ class Planted:
 
 
 @pytest.fixture
-def planted(rates: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+def planted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Make a study whose law is known the only one, in a directory of its own."""
     measure = Planted()
     points = [{"T": T} for T in GRID]
@@ -88,7 +83,7 @@ def lines_of(path: Path) -> dict[str, dict[str, Any]]:
     return {line["name"]: line for line in json.loads(path.read_text())["lines"]}
 
 
-def test_a_slope_is_found_and_its_interval_covers_the_truth(rates: ModuleType) -> None:
+def test_a_slope_is_found_and_its_interval_covers_the_truth() -> None:
     random = np.random.default_rng(0)
     x = np.tile(GRID, (5, 1)).astype(float)
     covered = 0
@@ -100,7 +95,7 @@ def test_a_slope_is_found_and_its_interval_covers_the_truth(rates: ModuleType) -
     assert 0.92 <= covered / 400 <= 0.98
 
 
-def test_a_slope_needs_values_that_are_finite(rates: ModuleType) -> None:
+def test_a_slope_needs_values_that_are_finite() -> None:
     assert rates.slope(np.array([[1.0, 2.0]]), np.array([[1.0, math.inf]])) is None
     assert rates.intervals(np.array([[1.0, math.inf], [1.0, 2.0]]))[1] is None
 
@@ -117,20 +112,20 @@ def test_a_slope_needs_values_that_are_finite(rates: ModuleType) -> None:
         ((-0.45, -0.55), None, False, "undecided"),
     ],
 )
-def test_verdicts(rates: ModuleType, whole: Any, half: Any, equal: bool, expected: str) -> None:
+def test_verdicts(whole: Any, half: Any, equal: bool, expected: str) -> None:
     fits = [None if ends is None else {"mean": 0.0, "low": ends[0], "high": ends[1]} for ends in (whole, half)]
     assert rates.verdict(fits, -0.5, equal) == expected
     assert rates.verdict(fits, None, equal) == ""
 
 
-def test_the_best_choice_for_a_seed_is_that_of_the_others(rates: ModuleType) -> None:
+def test_the_best_choice_for_a_seed_is_that_of_the_others() -> None:
     y = np.array([[1.0, 1.0, 9.0], [2.0, 2.0, 0.1]])  # [choices, seeds]
     assert [rates.best_for_others(y, seed) for seed in range(3)] == [1, 1, 0]
     y[1, 0] = math.inf
     assert rates.best_for_others(y, 1) == 0
 
 
-def test_a_run_stores_values_slopes_and_verdicts(rates: ModuleType, planted: Planted) -> None:
+def test_a_run_stores_values_slopes_and_verdicts(planted: Planted) -> None:
     path = rates.run("009/law")
     lines = lines_of(path)
     assert lines["fgda"]["slope"]["mean"] == pytest.approx(-0.5, abs=0.02)
@@ -150,7 +145,7 @@ def test_a_run_stores_values_slopes_and_verdicts(rates: ModuleType, planted: Pla
     assert path.read_bytes() == before
 
 
-def test_a_killed_run_loses_no_finished_point(rates: ModuleType, planted: Planted) -> None:
+def test_a_killed_run_loses_no_finished_point(planted: Planted) -> None:
     planted.most = 13
     with pytest.raises(KeyboardInterrupt):
         rates.run("009/law")
@@ -166,7 +161,7 @@ def test_a_killed_run_loses_no_finished_point(rates: ModuleType, planted: Plante
 
 @pytest.mark.parametrize("commit", ["ba9876543210", "0123456789ab-dirty"])
 def test_what_other_code_has_measured_is_not_used(
-    rates: ModuleType, planted: Planted, commit: str, monkeypatch: pytest.MonkeyPatch
+    planted: Planted, commit: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rates, "origin", lambda: {"commit": commit, "date": "2026-01-01", "versions": {}})
     rates.run("009/law", seeds=2)
@@ -178,21 +173,19 @@ def test_what_other_code_has_measured_is_not_used(
     assert len(planted.calls) == (3 if commit.endswith("dirty") else 2) * once
 
 
-def test_jobs_give_the_same_result(rates: ModuleType, planted: Planted) -> None:
+def test_jobs_give_the_same_result(planted: Planted) -> None:
     one = lines_of(rates.run("009/law", seeds=2))
     assert lines_of(rates.run("009/law", jobs=2, seeds=2, out=Path("elsewhere"))) == one
 
 
-def test_a_point_that_diverges_has_no_slope(rates: ModuleType, planted: Planted) -> None:
+def test_a_point_that_diverges_has_no_slope(planted: Planted) -> None:
     planted.power = -10_000.0
     lines = lines_of(rates.run("009/law"))
     assert lines["fgda"]["slope"] is None and lines["fgda"]["verdict"] == "undecided"
     assert lines["flat"]["slope"] is not None
 
 
-def test_readmes_show_stored_rates(rates: ModuleType, planted: Planted, monkeypatch: pytest.MonkeyPatch) -> None:
-    import evidence
-
+def test_readmes_show_stored_rates(planted: Planted, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(evidence, "HERE", Path.cwd())
     rates.run("009/law")
     paper = Path("009")
@@ -218,16 +211,14 @@ def test_readmes_show_stored_rates(rates: ModuleType, planted: Planted, monkeypa
         assert any("theorem 9" in wrong for wrong in evidence.contradictions(paper))
 
 
-def test_a_result_without_a_commit_is_not_shown(rates: ModuleType, planted: Planted) -> None:
+def test_a_result_without_a_commit_is_not_shown(planted: Planted) -> None:
     record = json.loads(rates.run("009/law").read_text())
     del record["commit"]
     with pytest.raises(SystemExit, match="no commit"):
         rates.block_of(record, "law")
 
 
-def test_results_and_readmes_do_not_make_a_checkout_dirty(rates: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    import records
-
+def test_results_and_readmes_do_not_make_a_checkout_dirty(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[str, ...]] = []
     monkeypatch.setattr(records, "_git", lambda *words: asked.append(words) or "" if words[0] == "status" else "abc")
     assert records.commit() == "abc" and ":(top,exclude)experiments/*/tuned/*" in asked[0]
@@ -239,7 +230,9 @@ def test_results_and_readmes_do_not_make_a_checkout_dirty(rates: ModuleType, mon
 
 
 @pytest.mark.parametrize("paper", PAPERS)
-def test_the_studies_of_a_paper_fit_together(paper: str, rates: ModuleType) -> None:
+def test_the_studies_of_a_paper_fit_together(
+    paper: str,
+) -> None:
     for study in rates.module_of(EXPERIMENTS / paper / "rates.py").STUDIES:
         names = [line.name for line in study.lines]
         assert study.paper == paper and len(set(names)) == len(names)
@@ -253,9 +246,9 @@ def test_the_studies_of_a_paper_fit_together(paper: str, rates: ModuleType) -> N
 
 
 @pytest.mark.parametrize("name", ["composition", "saddle", "wells", "tower"])
-def test_norms_are_those_of_the_objective(name: str, rates: ModuleType) -> None:
-    import rates_problems
-
+def test_norms_are_those_of_the_objective(
+    name: str,
+) -> None:
     if name == "tower":
         known = rates.module_of(EXPERIMENTS / "002" / "rates.py").known_tower(3, 2, 0.1, 0)[0]
     else:
@@ -281,15 +274,13 @@ def test_norms_are_those_of_the_objective(name: str, rates: ModuleType) -> None:
     assert known.norm(x) == pytest.approx(float(torch.func.grad(lambda x: objective(x, y))(x).norm()), rel=1e-6)
 
 
-def test_every_number_of_clients_has_the_same_problem(rates: ModuleType) -> None:
-    import rates_problems
-
+def test_every_number_of_clients_has_the_same_problem() -> None:
     for build in (rates_problems.wells, rates_problems.saddle):
         norms = [build(clients, 1).norm(torch.ones(rates_problems.DIMENSION).double()) for clients in (1, 4, 32)]
         assert norms == pytest.approx([norms[0]] * 3, rel=1e-9)
 
 
-def test_a_point_is_measured(rates: ModuleType) -> None:
+def test_a_point_is_measured() -> None:
     module = rates.module_of(EXPERIMENTS / "003" / "rates.py")
     values = rates.measured(module.STUDIES[0], {"method": "restart", "N": 2, "rounds": 4}, 0)
     assert values["rounds"] == 4 and values["samples"] == values["T"] == 20 and values["seconds"] > 0
@@ -299,7 +290,7 @@ def test_a_point_is_measured(rates: ModuleType) -> None:
 
 
 @pytest.mark.slow
-def test_the_moving_average_with_one_level_is_local_scgdam(rates: ModuleType) -> None:
+def test_the_moving_average_with_one_level_is_local_scgdam() -> None:
     module = rates.module_of(EXPERIMENTS / "002" / "rates.py")
     known = module.known_tower(4, 1, 0.3, 0)[0]
     runs = [
@@ -310,7 +301,7 @@ def test_the_moving_average_with_one_level_is_local_scgdam(rates: ModuleType) ->
 
 
 @pytest.mark.slow
-def test_two_phases_without_noise_and_with_equal_clients_are_mfcgd(rates: ModuleType) -> None:
+def test_two_phases_without_noise_and_with_equal_clients_are_mfcgd() -> None:
     module = rates.module_of(EXPERIMENTS / "000" / "rates.py")
     known = rates.module_of(EXPERIMENTS / "000" / "rates.py").composition(3, 0, noise=0.0, equal=True)
     same: dict[str, Any] = {"gamma": 0.1, "eta": 1.0, "steps": 3, "alpha": 0.3, "beta": 0.3}
