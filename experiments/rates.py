@@ -161,6 +161,10 @@ class Known:
     constants: Values
 
 
+class Reached(Exception):
+    """Ends a run that has got where it should."""
+
+
 def follow(
     known: Known,
     algorithm: fs.Algorithm,
@@ -195,18 +199,45 @@ def trajectory(
     known: Known, algorithm: fs.Algorithm, *, rounds: int, batch_size: int, seed: int
 ) -> tuple[np.ndarray, float] | None:
     """Train; return the gradient norm after each round and the samples per client; None if the run diverged."""
+    norms: list[float] = []
 
     def evaluate(_: object, __: object, x: torch.Tensor, ___: object) -> Values:
-        return {"norm": known.norm(x)}
+        norms.append(known.norm(x))
+        return {}
 
     how: Json = {"rounds": rounds, "batch_size": batch_size, "seed": seed, "eval_every": 1, "threads": 1}
     try:
         run = fs.train(known.problem, known.data, algorithm, evaluate=evaluate, **how)
     except fs.Diverged:
         return None
-    if not all("norm" in row for row in run.history):
+    if not all(map(math.isfinite, norms)):
         return None
-    return np.array([row["norm"] for row in run.history[1:]]), run.history[-1]["samples"] / known.data.clients
+    return np.array(norms[1:]), run.history[-1]["samples"] / known.data.clients
+
+
+def rounds_until(
+    known: Known, algorithm: fs.Algorithm, target: float, *, rounds: int, batch_size: int, seed: int
+) -> float:
+    """Train until the mean of the squared gradient norm over the rounds so far is at most ``target``^2.
+
+    Return the rounds that this took, infinite if ``rounds`` are not enough.
+    """
+    squares: list[float] = []
+
+    def evaluate(_: object, __: object, x: torch.Tensor, ___: object) -> Values:
+        squares.append(known.norm(x) ** 2)
+        if len(squares) > 1 and sum(squares[1:]) <= target**2 * (len(squares) - 1):
+            raise Reached
+        return {}
+
+    how: Json = {"rounds": rounds, "batch_size": batch_size, "seed": seed, "eval_every": 1, "threads": 1}
+    try:
+        fs.train(known.problem, known.data, algorithm, evaluate=evaluate, **how)
+    except Reached:
+        return len(squares) - 1.0
+    except fs.Diverged:
+        pass
+    return math.inf
 
 
 def run(name: str, jobs: int = 1, seeds: int = SEEDS, out: Path = Path("runs/rates")) -> Path:
@@ -295,6 +326,7 @@ def fitted(study: Study, record: Json) -> Json:
         entry["diverged"] = int((~np.isfinite(y)).any(1).sum())
         if len(line.choices) > 1:
             entry["choices"] = [[line.choices[c] for c in row] for row in chosen]
+            entry["edges"] = edges(line, chosen)
         lines.append(rounded(entry))
     about = {"title": study.title, "note": study.note, "labels": study.labels, "rule": RULE}
     points = record.pop("points")
@@ -325,6 +357,19 @@ def best_for_others(y: np.ndarray, seed: int) -> int:
         return 0
     with np.errstate(divide="ignore", invalid="ignore"):
         return int(np.log(np.delete(y, seed, axis=1)).mean(1).argmin())
+
+
+def edges(line: Line, chosen: list[list[int]]) -> list[str]:
+    """Return in words which settings the seeds chose most often at the edge of their range."""
+    found = []
+    for name in dict.fromkeys(name for choice in line.choices for name in choice):
+        grid = sorted({choice[name] for choice in line.choices})
+        for place in range(len(line.at)):
+            values = [line.choices[row[place]][name] for row in chosen]
+            value = max(set(values), key=values.count)
+            if len(grid) > 1 and value in (grid[0], grid[-1]) and not (name == "b" and value == 1):
+                found.append(f"{name} = {value:g} at {key_of(line.at[place])}")
+    return found
 
 
 def slope(x: np.ndarray, y: np.ndarray) -> Json | None:
@@ -371,7 +416,7 @@ def verdict(fits: Sequence[Json | None], expected: float | None, equal: bool) ->
 
 def in_words(fit: Json | None) -> str:
     """Return an interval as text."""
-    return "diverged" if fit is None else f"{fit['mean']:.2f} [{fit['low']:.2f}, {fit['high']:.2f}]"
+    return "not finite" if fit is None else f"{fit['mean']:.2f} [{fit['low']:.2f}, {fit['high']:.2f}]"
 
 
 def fraction(slope: float) -> str:
@@ -395,13 +440,17 @@ def block_of(record: Json, name: str) -> str:
     table.append("|---|---|---|---|---|---|---|")
     for line in record["lines"]:
         last = line["values"][-1]
-        shown = "diverged" if last is None else f"{last['mean']:.3g} [{last['low']:.3g}, {last['high']:.3g}]"
+        shown = "not finite" if last is None else f"{last['mean']:.3g} [{last['low']:.3g}, {last['high']:.3g}]"
         cells = [line["name"], line["x"], in_words(line["slope"]), in_words(line["tail"]), bound_of(line), shown]
         table.append(f"| {' | '.join(cells)} | {line['verdict'] or '–'} |")
     constants = ", ".join(f"{key} = {value:.3g}" for key, value in record["constants"].items())
-    origin = f"Seeds {record['seeds'][0]} to {record['seeds'][-1]}, commit {record['commit']}, {record['date']}."
+    where = f"Seeds {record['seeds'][0]} to {record['seeds'][-1]}, commit {record['commit']}, {record['date']}."
     parts = [f"![{record['title']}](figures/rates_{name}.png)", "\n".join(table)]
-    parts.append(f"{record['note']} Constants (seed 0): {constants}. *{origin}*")
+    at_edge = [f"{line['name']}: {', '.join(line['edges'])}" for line in record["lines"] if line.get("edges")]
+    parts += [f"Best at the edge of the range, so better settings may be outside: {'; '.join(at_edge)}."] * bool(
+        at_edge
+    )
+    parts.append(f"{record['note']} Constants (seed 0): {constants}. *{where}*")
     return "\n\n".join(parts)
 
 
@@ -420,7 +469,7 @@ def marker(record: Json, line: str, what: str) -> str:
     if what not in places:
         raise SystemExit(f"{record['study']}, {line}: no {what!r}. Known: slope, tail, expected, {', '.join(places)}.")
     value = found["values"][places[what]]
-    return "diverged" if value is None else f"{value['mean']:.3g}"
+    return "not finite" if value is None else f"{value['mean']:.3g}"
 
 
 def contradiction(record: Json, line: str | Sequence[str], claimed: str) -> str | None:

@@ -14,7 +14,7 @@ import torch
 import fedstrata as fs
 from fedstrata.algorithms.algorithm import ANY_LEVELS
 from fedstrata.algorithms.layered import State, estimate_levels
-from rates import Known, Line, Settings, Study, Values, follow, trajectory
+from rates import Known, Line, Settings, Study, Values, follow, rounds_until
 
 TAU = 4
 NOISE = 0.5
@@ -114,15 +114,10 @@ def speedup(seed: int, *, N: int, T: int, eta: float = 0.0, q: int = TAU, K: int
     return follow(known, algorithm, rounds=round(T / q), batch_size=1, seed=seed)
 
 
-def levels(seed: int, *, K: int, bend: float, eta: float, rounds: int = 250) -> Values:
+def levels(seed: int, *, K: int, bend: float, eta: float) -> Values:
     """Return the steps after which the mean of ||grad Phi||^2 over the rounds so far is at most TARGET^2."""
     known, _ = known_tower(8, K, bend, seed)
-    found = trajectory(known, at_rate(eta), rounds=rounds, batch_size=2, seed=seed)
-    if found is None:
-        return {"steps": math.inf}
-    so_far = np.cumsum(found[0] ** 2) / np.arange(1, rounds + 1)
-    reached = np.flatnonzero(so_far <= TARGET**2)
-    return {"steps": TAU * float(reached[0] + 1) if len(reached) else math.inf}
+    return {"steps": TAU * rounds_until(known, at_rate(eta), TARGET, rounds=500, batch_size=2, seed=seed)}
 
 
 class Watch(fs.Callback):
@@ -155,7 +150,7 @@ KS: list[Settings] = [{"K": k} for k in (1, 2, 3, 4, 5)]
 NS: list[Settings] = [{"N": n} for n in (1, 2, 4, 8, 16)]
 HORIZONS: list[Settings] = [{"T": T} for T in (400, 800, 1600, 3200, 6400)]
 QS: list[Settings] = [{"q": q} for q in (1, 2, 4, 8, 16, 32)]
-ETAS: list[Settings] = [{"eta": eta} for eta in (0.06, 0.12, 0.24)]
+ETAS: list[Settings] = [{"eta": eta} for eta in (0.03, 0.06, 0.12, 0.24, 0.48)]
 GRID: list[Settings] = [{"eta": eta} for eta in (0.3, 0.2, 0.13, 0.09, 0.06)]
 
 
@@ -170,6 +165,9 @@ def bends(bend: float) -> list[Line]:
     ]
 
 
+REMARK, FIXED = "remark 4.5", {"eta": 0.1}
+IN_N, FLOOR, IN_T = "remark 4.5, T = 6,400", "eta = 0.1, T = 800", "remark 4.5, N = 4"
+IN_K, IN_TAU = "remark 4.5, N = 4, T = 1,600", "eta = 0.1, N = 4, T = 800"
 SQUARE = r"mean of $\|\nabla\Phi\|^2$"
 STUDIES = [
     Study(
@@ -177,11 +175,11 @@ STUDIES = [
         "levels",
         "LocalSMCGDAM: local steps to a gradient norm, by the number of levels",
         levels,
-        [line for bend in (0.03, 0.1, 0.3) for line in bends(bend)],
+        [line for bend in (0.03, 0.1, 0.2) for line in bends(bend)],
         {"steps": rf"local steps to $\|\nabla\Phi\| \leq {TARGET}$"},
         lambda seed: known_tower(8, 5, 0.1, seed)[0].constants,
-        f"Towers with a dual, eight clients, tau = {TAU}, two samples per level and step; the best eta, of 0.06, 0.12 "
-        "and 0.24, is that of the other seeds. The constants are those of bend 0.1 with five levels.",
+        f"Towers with a dual, eight clients, tau = {TAU}, two samples per level and step; the best eta, of 0.03, "
+        "0.06, 0.12, 0.24 and 0.48, is that of the other seeds. The constants are those of bend 0.1 with five levels.",
     ),
     Study(
         "002",
@@ -189,39 +187,45 @@ STUDIES = [
         "LocalSMCGDAM: squared gradient norm by clients, iterations and local steps",
         speedup,
         [
-            Line("remark 4.5, N", {"T": 1600}, NS, "N", "square", -1 / 2, "remark 4.5", panel="T = 1,600"),
+            Line("N", {"T": 6400}, NS, "N", "square", -1 / 2, REMARK, panel=IN_N, label="all steps"),
             Line(
-                "remark 4.5, N, second half",
-                {"T": 1600},
-                NS,
-                "N",
-                "late_square",
-                -1 / 2,
-                "remark 4.5",
-                panel="T = 1,600",
+                "N, second half", {"T": 6400}, NS, "N", "late_square", -1 / 2, REMARK, panel=IN_N, label="second half"
             ),
             Line(
-                "eta = 0.1, N",
-                {"T": 800, "eta": 0.1},
+                "N, fixed eta",
+                FIXED | {"T": 800},
                 NS,
                 "N",
                 "late_square",
                 -1,
                 "eta / N",
-                panel="eta = 0.1, second half",
+                panel=FLOOR,
+                label="second half",
             ),
-            Line("remark 4.5, T", {"N": 4}, HORIZONS, "T", "square", -1 / 2, "remark 4.5", panel="N = 4"),
-            Line("eta = 0.1, T", {"N": 4, "eta": 0.1}, HORIZONS, "T", "square", panel="N = 4"),
-            Line("remark 4.5, K", {"N": 4, "T": 1600}, KS, "K", "square", 2, "remark 4.5", panel="N = 4, T = 1,600"),
+            Line("T", {"N": 4}, HORIZONS, "T", "square", -1 / 2, REMARK, panel=IN_T, label="all steps"),
             Line(
-                "eta = 0.1, tau",
-                {"N": 4, "T": 800, "eta": 0.1},
+                "T, second half",
+                {"N": 4},
+                HORIZONS,
+                "T",
+                "late_square",
+                -1 / 2,
+                REMARK,
+                panel=IN_T,
+                label="second half",
+            ),
+            Line("T, fixed eta", FIXED | {"N": 4}, HORIZONS, "T", "square", panel=IN_T, label="all steps, eta = 0.1"),
+            Line("K", {"N": 4, "T": 1600}, KS, "K", "square", 2, REMARK, panel=IN_K, label="all steps"),
+            Line(
+                "tau, fixed eta",
+                FIXED | {"N": 4, "T": 800},
                 QS,
                 "q",
-                "late_square",
+                "square",
                 2,
                 "theorem 4.4",
-                panel="N = 4, eta = 0.1",
+                panel=IN_TAU,
+                label="all steps",
             ),
         ],
         {"square": SQUARE, "late_square": SQUARE},
