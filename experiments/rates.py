@@ -541,6 +541,8 @@ def set_ticks(panel: Any, lines: Sequence[Json]) -> None:
 
     grid = sorted({x for line in lines for x in line["at"]})
     panel.minorticks_off()
+    panel.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    panel.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:,.0f}"))
     if len(grid) <= 8:
         panel.set_xticks(grid, [f"{x:,.0f}" if x >= 1 and round(x) == x else f"{x:.3g}" for x in grid])
         if len(grid) > 5 and grid[-1] >= 1000:

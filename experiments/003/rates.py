@@ -100,7 +100,7 @@ STUDIES = [
         {"square": r"mean of $\|\nabla f\|^2$", "late_square": r"mean of $\|\nabla f\|^2$"},
         lambda seed: wells(4, seed).constants | {"eps": EPS, "largest alpha": LARGEST},
         f"Step size {FACTOR} sqrt(N / sum K_t), at most 3 eps / (20 L); five local steps of one sample, or 3 + log_4 t "
-        f"(interval). Where N varies: {ROUNDS:,} rounds, with restarts {4 * ROUNDS:,} and twice the factor; every N has "
-        f"the same problem. Fixed step size: 0.01, with restarts {LARGEST}.",
+        f"(interval). Where N varies: {ROUNDS:,} rounds, with restarts {4 * ROUNDS:,} and twice the factor; every N "
+        f"has the same problem. Fixed step size: 0.01, with restarts {LARGEST}.",
     )
 ]
