@@ -364,11 +364,12 @@ def edges(line: Line, chosen: list[list[int]]) -> list[str]:
     found = []
     for name in dict.fromkeys(name for choice in line.choices for name in choice):
         grid = sorted({choice[name] for choice in line.choices})
-        for place in range(len(line.at)):
+        for place, point in enumerate(line.at):
             values = [line.choices[row[place]][name] for row in chosen]
             value = max(set(values), key=values.count)
             if len(grid) > 1 and value in (grid[0], grid[-1]) and not (name == "b" and value == 1):
-                found.append(f"{name} = {value:g} at {key_of(line.at[place])}")
+                where, at = next(iter(point.items()))
+                found.append(f"{name} = {value:g} at {where} = {at:,}")
     return found
 
 
