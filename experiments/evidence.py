@@ -9,27 +9,22 @@ and compares the variants with seeds that no trial has used. What is in ``--out`
 ``results/NAME.json`` beside the experiment: commit, settings, seeds, the final values of every seed, thinned histories,
 differences and verdicts.
 
-``render`` rewrites the parts of the READMEs between ``<!-- result NAME -->``, ``<!-- claims -->`` or ``<!-- all claims
--->`` and ``<!-- end -->``, and draws ``figures/NAME.png``, from ``results/`` and ``claims.toml`` alone: no number in
-them is typed by hand. ``check`` says which of them are not up to date, and which verdicts the results contradict.
+``render`` rewrites the parts of the READMEs between ``<!-- result NAME -->``, ``<!-- rates NAME -->`` (of rates.py),
+``<!-- claims -->`` or ``<!-- all claims -->`` and ``<!-- end -->``, and draws ``figures/NAME.png``, from ``results/``
+and ``claims.toml`` alone: no number in them is typed by hand. ``check`` says which of them are not up to date, and
+which verdicts the results contradict.
 """
 
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
-import platform
 import re
-import subprocess
 import sys
 import tomllib
 from pathlib import Path
-from typing import Any
 
-import torch
-
-import fedstrata as fs
+import rates
 from fedstrata.cli.printing import progress
 from fedstrata.experiments import tables
 from fedstrata.experiments.compare import compare_methods
@@ -41,23 +36,14 @@ from fedstrata.experiments.judge import Difference, p_in_words
 from fedstrata.experiments.reproduce import find
 from fedstrata.training.metrics.catalogue import IN_TABLES
 from fedstrata.training.plots import plot
+from records import WORDS, Json, origin, rounded, write
 
 HERE = Path(__file__).resolve().parent
-WORDS = ("holds", "holds in part", "does not hold", "undecided")
 COSTS = ("round", "samples", "bytes_up", "bytes_down", "seconds", "total_seconds")
 ROWS = 26
 """How many rows of a history are stored at most."""
 
-Json = dict[str, Any]
-
-
 # --- running ---------------------------------------------------------------------------------------------------------
-
-
-def commit() -> str:
-    """Return the commit of the checkout, with a mark if it has changes."""
-    words = ["git", "-C", str(HERE), "describe", "--always", "--abbrev=12", "--dirty", "--exclude=*"]
-    return subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()
 
 
 def run(name: str, preset: str | None, jobs: int, seeds: int, out: Path) -> None:
@@ -68,13 +54,7 @@ def run(name: str, preset: str | None, jobs: int, seeds: int, out: Path) -> None
     preset = preset or ("study" if "study" in names else next(iter(names), None))
     config = read(file.path, None, preset, tuned="tune" not in raw)
     folder, count = out / file.name, max(seeds, config.compare.seeds or 0)
-    record: Json = {
-        "experiment": file.name,
-        "preset": preset,
-        "commit": commit(),
-        "date": datetime.date.today().isoformat(),
-        "versions": {"fedstrata": fs.__version__, "torch": torch.__version__, "python": platform.python_version()},
-    }
+    record: Json = {"experiment": file.name, "preset": preset, **origin()}
     how: Json = {"jobs": jobs, "callbacks": progress(False, brief=True), "say": lambda line: print(line, flush=True)}
     if "tune" in raw:
         plan = Plan.of(config, None)
@@ -85,7 +65,7 @@ def run(name: str, preset: str | None, jobs: int, seeds: int, out: Path) -> None
         header = f"# Written by experiments/evidence.py: {file.name}, preset {preset}, commit {record['commit']}.\n\n"
         target.write_text(header + as_toml(tuning_of(plan.config, tuned)))
         notes = [*plan.notes, *tuned.notes, *(w for w in comparison.warnings if w not in tuned.notes)]
-        record["tuning"] = {"measure": tuned.measure, "notes": notes, "trials": _rounded(tuned.rows)}
+        record["tuning"] = {"measure": tuned.measure, "notes": notes, "trials": rounded(tuned.rows)}
         config = read(file.path, None, preset)
     else:
         kind, methods = config_methods(config, None, config.compare.baselines)
@@ -109,7 +89,7 @@ def result_of(comparison: Comparison, config: Config) -> Json:
         "baseline": comparison.baseline,
         "measure": comparison.measure,
         "seeds": [outcome.seed for outcome in comparison.outcomes[comparison.baseline]],
-        "rows": [_rounded(row) for row in comparison.rows],
+        "rows": [rounded(row) for row in comparison.rows],
         "measured": comparison.measured,
         "conditions": comparison.conditions,
         "differences": {m: _differences(comparison, m) for m in measures},
@@ -126,7 +106,7 @@ def _differences(comparison: Comparison, measure: str) -> Json:
     for baseline in comparison.outcomes:
         judged = Comparison(comparison.kind, comparison.outcomes, baseline, measure).differences()
         every[baseline] = {
-            label: d if isinstance(d, str) else _rounded({**vars(d), "verdict": d.verdict})
+            label: d if isinstance(d, str) else rounded({**vars(d), "verdict": d.verdict})
             for label, d in judged.items()
         }
     return every
@@ -135,24 +115,7 @@ def _differences(comparison: Comparison, measure: str) -> Json:
 def _thinned(history: list[Json], measures: list[str]) -> list[Json]:
     every = max(1, -(-(len(history) - 1) // (ROWS - 1)))
     rows = [row for i, row in enumerate(history) if i % every == 0 or i == len(history) - 1]
-    return [_rounded({k: v for k, v in row.items() if k in (*COSTS, *measures)}) for row in rows]
-
-
-def _rounded(value: Any) -> Any:
-    """Return a value with six significant digits in its numbers."""
-    if isinstance(value, dict):
-        return {key: _rounded(v) for key, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [_rounded(v) for v in value]
-    return float(f"{value:.6g}") if isinstance(value, float) else value
-
-
-def write(path: Path, record: Json) -> None:
-    """Write a result, a list per line."""
-    path.parent.mkdir(exist_ok=True)
-    text = json.dumps(record, indent=1, ensure_ascii=False)
-    flat = re.sub(r"[\[{][^\[\]{}]*[\]}]", lambda found: re.sub(r"\s+", " ", found.group()), text)
-    path.write_text(f"{flat}\n")
+    return [rounded({k: v for k, v in row.items() if k in (*COSTS, *measures)}) for row in rows]
 
 
 # --- rendering -------------------------------------------------------------------------------------------------------
@@ -195,11 +158,16 @@ def _words(difference: Json | str) -> str:
 
 
 def filled(text: str, paper: Path) -> str:
-    """Fill in numbers: ``{figure3:fedavg:auc}`` is a mean, ``{figure3:fgda-fedavg:auc}`` a gain with its interval."""
+    """Fill in numbers: ``{figure3:fedavg:auc}`` is a mean, ``{figure3:fgda-fedavg:auc}`` a gain with its interval.
+
+    ``{rates_speedup:LINE:slope}`` is a slope with its interval; ``rates.marker`` has the other numbers of a line.
+    """
 
     def number(found: re.Match[str]) -> str:
         name, label, measure = found.group(1).split(":")
         result = load(paper, name)
+        if name.startswith("rates_"):
+            return rates.marker(result, label, measure)
         rows = {row[result["kind"]]: row for row in result["rows"]}
         if label in rows:
             row = rows[label]
@@ -252,6 +220,9 @@ def contradictions(paper: Path) -> list[str]:
     """Return the claims whose verdict the stored results contradict."""
     found = []
     for claim in claims_of(paper):
+        if "rates" in claim:
+            wrong = rates.contradiction(load(paper, f"rates_{claim['rates']}"), claim["row"], claim["verdict"])
+            found += [] if wrong is None else [f"{paper.name}, {claim['where']}: {wrong}."]
         if "better" not in claim:
             continue
         judged = load(paper, claim["result"])["differences"][claim["measure"]][claim["than"]][claim["better"]]
@@ -269,12 +240,13 @@ def rendered(readme: Path) -> str:
         kind, _, name = found.group(1).partition(" ")
         made = {
             "result": lambda: block_of(readme.parent, name),
+            "rates": lambda: rates.block_of(load(readme.parent, f"rates_{name}"), name),
             "claims": lambda: claim_table(readme.parent),
             "all": all_claims,
         }[kind]
         return f"<!-- {found.group(1)} -->\n\n{made()}\n\n<!-- end -->"
 
-    pattern = r"<!-- ((?:result \S+)|claims|all claims) -->\n.*?<!-- end -->"
+    pattern = r"<!-- ((?:result|rates) \S+|claims|all claims) -->\n.*?<!-- end -->"
     return re.sub(pattern, part, readme.read_text(), flags=re.S)
 
 
@@ -299,6 +271,8 @@ def render(names: list[str]) -> None:
         readme.write_text(rendered(readme))
         for name in re.findall(r"<!-- result (\S+) -->", readme.read_text()):
             draw(readme.parent, name)
+        for name in re.findall(r"<!-- rates (\S+) -->", readme.read_text()):
+            rates.draw(load(readme.parent, f"rates_{name}"), readme.parent / "figures" / f"rates_{name}.png")
 
 
 def check() -> list[str]:

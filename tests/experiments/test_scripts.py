@@ -6,17 +6,14 @@ import importlib.util
 import json
 import sys
 import tomllib
-from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
-import numpy as np
 import pytest
 
 from fedstrata.algorithms.algorithm import ALGORITHMS
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
-SCRIPTS = sorted(EXPERIMENTS.glob("*/*.py"))
 
 
 def script(path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
@@ -32,31 +29,6 @@ def script(path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     for name in set(ALGORITHMS) - known:
         del ALGORITHMS[name]
     return module
-
-
-@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: f"{path.parent.name}/{path.name}")
-def test_a_script_imports(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert callable(script(path, monkeypatch).main)
-
-
-@pytest.mark.slow
-def test_the_moving_average_with_one_level_is_local_scgdam(monkeypatch: pytest.MonkeyPatch) -> None:
-    theory = script(EXPERIMENTS / "002" / "theory.py", monkeypatch)
-    assert theory.same_at_one_level() < 1e-12
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("kind", "expected"), [("storm", 0.18607093), ("average", 1.30119188)])
-def test_estimates_are_tracked_as_in_version_0_1(kind: str, expected: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    theory = script(EXPERIMENTS / "002" / "theory.py", monkeypatch)
-    error = theory.tracking(replace(theory.TASKS[1], rounds=6), kind, weight=0.27, step_size=0.1, seed=1)
-    assert error[-1, 0] == pytest.approx(expected, rel=1e-6)
-
-
-def test_speedup_measures_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
-    speedup = script(EXPERIMENTS / "003" / "speedup.py", monkeypatch)
-    squares = speedup.squared_gradients(2, 0.05, 3, 0, {})
-    assert np.isfinite(squares).all() and (squares > 0).all()
 
 
 EXPERIMENT = """
