@@ -28,6 +28,7 @@ missing = ["?"]
 name = "age"
 unit = "years"
 range = [18, inf]
+optional = true
 
 [[columns]]
 name = "sex"
@@ -66,6 +67,7 @@ def test_a_schema_is_read(heart: Schema) -> None:
     age, sex, cp, slope, seen = heart.features
     assert heart.names == ("age", "sex", "cp", "slope", "seen") and heart.site is None and heart.drop == ("id",)
     assert (age.kind, age.missing, age.range, age.bounds) == ("numeric", "median", (18, None), (18.0, math.inf))
+    assert age.optional and not sex.optional and heart.target.missing == "refuse"
     assert sex.categories == ("0", "1") and sex.missing == "most_frequent" and sex.size == 2
     assert cp.codes[key_of("2")] == cp.codes[key_of(" 2.00 ")] == 1 and cp.fill_value == 2 and cp.indicator
     assert slope.missing_values == ("-9",) and slope.bounds == (0, 2)

@@ -95,6 +95,7 @@ class Column(Options, owner="a column of the schema"):
     fill: float | str | None = param(None, 'the cell that fills missing ones if `missing = "constant"`')
     indicator: bool = param(False, "whether the model gets another input that is 1 where the cell was missing")
     missing_values: Sequence[Cell] = param((), "further cells that mean missing in this column, e.g. `[0, -1]`")
+    optional: bool = param(False, "whether a site may lack the column, or have no value in it")
     format: str = param("", "how dates are written, e.g. `%d.%m.%Y`; by default ISO, 2026-12-31")
     description: str = param("", "what the column is, for people")
 
@@ -215,6 +216,7 @@ class Target(Options, owner="the target"):
     positive: Sequence[Cell] = param(YES, "cells of a flag that are class 1")
     negative: Sequence[Cell] = param(NO, "cells of a flag that are class 0")
     classes: Sequence[Cell] = param((), "cells of a category, in the order of their classes")
+    missing: Literal["refuse", "drop"] = param("refuse", "what to do with rows whose target is missing")
 
     def __post_init__(self) -> None:
         where = f"target {shown(self.name)}"
