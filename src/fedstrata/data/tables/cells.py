@@ -29,7 +29,7 @@ def key_of(value: object) -> Key:
     return cell.lower() if cell.lower() in WORDS else cell
 
 
-def is_number(cell: str) -> bool:
+def is_number(cell: object) -> bool:
     """Whether a cell is a plain decimal number."""
     return isinstance(key_of(cell), Decimal)
 
