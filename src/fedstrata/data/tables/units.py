@@ -25,7 +25,7 @@ FACTORS = (
 
 
 def conversion(values: np.ndarray, low: float, high: float) -> str:
-    """Return a sentence with the conversion that brings most values into a range; empty if none does."""
+    """Return a sentence with the conversion that brings most values into a range; empty if none does, or many."""
     if not np.isfinite([low, high]).all():
         return ""
     tries = [((values - 32) / 1.8, "Fahrenheit to Celsius"), (values * 1.8 + 32, "Celsius to Fahrenheit")]
@@ -37,5 +37,7 @@ def conversion(values: np.ndarray, low: float, high: float) -> str:
     best = max(shares)
     if best < 0.9:
         return ""
-    names = [name for share, (_, name) in zip(shares, tries, strict=True) if share >= best - 0.05][:3]
+    names = [name for share, (_, name) in zip(shares, tries, strict=True) if share >= best - 0.05]
+    if len(names) > 3:  # a wide range tells nothing
+        return ""
     return f"Inside would be {100 * best:.0f} %: {', or '.join(names)}."
