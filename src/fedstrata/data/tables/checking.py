@@ -180,8 +180,8 @@ def _hashes(table: SiteTable) -> np.ndarray:
 def _chance_of_equal_rows(values: np.ndarray) -> float:
     """Return how likely two rows are equal if the columns were independent."""
     few = values[:: max(1, len(values) // SAMPLE)]
-    counts = (np.unique(column, return_counts=True)[1] / len(few) for column in few.T)
-    return float(np.prod([np.sum(share**2) for share in counts]))
+    counts = [np.unique(column, return_counts=True)[1] for column in few.T]
+    return float(np.prod([(c * (c - 1.0)).sum() for c in counts] / np.float64(max(1, len(few) * (len(few) - 1)))))
 
 
 def _repeated(table: SiteTable) -> list[Finding]:
