@@ -164,7 +164,10 @@ def _other_units(tables: Sequence[SiteTable], column: Column, i: int) -> list[Fi
         guess = conversion(np.array([own[2]]), float(np.min(others[:, 1])), float(np.max(others[:, 3])))
         remedy += f" {guess}" if guess else ""
         findings.append(Finding(table.name, column.name, "unit", "warning", what, remedy))
-    return findings
+    if 2 * len(findings) <= len(enough):
+        return findings
+    what = "its values differ so much between sites that they tell them apart: does it name a site, or a part of one?"
+    return [Finding("", column.name, "site", "warning", what, "Move it to drop if it does.")]
 
 
 def _hashes(table: SiteTable) -> np.ndarray:
@@ -180,8 +183,9 @@ def _hashes(table: SiteTable) -> np.ndarray:
 def _chance_of_equal_rows(values: np.ndarray) -> float:
     """Return how likely two rows are equal if the columns were independent."""
     few = values[:: max(1, len(values) // SAMPLE)]
-    counts = [np.unique(column, return_counts=True)[1] for column in few.T]
-    return float(np.prod([(c * (c - 1.0)).sum() for c in counts] / np.float64(max(1, len(few) * (len(few) - 1)))))
+    pairs = max(1, len(few) * (len(few) - 1))
+    counts = (np.unique(column, return_counts=True)[1] for column in few.T)
+    return math.prod(float((count * (count - 1.0)).sum()) / pairs for count in counts)
 
 
 def _repeated(table: SiteTable) -> list[Finding]:

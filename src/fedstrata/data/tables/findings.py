@@ -61,7 +61,8 @@ class Finding:
         column = "" if self.column is None else f"column {shown(self.column)}"
         where = ", ".join(part for part in (self.site, column, self._rows()) if part)
         examples = f": {', '.join(self.examples)}" if self.examples else ""
-        return f"{where}: {self.what}{examples}.{f' {self.remedy}' if self.remedy else ''}"
+        end = "" if f"{self.what}{examples}".endswith("?") else "."
+        return f"{where}{': ' * bool(where)}{self.what}{examples}{end}{f' {self.remedy}' if self.remedy else ''}"
 
     def _rows(self) -> str:
         if not self.rows:

@@ -122,27 +122,33 @@ class Schema(Options, owner="the schema"):
         schema: Schema = build(cls, from_toml(read_toml(path)), str(path), "")
         return schema
 
-    def text(self, notes: Mapping[str, Sequence[str]] | None = None) -> str:
-        """Return the schema as TOML without what is the default; ``notes`` are comments on columns, by name."""
+    def text(self, notes: Mapping[str, Sequence[str]] | None = None, head: Sequence[str] = ()) -> str:
+        """Return the schema as TOML without what is the default.
+
+        ``notes`` are comments on columns, by name, and ``head`` those at the beginning.
+        """
         top = _changed(self, "target", "file", "columns")
-        parts = [_toml({"version": self.version} | top), f"[target]\n{_toml(_changed(self.target))}"]
+        parts = [_comments(head)] if head else []
+        parts += [_toml({"version": self.version} | top), f"[target]\n{_toml(_changed(self.target))}"]
         if _changed(self.file):
             parts.append(f"[file]\n{_toml(_changed(self.file))}")
         for column in self.columns:
-            lines = "".join(f"# {line}\n" for line in (notes or {}).get(column.name, ()))
+            lines = _comments((notes or {}).get(column.name, ()))
             rule = {"missing": column.missing} if column.missing != RULES[column.kind][0] else {}
             table = {"name": column.name, "kind": column.kind} | _changed(column, "missing") | rule
             parts.append(f"{lines}[[columns]]\n{_toml(table)}")
         return "\n".join(parts)
 
-    def write(self, path: str | Path, notes: Mapping[str, Sequence[str]] | None = None) -> None:
+    def write(
+        self, path: str | Path, notes: Mapping[str, Sequence[str]] | None = None, head: Sequence[str] = ()
+    ) -> None:
         """Write a schema file; raise if the file exists, since a person may have edited it."""
         path = Path(path)
         if path.exists() or path.is_symlink():
             raise InputError(f"The file {path} exists. Nothing was overwritten. Choose another.")
         if not path.parent.is_dir():
             raise InputError(f"There is no directory {path.parent} to write {path.name} in.")
-        write_atomically(path, self.text(notes).encode())
+        write_atomically(path, self.text(notes, head).encode())
 
 
 def _changed(options: Options, *without: str) -> dict[str, Any]:
@@ -150,6 +156,10 @@ def _changed(options: Options, *without: str) -> dict[str, Any]:
     defaults = {name: option.default for name, option in options_of(options).items()}
     table = options.to_table()
     return {k: v for k, v in table.items() if k not in without and getattr(options, k) != defaults[k]}
+
+
+def _comments(lines: Sequence[str]) -> str:
+    return "".join(f"# {line}\n" for line in lines)
 
 
 def _toml(table: Mapping[str, Any]) -> str:
