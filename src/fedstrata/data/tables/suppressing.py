@@ -38,32 +38,76 @@ def large_enough(rows: np.ndarray, minimum: int) -> tuple[np.ndarray, np.ndarray
 
 def shown(counts: np.ndarray, minimum: int) -> Shown:
     """Return which cells [sites, cells] of a table of counts may be shown together with its margins."""
-    rows = counts.sum(1)
-    enough, counted = large_enough(rows, minimum)
+    enough, counted = large_enough(counts.sum(1), minimum)
     hidden = (counts > 0) & (counts < minimum)
-    for site in np.flatnonzero(enough & hidden.any(1)):
-        _hide_more(hidden[site], counts[site], minimum, counts[site] > 0)
     hidden[~enough] = True
-    totals = counts[counted].sum(0)
-    left = np.where(hidden & counted[:, None], counts, 0)
-    hidden_totals = (totals > 0) & (totals < minimum)
-    hidden_totals |= ((left > 0).sum(0) == 1) | ((left.sum(0) > 0) & (left.sum(0) < minimum))
-    if hidden_totals.any():
-        _hide_more(hidden_totals, totals, minimum, left.sum(0) > 0)
+    hidden_totals = np.zeros(counts.shape[1], bool)
+    while _hide_in_lines(hidden, hidden_totals, counts, minimum, enough, counted):
+        pass
+    _hide_totals(hidden, hidden_totals, counts, minimum, counted)
     while (told := _told(hidden, hidden_totals, enough & counted, counted)).any():
-        hidden[told] = True
-        hidden_totals[:] = True
+        behind = hidden_totals | (hidden & counted[:, None]).any(0)
+        if (behind & ~hidden_totals).any():  # fewer totals tell less
+            hidden_totals |= behind
+            continue
+        for site in np.flatnonzero(told):
+            _hide_next(hidden[site], counts[site], behind)
+        hidden_totals |= (hidden & counted[:, None]).any(0)
     return Shown(~hidden, ~hidden_totals, counted)
 
 
-def _hide_more(hidden: np.ndarray, counts: np.ndarray, minimum: int, may: np.ndarray) -> None:
-    """Hide the next smallest cells, among those that ``may`` be, until two are hidden that are enough together."""
-    while np.count_nonzero(hidden & (counts > 0)) < 2 or counts[hidden].sum() < minimum:
-        more = np.flatnonzero(may & ~hidden)
-        if not len(more):
-            hidden[:] = True
-            return
-        hidden[more[np.argmin(counts[more])]] = True
+def _is_told(hidden: np.ndarray, counts: np.ndarray, minimum: int) -> bool:
+    """Return whether the sum of a line tells its hidden cells, because they are one, or few together."""
+    left = counts[hidden & (counts > 0)]
+    return len(left) == 1 or 0 < left.sum() < minimum
+
+
+def _hide_next(hidden: np.ndarray, counts: np.ndarray, preferred: np.ndarray) -> bool:
+    """Hide the smallest cell of a line that is shown and not zero, if possible a preferred one; else hide all of it."""
+    visible = np.flatnonzero(~hidden & (counts > 0))
+    if not len(visible):
+        hidden[:] = True
+        return False
+    hidden[min(visible, key=lambda at: (not preferred[at], counts[at]))] = True
+    return True
+
+
+def _hide_in_lines(
+    hidden: np.ndarray,
+    hidden_totals: np.ndarray,
+    counts: np.ndarray,
+    minimum: int,
+    enough: np.ndarray,
+    counted: np.ndarray,
+) -> bool:
+    """Hide more cells of sites, and of answers, whose sum tells the hidden ones; return whether there were any."""
+    again = False
+    for site in np.flatnonzero(enough & hidden.any(1)):
+        while _is_told(hidden[site], counts[site], minimum):
+            again = _hide_next(hidden[site], counts[site], (hidden & counted[:, None]).any(0))
+            if not again:
+                break
+    for cell in np.flatnonzero((hidden & counted[:, None]).any(0) & ~hidden_totals):
+        own = hidden[counted, cell]
+        while _is_told(own, counts[counted, cell], minimum):
+            if not (~own & (counts[counted, cell] > 0)).any():
+                hidden_totals[cell] = True
+                break
+            again = _hide_next(own, counts[counted, cell], hidden[counted].any(1))
+        hidden[counted, cell] = own
+    return again
+
+
+def _hide_totals(
+    hidden: np.ndarray, hidden_totals: np.ndarray, counts: np.ndarray, minimum: int, counted: np.ndarray
+) -> None:
+    """Hide more totals, of answers that some sites hide, if their sum tells those that are hidden."""
+    totals = counts[counted].sum(0)
+    hidden_totals |= (totals > 0) & (totals < minimum)
+    candidates = (hidden[counted] & (counts[counted] > 0)).any(0)
+    while _is_told(hidden_totals, totals, minimum) and (candidates & ~hidden_totals).any():
+        more = np.flatnonzero(candidates & ~hidden_totals)
+        hidden_totals[more[np.argmin(totals[more])]] = True
 
 
 def _told(hidden: np.ndarray, hidden_totals: np.ndarray, single: np.ndarray, counted: np.ndarray) -> np.ndarray:
@@ -79,7 +123,7 @@ def _told(hidden: np.ndarray, hidden_totals: np.ndarray, single: np.ndarray, cou
     bridges = [edges[i][2] for i in bridges_of([(a, b) for a, b, _ in edges], sites + 2 + cells)]
     told = np.zeros(sites, bool)
     told[[s for s in bridges if s >= 0]] = True
-    if -1 in bridges:  # a total: hide the rows that it tells, or would tell
+    if -1 in bridges:  # a total, which tells hidden cells of its column together
         columns = hidden_totals & hidden[counted].any(0)
         told |= single & (hidden & columns).any(1)
     return told & ~hidden.all(1)
