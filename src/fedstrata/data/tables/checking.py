@@ -29,6 +29,9 @@ CLASS, SAMPLE = 20, 5000
 LEAK = 0.98
 """An AUC of a single column above this is too good."""
 
+MOST = 100_000
+"""About so many rows of a site decide on what is usual there."""
+
 PAIRS = 10
 """At most so many pairs of sites with equal rows are reported."""
 
@@ -73,14 +76,14 @@ def check_together(tables: Sequence[SiteTable], schema: Schema) -> list[Finding]
     """Return what is wrong or doubtful between the tables of the sites."""
     filled = [table for table in tables if len(table)]
     findings = _names_like_target(schema)
-    for i, column in enumerate(schema.features):
-        values = [table.values[:, i] for table in filled]
-        known = [(np.fmin.reduce(v), np.fmax.reduce(v)) for v in values if not np.isnan(v).all()]
-        if filled and not known:
+    lows = np.fmin.reduce([np.fmin.reduce(table.values, axis=0) for table in filled]) if filled else ()
+    highs = np.fmax.reduce([np.fmax.reduce(table.values, axis=0) for table in filled]) if filled else ()
+    for i, (column, low, high) in enumerate(zip(schema.features, lows, highs, strict=False)):
+        if np.isnan(low):
             remedy = "Move the column to drop in the schema."
             findings.append(Finding("", column.name, "empty", "error", "no site has a value", remedy))
-        elif known and min(low for low, _ in known) == max(high for _, high in known):
-            what = f"every value of every site is {_words(column, known[0][0])}, so a model learns nothing from it"
+        elif low == high:
+            what = f"every value of every site is {_words(column, low)}, so a model learns nothing from it"
             findings.append(Finding("", column.name, "constant", "warning", what, "Move the column to drop."))
         elif column.kind == "numeric" and column.bounds == (-math.inf, math.inf):
             findings += _other_units(filled, column, i)
@@ -88,8 +91,8 @@ def check_together(tables: Sequence[SiteTable], schema: Schema) -> list[Finding]
     if filled and len(classes) == 1:
         what = f"all rows of all sites have class {classes.pop()}"
         findings.append(Finding("", schema.target.name, "one class", "warning", what, "No model can learn from it."))
-    known_leaks = {f.column for table in filled for f in _leaks([table], schema, table.name)}
     pooled = _leaks(filled, schema, "") if len(filled) > 1 else []
+    known_leaks = {f.column for table in filled for f in _leaks([table], schema, "")} if pooled else set()
     return findings + _shared(filled) + [f for f in pooled if f.column not in known_leaks]
 
 
@@ -149,7 +152,10 @@ def _words(column: Column, value: float) -> str:
 
 def _other_units(tables: Sequence[SiteTable], column: Column, i: int) -> list[Finding]:
     """Compare a site's values with those of the others, if there are at least two others."""
-    present = [(table, v[~np.isnan(v)]) for table in tables for v in [table.values[:, i]]]
+    if len(tables) < 3:
+        return []
+    steps = [max(1, len(table) // MOST) for table in tables]
+    present = [(t, v[~np.isnan(v)]) for t, step in zip(tables, steps, strict=True) for v in [t.values[::step, i]]]
     enough = [(table, np.quantile(v, (0.01, 0.25, 0.5, 0.75, 0.99))) for table, v in present if len(v) >= ENOUGH]
     findings = []
     for at, (table, own) in enumerate(enough if len(enough) > 2 else []):
@@ -170,10 +176,11 @@ def _other_units(tables: Sequence[SiteTable], column: Column, i: int) -> list[Fi
     return [Finding("", column.name, "site", "warning", what, "Move it to drop if it does.")]
 
 
-def _hashes(table: SiteTable) -> np.ndarray:
-    """Return a number for every row, equal for equal rows."""
+def _hashes(table: SiteTable, columns: Sequence[int] | None = None) -> np.ndarray:
+    """Return a number for every row, equal for rows with equal values in these columns, by default in all."""
+    values = table.values.T if columns is None else [table.values[:, i] for i in columns]
     hashes = np.zeros(len(table), np.uint64)
-    for column in (*table.values.T, table.targets.astype(np.float64)):
+    for column in (*values, table.targets.astype(np.float64)):
         bits = np.where(np.isnan(column), np.nan, column + 0.0).view(np.uint64)  # one NaN, and no negative zero
         hashes = (hashes ^ bits) * np.uint64(0x9E3779B97F4A7C15)
         hashes ^= hashes >> np.uint64(29)
@@ -189,10 +196,14 @@ def _chance_of_equal_rows(values: np.ndarray) -> float:
 
 
 def _repeated(table: SiteTable) -> list[Finding]:
+    few = table.values[:: max(1, len(table) // 1000)]
+    telling = sorted(range(few.shape[1]), key=lambda i: -len(np.unique(few[:, i])))[:4]
+    hashes = np.sort(_hashes(table, telling))
+    if (hashes[1:] != hashes[:-1]).all():
+        return []
     _, first, counts = np.unique(_hashes(table), return_index=True, return_counts=True)
-    again = int(len(table) - len(first))
     pairs = float((counts * (counts - 1.0) / 2).sum())
-    if not again or pairs < 10 * _chance_of_equal_rows(table.values) * len(table) ** 2 / 2:
+    if len(first) == len(table) or pairs < 10 * _chance_of_equal_rows(table.values) * len(table) ** 2 / 2:
         return []
     rows = np.setdiff1d(np.arange(len(table)), first)
     remedy = "Leave them out if they are the same cases; a copy in the test data makes scores too good."
@@ -201,9 +212,9 @@ def _repeated(table: SiteTable) -> list[Finding]:
 
 def _shared(tables: Sequence[SiteTable]) -> list[Finding]:
     """Return findings on rows that several sites have."""
-    hashes = [np.unique(_hashes(table), return_index=True) for table in tables]
     if len(tables) < 2:
         return []
+    hashes = [np.unique(_hashes(table), return_index=True) for table in tables]
     owner = np.repeat(np.arange(len(tables)), [len(own) for own, _ in hashes])
     every, row = (np.concatenate(part) for part in zip(*hashes, strict=True))
     order = np.argsort(every, kind="stable")

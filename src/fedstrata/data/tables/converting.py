@@ -106,9 +106,11 @@ class Field:
 
     def quick(self, cells: pyarrow.Array) -> tuple[np.ndarray, list[Problem]] | None:
         """Return the raw values of numbers that pyarrow read from text; None if it took a word for a number."""
-        values = _floats(cells)
-        finite = len(values) - np.count_nonzero(np.isfinite(values))
-        return None if finite != cells.null_count else self._checked(values, cells)
+        values: np.ndarray = cells.to_numpy(zero_copy_only=False)
+        absent = len(values) - np.count_nonzero(np.isfinite(values))
+        if absent != cells.null_count:
+            return None
+        return self._checked(values.copy(), cells) if self.absent_numbers else (values, [])
 
     def _checked(self, values: np.ndarray, cells: pyarrow.Array) -> tuple[np.ndarray, list[Problem]]:
         for number in self.absent_numbers:

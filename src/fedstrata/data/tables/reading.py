@@ -22,13 +22,10 @@ from fedstrata.data.tables.converting import Field, Problem, fields_of
 from fedstrata.data.tables.findings import Finding, finding_of, raise_if_errors
 from fedstrata.data.tables.schema import FileFormat, Schema
 from fedstrata.data.tables.sources import SiteFile, in_order, sites_of
-from fedstrata.data.tables.textfiles import GZIP, TextFile, first_bytes, is_parquet, unreadable
+from fedstrata.data.tables.textfiles import BLOCK, GZIP, TextFile, counter, first_bytes, is_parquet, unreadable
 
 if TYPE_CHECKING:
     import pyarrow
-
-BLOCK = 8 << 20
-"""Bytes of a text file that are read at a time."""
 
 ROWS = 100_000
 
@@ -107,10 +104,7 @@ class Table:
 
     def lines(self) -> Callable[[int], np.ndarray]:
         """Return a function that returns where the next rows are."""
-        if self._file is not None:
-            return self._file.lines()
-        places = iter(range(self.most))
-        return lambda rows: np.fromiter((next(places) for _ in range(rows)), np.int64, rows)
+        return counter(0) if self._file is None else self._file.lines()
 
     def batches(self, fields: Mapping[str, Field], texts: Sequence[str] = ()) -> Iterator[Batch]:
         """Yield the raw values of these columns, and the cells of others as text."""
@@ -311,10 +305,9 @@ def _within(problem: Problem, start: int, end: int) -> Problem:
 
 
 def _matrix(batch: Batch, schema: Schema, out: np.ndarray | None = None) -> np.ndarray:
-    values = np.empty((batch.rows, len(schema.features))) if out is None else out
-    for i, name in enumerate(schema.names):
-        values[:, i] = batch.values.get(name, np.nan)
-    return values
+    lacking = np.full(batch.rows, np.nan)
+    columns = [batch.values.get(name, lacking) for name in schema.names]
+    return np.stack(columns, axis=1, out=out)
 
 
 def read_sites(source: Any, schema: Schema) -> list[SiteTable]:

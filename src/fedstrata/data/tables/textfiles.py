@@ -27,8 +27,8 @@ from fedstrata.data.tables.columns import check_name
 from fedstrata.data.tables.schema import FileFormat
 
 BLOCK = 1 << 20
-LONGEST_LINE = 4 << 20
-"""A line with more bytes is refused: no row of cells is so long, but a file without line ends or a quote is."""
+LONGEST_LINE = BLOCK
+"""A line with so many bytes is refused: no row is so long, but a file without line ends is, or a quote."""
 
 DELIMITERS = ",;\t|"
 
@@ -59,6 +59,18 @@ def first_bytes(path: Path, size: int = BLOCK) -> bytes:
 def is_parquet(path: Path) -> bool:
     """Whether a file is Parquet, whatever its name."""
     return first_bytes(path, 4) == PARQUET
+
+
+def counter(first: int) -> Callable[[int], np.ndarray]:
+    """Return a function that returns the next numbers, from the first on."""
+    at = first
+
+    def numbers(count: int) -> np.ndarray:
+        nonlocal at
+        at += count
+        return np.arange(at - count, at)
+
+    return numbers
 
 
 @dataclass(frozen=True)
@@ -146,9 +158,8 @@ class TextFile:
     def lines(self) -> Callable[[int], np.ndarray]:
         """Return a function that returns the lines in which the next rows start."""
         if self.scan.plain:
-            places: Iterator[int] = itertools.count(1 + self.header)
-        else:
-            places = (line for line, _ in itertools.islice(self.records(), int(self.header), None))
+            return counter(1 + self.header)
+        places = (line for line, _ in itertools.islice(self.records(), int(self.header), None))
         return lambda rows: np.fromiter(itertools.islice(places, rows), np.int64)
 
     def check_quotes(self) -> None:
@@ -298,8 +309,8 @@ class _Scanner:
     def _check_length(self, block: bytes) -> None:
         first = block.find(b"\n")
         self._line += len(block) if first < 0 else first
-        if self._line > LONGEST_LINE:
-            why = f"line {self.lines + 1} has more than {LONGEST_LINE >> 20} million bytes"
+        if self._line >= LONGEST_LINE:
+            why = f"line {self.lines + 1} has more than a million bytes"
             self._wrong(why, "Look for a quote that is not closed, or a file without line ends.")
         if first >= 0:
             self._line = len(block) - 1 - block.rfind(b"\n")
