@@ -88,6 +88,9 @@ class Column(Options, owner="a column of the schema"):
     range: Sequence[float | str | None] = param(
         (None, None), "lowest and highest plausible value, or date; `-inf` and `inf` leave a side open"
     )
+    step: float | None = param(
+        None, "distance between neighbouring values, 1 for whole numbers: medians and quartiles are then exact", above=0
+    )
     categories: Sequence[Cell] = param((), "its categories: an ordinal's in order, a flag's no and yes")
     missing: Literal["median", "mean", "most_frequent", "constant", "refuse"] | None = param(
         None, "what fills missing cells; by default the median, or the most frequent category"
@@ -111,6 +114,7 @@ class Column(Options, owner="a column of the schema"):
             ("range", ("numeric", "date")),
             ("format", ("date",)),
             ("unit", ("numeric",)),
+            ("step", ("numeric",)),
         ):
             if getattr(self, name) != options_of(Column)[name].default and self.kind not in kinds:
                 raise InputError(
