@@ -112,6 +112,12 @@ class Client(OracleCalls):
         counts = torch.from_numpy(data.train.class_counts[self.ids[: self._active]]).to(self.problem.x0)
         return torch.nn.functional.pad(counts, (0, data.classes - counts.shape[1]))
 
+    @property
+    def column_statistics(self) -> torch.Tensor:
+        """What each client tells of the columns of its table, for their preparation: [C, s] in float64."""
+        told = [self._side.data.statistics(k) for k in self.ids[: self._active].tolist()]
+        return torch.from_numpy(np.stack(told)).to(self.problem.x0.device)
+
     # --- time and memory ----------------------------------------------------------------------------------------
 
     @property

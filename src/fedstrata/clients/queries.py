@@ -16,6 +16,11 @@ def class_counts(client: Client) -> torch.Tensor:
     return client.class_counts
 
 
+def column_statistics(client: Client) -> torch.Tensor:
+    """Return what each client tells of the columns of its table, for the preparation: [C, s]."""
+    return client.column_statistics
+
+
 def first_loss(client: Client, x: torch.Tensor) -> torch.Tensor:
     """Return each client's loss at the starting point x, on one batch per level: [C]."""
     u = x
@@ -24,4 +29,4 @@ def first_loss(client: Client, x: torch.Tensor) -> torch.Tensor:
     return u.squeeze(1)
 
 
-QUERIES: dict[str, Callable[..., Any]] = {f.__name__: f for f in (class_counts, first_loss)}
+QUERIES: dict[str, Callable[..., Any]] = {f.__name__: f for f in (class_counts, column_statistics, first_loss)}

@@ -19,6 +19,7 @@ from fedstrata.clients.privacy import epsilon
 from fedstrata.clients.ranks import ranks_here
 from fedstrata.core.errors import Diverged, FedstrataError, within
 from fedstrata.core.files import Row
+from fedstrata.data.tables.fitted import Fitted
 from fedstrata.problems.problem import Problem
 from fedstrata.problems.runner import TRACING
 from fedstrata.training.checkpoint import Checkpoint
@@ -41,6 +42,7 @@ class Loop:
 
     done:    how many rounds are finished.
     state:   the server's state; ``tensors`` are its named tensors.
+    fitted:  for tables, how their raw values become inputs of the model.
     trained: the seconds spent in rounds, without tracing.
     best:    with early stopping, the best solution so far.
     """
@@ -60,6 +62,7 @@ class Loop:
         self.validation = validation
         self.data = clients.engine.side.data
         self.ranks = journal.ranks
+        self.fitted: Fitted | None = None
         self.state: Any = None
         self.tensors: dict[str, torch.Tensor] = {}
         self.done = 0
@@ -124,7 +127,7 @@ class Loop:
                 reason = reason or self._stops()
                 if self.done % self.settings.checkpoint_every == 0 or last or reason is not None:
                     self.checkpoint()
-            result = Run(*self.chosen(), journal.history, summary_of(self, reason), self.problem)
+            result = Run(*self.chosen(), journal.history, summary_of(self, reason), self.problem, self.fitted)
             journal.finish(result)
         except QuorumError as error:
             journal.faults(self.clients)
@@ -164,6 +167,7 @@ class Loop:
     def prepare(self) -> None:
         """Prepare the clients, and start the algorithm unless the run is resumed."""
         prepare(self.clients, max(0, self.done - 1))
+        self._take_prepared()
         if not self.done:
             with self._training():
                 self.state = start(self.algorithm, self.clients)
@@ -171,6 +175,15 @@ class Loop:
             if self.journal.kept:
                 check_restorable(self.algorithm, self.state)
             check_same(self.algorithm, "start", {"x": self.algorithm.solution(self.state)[0]}, {"x": self.problem.x0})
+
+    def _take_prepared(self) -> None:
+        """Measure on prepared data, if the data are tables."""
+        plan, self.data = self.data.plan, self.clients.engine.side.data
+        if plan is not None:
+            self.fitted = Fitted.of(plan, self.clients.engine.learned)
+            if self.validation is not None:
+                held = self.validation.data.prepared(self.fitted)
+                self.validation = self.validation._replace(data=held.to(self.problem.x0.device, self.problem.x0.dtype))
 
     def round(self) -> None:
         """Run one round."""

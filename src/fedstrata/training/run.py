@@ -16,6 +16,7 @@ from torch import nn
 from fedstrata.core.errors import InputError, invalid, is_finite
 from fedstrata.core.files import Row, Rows, folder_at, make_folder, refuse_used, write_atomically
 from fedstrata.core.frames import frame
+from fedstrata.data.tables.fitted import Fitted
 from fedstrata.problems.problem import Problem
 from fedstrata.training.checkpoint import to_safetensors
 from fedstrata.training.metrics.catalogue import PER_CLIENT
@@ -33,6 +34,7 @@ class Run:
 
     x, y:     the solution (y is None without a dual).
     history:  one row per evaluation: round, steps, samples, bytes_up, bytes_down, seconds, measures.
+    fitted:   for tables, how their raw values become inputs of the model.
     summary:  the last row, what it was measured on, and what was chosen automatically.
     """
 
@@ -41,6 +43,7 @@ class Run:
     history: list[Row]
     summary: Row
     problem: Problem
+    fitted: Fitted | None = None
 
     def __repr__(self) -> str:
         measures = [f"{k} {v:.4g}" for k, v in self.final.items() if k in PER_CLIENT]

@@ -33,6 +33,19 @@ class Fitted:
         if self.vector.shape != (3 * p + 2 * k,):
             raise invalid("statistics of the preparation", self.vector.shape, f"a vector of {3 * p + 2 * k} numbers")
 
+    @staticmethod
+    def of(plan: Plan, learned: Sequence[torch.Tensor | None]) -> Fitted:
+        """Return the preparation with the statistics that a run has learned first."""
+        statistics = learned[0]
+        assert statistics is not None
+        return Fitted(plan, statistics.double().cpu().numpy())
+
+    @staticmethod
+    def neutral(plan: Plan) -> Fitted:
+        """Return a preparation that knows no statistics: it neither centres nor scales, and fills with 0."""
+        p, k = len(plan.columns), sum(plan.columns[j].size for j in plan.encoded)
+        return Fitted(plan, np.concatenate([np.zeros(2 * p), np.ones(p), np.zeros(2 * k)]))
+
     @property
     def names(self) -> tuple[str, ...]:
         """The names of the inputs of the model."""

@@ -14,7 +14,7 @@ from typing import Literal
 
 import numpy as np
 
-from fedstrata.core.errors import InputError
+from fedstrata.core.errors import InputError, Unsolvable
 from fedstrata.core.options import Options, param
 from fedstrata.data.tables import statistics
 from fedstrata.data.tables.columns import Column
@@ -144,7 +144,7 @@ class Plan:
         numbers = [*((j, m[0]) for j, m in means.items()), *((j, part[-1]) for j, part in below.items())]
         for j, number in [*numbers, *((j, part.sum()) for j, part in counts.items())]:
             if number == 0:
-                raise InputError(
+                raise Unsolvable(
                     f"No site can tell anything of the column {self.columns[j].name!r}: everywhere it has fewer than "
                     f"{self.how.minimum} values, the minimum of the preparation. Drop it, or lower the minimum."
                 )
