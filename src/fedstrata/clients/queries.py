@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
+
+from fedstrata.data.tables.statistics import below, moments
 
 if TYPE_CHECKING:
     from fedstrata.clients.client import Client
@@ -29,4 +32,25 @@ def first_loss(client: Client, x: torch.Tensor) -> torch.Tensor:
     return u.squeeze(1)
 
 
-QUERIES: dict[str, Callable[..., Any]] = {f.__name__: f for f in (class_counts, column_statistics, first_loss)}
+def score_moments(client: Client, x: torch.Tensor, held_out: torch.Tensor, minimum: torch.Tensor) -> torch.Tensor:
+    """Return the number, mean and sum of squared deviations of each client's scores: [C, 1, 3]."""
+    smallest = int(minimum[0])
+    told = [moments(scores[:, None], smallest) for scores, _ in client.scored(x, bool(held_out[0]))]
+    return torch.from_numpy(np.stack(told))
+
+
+def score_counts(
+    client: Client, x: torch.Tensor, edges: torch.Tensor, held_out: torch.Tensor, minimum: torch.Tensor
+) -> torch.Tensor:
+    """Return how many of each client's rows of class 0 and 1 have a score in each cell of a grid: [C, 2, b]."""
+    points, smallest = np.append(edges[0].double().cpu().numpy(), np.inf), int(minimum[0])
+    told = [
+        [below(scores[targets == c], points, smallest) for c in (0, 1)]
+        for scores, targets in client.scored(x, bool(held_out[0]))
+    ]
+    return torch.from_numpy(np.diff(np.array(told), prepend=0.0))
+
+
+QUERIES: dict[str, Callable[..., Any]] = {
+    f.__name__: f for f in (class_counts, column_statistics, first_loss, score_moments, score_counts)
+}
