@@ -26,6 +26,7 @@ from fedstrata.training.checkpoint import Checkpoint
 from fedstrata.training.journal import Journal
 from fedstrata.training.metrics.evaluation import Evaluate
 from fedstrata.training.metrics.measures import as_numbers
+from fedstrata.training.risk.risks import Risks, learn_risks
 from fedstrata.training.rounds import one_round, prepare, start
 from fedstrata.training.run import Run
 from fedstrata.training.settings import Settings
@@ -43,6 +44,7 @@ class Loop:
     done:    how many rounds are finished.
     state:   the server's state; ``tensors`` are its named tensors.
     fitted:  for tables, how their raw values become inputs of the model.
+    risks:   for tables with two classes, what the run knows of its scores in the end.
     trained: the seconds spent in rounds, without tracing.
     best:    with early stopping, the best solution so far.
     """
@@ -63,6 +65,7 @@ class Loop:
         self.data = clients.engine.side.data
         self.ranks = journal.ranks
         self.fitted: Fitted | None = None
+        self.risks: Risks | None = None
         self.state: Any = None
         self.tensors: dict[str, torch.Tensor] = {}
         self.done = 0
@@ -127,7 +130,9 @@ class Loop:
                 reason = reason or self._stops()
                 if self.done % self.settings.checkpoint_every == 0 or last or reason is not None:
                     self.checkpoint()
-            result = Run(*self.chosen(), journal.history, summary_of(self, reason), self.problem, self.fitted)
+            self.learn_risks()
+            solution, summary = self.chosen(), summary_of(self, reason)
+            result = Run(*solution, journal.history, summary, self.problem, self.fitted, self.risks)
             journal.finish(result)
         except QuorumError as error:
             journal.faults(self.clients)
@@ -233,6 +238,14 @@ class Loop:
             f"{self.journal.last_checkpoint}",
             self.journal.history,
         )
+
+    def learn_risks(self) -> None:
+        """Calibrate the scores of a model for tables with two classes."""
+        if self.fitted is None or self.data.classes != 2 or self.problem.predict is None:
+            return
+        minimum = self.fitted.plan.how.minimum
+        self.clients.begin(-1)
+        self.risks = learn_risks(self.clients, self.chosen()[0], self.settings.calibrate, minimum)
 
     def chosen(self) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Return the solution of the run: the last one or, with early stopping, the best."""

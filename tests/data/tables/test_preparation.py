@@ -14,8 +14,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder, RobustScaler, StandardScaler
 
 import fedstrata as fs
-from fedstrata.data.tables import statistics
-from fedstrata.data.tables.columns import Column
+from fedstrata.data.tables import Column, Schema, Target, statistics
 from fedstrata.data.tables.preparation import Fitted, Plan, Preparation
 
 COLUMNS = (
@@ -48,8 +47,12 @@ def sites(rows: tuple[int, ...] = (120, 45, 300), seed: int = 0, lost: float = 0
     return tables
 
 
+def plan_of(columns: tuple[Column, ...], **how: object) -> Plan:
+    return Plan(Schema(target=Target("died"), columns=columns), Preparation(**how))
+
+
 def fitted(tables: list[np.ndarray], columns: tuple[Column, ...] = COLUMNS, **how: object) -> Fitted:
-    plan = Plan(columns, Preparation(**how))
+    plan = plan_of(columns, **how)
     return plan.fit(np.stack([plan.answer(values) for values in tables]))
 
 
@@ -134,7 +137,7 @@ def test_numbers_are_clipped_to_their_range() -> None:
 
 def test_a_median_needs_a_range() -> None:
     with pytest.raises(fs.InputError, match=r"'weight' needs both ends of its range"):
-        Plan((Column("weight"),), Preparation())
+        plan_of((Column("weight"),))
 
 
 def test_a_column_that_no_site_can_tell_of_is_an_error() -> None:
@@ -163,7 +166,7 @@ def test_the_same_on_the_tensors_of_an_exported_module() -> None:
 )
 def test_no_count_below_the_minimum_leaves_a_site(rows: int, lost: float, minimum: int, seed: int) -> None:
     values = sites((rows,), seed, lost)[0]
-    plan = Plan(COLUMNS, Preparation(scale="robust", rare=2, minimum=minimum))
+    plan = plan_of(COLUMNS, scale="robust", rare=2, minimum=minimum)
     parts = np.split(plan.answer(values), np.cumsum(plan.sizes)[:-1])
     q, c = len(plan.averaged), len(plan.counted)
     counts = [part[0] for part in parts[:q]]

@@ -19,6 +19,7 @@ from fedstrata.core.options import Options, param
 from fedstrata.data.tables import statistics
 from fedstrata.data.tables.columns import Column
 from fedstrata.data.tables.fitted import Fitted
+from fedstrata.data.tables.schema import Schema
 
 MOST_CELLS = 65_536
 """The longest grid of a column for its median and quartiles."""
@@ -45,7 +46,7 @@ class Preparation(Options, owner="the preparation"):
 class Plan:
     """What a preparation asks the sites, and which inputs it makes: known before any statistics are."""
 
-    columns: tuple[Column, ...]
+    schema: Schema
     how: Preparation
 
     def __post_init__(self) -> None:
@@ -53,6 +54,11 @@ class Plan:
             low, high = self.columns[j].bounds
             if not math.isfinite(high - low):
                 raise InputError(_open_range(self.columns[j]))
+
+    @property
+    def columns(self) -> tuple[Column, ...]:
+        """The columns of the raw values."""
+        return self.schema.features
 
     # --- which columns ------------------------------------------------------------------------------------------
 

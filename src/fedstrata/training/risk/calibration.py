@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 import numpy as np
-from scipy.special import expit
 
 from fedstrata.core.errors import InputError, invalid, is_finite
 from fedstrata.training.risk.score_counts import ScoreCounts
@@ -58,6 +57,11 @@ class Calibration:
             raise InputError(f"The calibration in {where} is damaged: its numbers are missing or not finite.")
         curve = tuple(map(float, scores)), tuple(map(float, risks))
         return Calibration(table["method"], float(slope), float(offset), *curve)
+
+
+def expit(logits: np.ndarray) -> np.ndarray:
+    """Return the logistic function."""
+    return 0.5 * (1 + np.tanh(0.5 * logits))
 
 
 def calibrate(counts: ScoreCounts, method: Method) -> Calibration:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, cast, get_args
 
 import numpy as np
 
-from fedstrata.core.errors import InputError
+from fedstrata.core.errors import InputError, invalid
 from fedstrata.core.files import Row
 from fedstrata.training.risk.score_counts import ScoreCounts
 
@@ -104,6 +104,19 @@ class Threshold:
         """Return a table: all sites together, then each."""
         each = zip(names, self.sites, strict=True)
         return [{"site": "together", **self.together.row()}, *({"site": n, **d.row()} for n, d in each)]
+
+
+def goal_of(goals: Mapping[str, float | None]) -> tuple[Goal, float]:
+    """Return the one goal that is given; raise unless there is exactly one, with a value that it can have."""
+    given = {name: value for name, value in goals.items() if value is not None}
+    wants = f"one of {', '.join(get_args(Goal))}, e.g. sensitivity=0.9"
+    if len(given) != 1 or not given.keys() <= set(get_args(Goal)):
+        raise invalid("goal of the threshold", ", ".join(given) or "none", wants)
+    ((name, value),) = given.items()
+    most = 100 if name == "alerts" else 1
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= most:
+        raise invalid(name, value, f"a number above 0 and at most {most}{' per 100 rows' * (name == 'alerts')}")
+    return cast(Goal, name), float(value)
 
 
 def decisions_at(counts: np.ndarray, cell: int) -> Decisions:
