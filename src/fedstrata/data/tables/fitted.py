@@ -106,18 +106,26 @@ class Prepare(nn.Module):
             "numbers": numbers, "owner": owner, "indicated": indicated,
             "order": _order(plan, numbers, indicated),
         }  # fmt: skip
-        for name, numbers_ in tensors.items():
-            self.register_buffer(name, torch.as_tensor(np.asarray(numbers_, dtype=np.float64)))
-        for name, indices in places.items():
-            self.register_buffer(name, torch.tensor(indices, dtype=torch.int64))
+        for name, entries in {**tensors, **places}.items():
+            kind = torch.int64 if name in places else torch.float64
+            tensor = torch.as_tensor(np.asarray(entries)).to(kind)
+            if tensor.numel():  # a program of torch.export cannot store empty buffers
+                self.register_buffer(name, tensor)
+            else:
+                setattr(self, name, tensor)
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
         """Return the inputs of the model."""
         missing = values.isnan()
         filled = torch.where(missing, self.fill, torch.minimum(torch.maximum(values, self.low), self.high))
-        parts = [(filled.index_select(1, self.numbers) - self.centre) / self.scale]
-        one_hot = filled.index_select(1, self.owner).eq(self.category).to(values.dtype)
-        parts += [one_hot @ self.weights, missing.index_select(1, self.indicated).to(values.dtype)]
+        parts = []
+        if len(self.numbers):
+            parts.append((filled.index_select(1, self.numbers) - self.centre) / self.scale)
+        if len(self.owner):
+            one_hot = filled.index_select(1, self.owner).eq(self.category).to(values.dtype)
+            parts.append(one_hot @ self.weights)
+        if len(self.indicated):
+            parts.append(missing.index_select(1, self.indicated).to(values.dtype))
         return torch.cat(parts, dim=1).index_select(1, self.order)
 
 

@@ -24,7 +24,6 @@ from fedstrata.data.tables.fitted import Fitted, Prepare
 from fedstrata.data.tables.preparation import Plan, Preparation
 from fedstrata.data.tables.schema import Schema
 from fedstrata.models import zoo
-from fedstrata.problems.erm import scores
 from fedstrata.training.checkpoint import to_safetensors
 from fedstrata.training.risk.calibration import Calibration
 
@@ -230,7 +229,7 @@ class WholePath(nn.Module):
         calibration = predictor.calibration
         self.method = "uncalibrated" if calibration is None else calibration.method
         self.slope, self.offset, self.first = 1.0, 0.0, 0.0
-        knots, risks = np.zeros(1), np.zeros(1)
+        knots, risks = np.zeros(2), np.zeros(2)
         if calibration is not None:
             self.slope, self.offset = calibration.slope, calibration.offset
             if calibration.scores:
@@ -243,7 +242,8 @@ class WholePath(nn.Module):
 
     def forward(self, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return scores and risks."""
-        score = scores(self.model(self.prepare(values).to(self.dtype))).to(values.dtype)
+        outputs = self.model(self.prepare(values).to(self.dtype)).flatten(1).to(values.dtype)
+        score = outputs[:, 0] if outputs.shape[1] == 1 else outputs[:, 1] - outputs[:, 0]
         if self.method == "uncalibrated":
             return score, torch.full_like(score, torch.nan)
         if self.method == "isotonic":
