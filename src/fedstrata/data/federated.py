@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,7 +16,8 @@ from fedstrata.data import intake
 from fedstrata.data.batch import Arrays as Arrays
 from fedstrata.data.part import Part as Part
 from fedstrata.data.tables.fitted import Fitted
-from fedstrata.data.tables.preparation import Plan
+from fedstrata.data.tables.preparation import Plan, Preparation
+from fedstrata.data.tables.schema import Schema
 
 
 @dataclass(frozen=True, repr=False)
@@ -295,6 +297,51 @@ class FederatedData:
         arrays = [intake.stacked(d, f"client {k}") for k, d in enumerate(clients)]
         pooled = None if test is None else intake.stacked(test, "test data")
         return FederatedData.from_arrays(arrays, test=pooled, classes=classes, name=name)
+
+    @staticmethod
+    def from_tables(
+        source: Any,
+        schema: Schema | str | Path,
+        *,
+        features: Sequence[str] = (),
+        drop: Sequence[str] = (),
+        prepare: Preparation | None = None,
+        holdout: float = 0.0,
+        support: float = 0.0,
+        seed: int = 0,
+        name: str = "tables",
+    ) -> FederatedData:
+        """Build from one table per site: ``FederatedData.from_tables("sites/*.csv", "schema.toml", holdout=0.3)``.
+
+        Every table is checked against the schema, and what is wrong is named with its site, column and rows. Inputs
+        are raw values until a run prepares them, by statistics of the training rows that the sites tell.
+
+        source:   a pattern, a path or a list of paths of CSV or Parquet files; pandas or polars frames, as a list or by
+                  the names of their sites; or one table, if the schema names the column of the sites.
+        schema:   the schema, or its file; ``fedstrata describe`` drafts one.
+        features: the columns to use, by default all of the schema; ``drop`` names those to leave out.
+        prepare:  how raw values become inputs.
+        holdout, support, seed: as in :meth:`with_holdout` and :meth:`with_support`.
+        name:     the name of the data in messages and tables.
+        """
+        from fedstrata.data.tables.checking import read_checked
+
+        chosen = schema if isinstance(schema, Schema) else Schema.read(schema)
+        chosen = chosen.select(features, drop) if features or drop else chosen
+        tables, doubts = read_checked(source, chosen)
+        for doubt in doubts:
+            warnings.warn(str(doubt), stacklevel=2)
+        every = tuple(torch.from_numpy(np.concatenate([getattr(t, a) for t in tables])) for a in ("values", "targets"))
+        ends = np.cumsum([len(table) for table in tables])
+        owned = [np.arange(end - len(table), end) for end, table in zip(ends, tables, strict=True)]
+        data = FederatedData(
+            Part.of(every, owned),
+            classes=chosen.target.size,
+            name=name,
+            client_names=tuple(table.name for table in tables),
+            plan=Plan(chosen, prepare or Preparation()),
+        )
+        return data.reserve(holdout, support, seed)
 
     @staticmethod
     def from_folder(folder: str | Path, *, classes: int | None = None) -> FederatedData:

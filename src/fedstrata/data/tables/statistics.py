@@ -8,7 +8,7 @@ the counts is below ``minimum`` (unless it is 0), neither by itself nor as the d
   number of values is told as a smaller one, so that the number of missing cells cannot be told from it.
 - A category with fewer rows than ``minimum`` counts as absent. If the rows of all such categories together are fewer
   than ``minimum``, the next larger category counts as absent too.
-- The number of values below a point of the grid is rounded down to a multiple of ``minimum``.
+- The number of values below a point of the grid is rounded to a multiple of ``minimum``.
 
 With ``minimum = 1`` all of them are exact.
 """
@@ -74,7 +74,7 @@ def below(column: np.ndarray, points: np.ndarray, minimum: int) -> np.ndarray:
     total = told(len(present), len(column), minimum)
     exact = np.searchsorted(present, points, side="right")
     most = max(0, math.floor((total - minimum) / minimum) * minimum)
-    counts: np.ndarray = np.minimum(np.floor(exact / minimum) * minimum, most)
+    counts: np.ndarray = np.minimum(np.round(exact / minimum) * minimum, most)
     counts[exact == len(present)] = total
     counts[-1] = total
     return counts
