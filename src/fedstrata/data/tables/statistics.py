@@ -8,7 +8,8 @@ the counts is below ``minimum`` (unless it is 0), neither by itself nor as the d
   number of values is told as a smaller one, so that the number of missing cells cannot be told from it.
 - A category with fewer rows than ``minimum`` counts as absent. If the rows of all such categories together are fewer
   than ``minimum``, the next larger category counts as absent too.
-- The number of values below a point of the grid is rounded to a multiple of ``minimum``.
+- The number of values below a point of the grid is rounded to a multiple of ``minimum``, up or down by an offset that
+  only the site knows, so that the sum over many sites is right on average.
 
 With ``minimum = 1`` all of them are exact.
 """
@@ -16,6 +17,7 @@ With ``minimum = 1`` all of them are exact.
 from __future__ import annotations
 
 import math
+from hashlib import blake2b
 
 import numpy as np
 
@@ -74,10 +76,15 @@ def below(column: np.ndarray, points: np.ndarray, minimum: int) -> np.ndarray:
     total = told(len(present), len(column), minimum)
     exact = np.searchsorted(present, points, side="right")
     most = max(0, math.floor((total - minimum) / minimum) * minimum)
-    counts: np.ndarray = np.minimum(np.round(exact / minimum) * minimum, most)
+    counts: np.ndarray = np.minimum((exact + _offset(present, minimum)) // minimum * minimum, most).astype(np.float64)
     counts[exact == len(present)] = total
     counts[-1] = total
     return counts
+
+
+def _offset(values: np.ndarray, minimum: int) -> int:
+    """Return a number below the minimum that follows from the values themselves: whoever lacks them cannot know it."""
+    return int.from_bytes(blake2b(values.tobytes(), digest_size=8).digest(), "little") % minimum
 
 
 def quantile(grid: np.ndarray, counts: np.ndarray, share: float) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -183,6 +184,41 @@ class Predictor:
         """Return the predictor with another threshold on scores."""
         return replace(self, threshold=threshold)
 
+    def card(self) -> str:
+        """Return a model card: what the model predicts, from which columns, for whom it was trained."""
+        about, target = self.about or {}, self.schema.target
+        kind = "the risk" if self.calibration is not None else "a score, which is not a probability,"
+        lines = [
+            f"# Model card: {target.name}",
+            "",
+            f"This model gives {kind} of `{target.name}` for a row of a table.",
+        ]
+        names = about.get("client_names") or [f"{about.get('clients', '?')} sites"]
+        trained = (
+            f"Trained by {about.get('algorithm', '?')} on the problem {about.get('problem', '?')}, without pooling rows"
+        )
+        lines += ["", f"{trained}. Sites: {', '.join(map(str, names))}.", "", "## Columns", ""]
+        lines += ["| column | kind | range or categories | missing cells |", "| --- | --- | --- | --- |"]
+        for column in self.schema.features:
+            low, high = column.bounds
+            allowed = ", ".join(map(str, column.categories)) if column.size else f"{low:g} to {high:g} {column.unit}"
+            lines.append(f"| {_cell(column.name)} | {column.kind} | {_cell(allowed)} | {column.missing} |")
+        calibration = "none: scores are not probabilities" if self.calibration is None else self.calibration.method
+        alert = "none" if self.threshold is None else f"alert above a score of {self.threshold:.6g}"
+        lines += [
+            "",
+            "## Decisions",
+            "",
+            f"- Calibration: {calibration}",
+            f"- Threshold: {alert}",
+            "",
+            "## Measures",
+            "",
+        ]
+        lines += [f"- {name}: {_cell(str(about[name]))}" for name in sorted(about) if name not in ("client_names",)]
+        lines += ["", "Before it is used for patients, check it on your own recent patients."]
+        return "\n".join(lines) + "\n"
+
     # --- export -------------------------------------------------------------------------------------------------
 
     def export_program(self, path: str | Path) -> Path:
@@ -250,6 +286,11 @@ class WholePath(nn.Module):
             into = torch.minimum((score[:, None] - self.scores).clamp(min=0.0), self.lengths)
             return score, self.first + into @ self.slopes
         return score, torch.sigmoid(self.slope * score + self.offset)
+
+
+def _cell(text: str) -> str:
+    """Return text that cannot break a table in Markdown, or be markup."""
+    return html.escape(text).replace("|", "\\|").replace("`", "'").replace("\n", " ")
 
 
 def _module(model: nn.Module | None, recipe: dict[str, Any], plan: Plan, path: Path) -> nn.Module:
