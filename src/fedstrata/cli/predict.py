@@ -41,8 +41,8 @@ def predict(
     """Score the rows of a table with a trained model.
 
     The table has the columns of the schema; the target may be missing. The result has a row for each of its rows: the
-    score, the risk if scores are probabilities or calibrated, whether it raises an alert if a threshold was set, and how
-    many of its cells were missing, unknown or out of range.
+    score, the risk if scores are probabilities or calibrated, whether it raises an alert if a threshold was set, and
+    how many of its cells were missing, unknown or out of range.
     """
     predictor = Predictor.load(run)
     check_new(out, FORMATS)
@@ -165,8 +165,8 @@ def export(
 ) -> None:
     """Export a trained model with its schema, preparation, calibration and threshold.
 
-    A folder holds all of them, for predict and for Predictor.load in Python. An .onnx or .pt2 file (torch.export) is the
-    path from the raw values of a row (numbers, codes of categories, NaN for missing cells) to its score and risk.
+    A folder holds all of them, for predict and for Predictor.load in Python. An .onnx or .pt2 file (torch.export) is
+    the path from the raw values of a row (numbers, codes of categories, NaN for missing cells) to its score and risk.
     """
     predictor = Predictor.load(run)
     if out.suffix in (".onnx", ".pt2"):

@@ -21,6 +21,7 @@ from fedstrata.core.schedules import Epochs, EqualSteps, Rate, Steps, rate_at, s
 from fedstrata.core.trees import tree_leaves, tree_map
 from fedstrata.data.batch import Batch
 from fedstrata.data.sampling import steps_per_epoch
+from fedstrata.data.tables.preparation import Preparation
 from fedstrata.problems.erm import scores
 
 
@@ -118,6 +119,12 @@ class Client(OracleCalls):
         """What each client tells of the columns of its table, for their preparation: [C, s] in float64."""
         told = [self._side.data.statistics(k) for k in self.ids[: self._active].tolist()]
         return torch.from_numpy(np.stack(told)).to(self.problem.x0.device)
+
+    @property
+    def minimum(self) -> int:
+        """The smallest count that a client tells: that of the preparation of its table."""
+        fitted = self._side.data.fitted
+        return (Preparation() if fitted is None else fitted.plan.how).minimum
 
     def scored(self, x: torch.Tensor, held_out: bool) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Yield the scores at x [C, d] and the targets of each client's rows: training rows, or held-out ones."""

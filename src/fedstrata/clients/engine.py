@@ -182,6 +182,9 @@ class Engine(ABC):
     mine: np.ndarray | None = None
     """Which clients' state is kept in this process, as a mask; None for all."""
 
+    elsewhere = False
+    """Whether the clients' data are in other processes, so that only they know whether rows are held out."""
+
     secret_noise = False
     """Whether noise must be unpredictable; otherwise it is a function of names, and a run can be repeated."""
 

@@ -32,21 +32,18 @@ def first_loss(client: Client, x: torch.Tensor) -> torch.Tensor:
     return u.squeeze(1)
 
 
-def score_moments(client: Client, x: torch.Tensor, held_out: torch.Tensor, minimum: torch.Tensor) -> torch.Tensor:
+def score_moments(client: Client, x: torch.Tensor, held_out: bool) -> torch.Tensor:
     """Return the number, mean and sum of squared deviations of each client's scores: [C, 1, 3]."""
-    smallest = int(minimum[0])
-    told = [moments(scores[:, None], smallest) for scores, _ in client.scored(x, bool(held_out[0]))]
+    told = [moments(scores[:, None], client.minimum) for scores, _ in client.scored(x, held_out)]
     return torch.from_numpy(np.stack(told))
 
 
-def score_counts(
-    client: Client, x: torch.Tensor, edges: torch.Tensor, held_out: torch.Tensor, minimum: torch.Tensor
-) -> torch.Tensor:
+def score_counts(client: Client, x: torch.Tensor, edges: torch.Tensor, held_out: bool) -> torch.Tensor:
     """Return how many of each client's rows of class 0 and 1 have a score in each cell of a grid: [C, 2, b]."""
-    points, smallest = np.append(edges[0].double().cpu().numpy(), np.inf), int(minimum[0])
+    points = np.append(edges[0].double().cpu().numpy(), np.inf)
     told = [
-        [below(scores[targets == c], points, smallest) for c in (0, 1)]
-        for scores, targets in client.scored(x, bool(held_out[0]))
+        [below(scores[targets == c], points, client.minimum) for c in (0, 1)]
+        for scores, targets in client.scored(x, held_out)
     ]
     return torch.from_numpy(np.diff(np.array(told), prepend=0.0))
 

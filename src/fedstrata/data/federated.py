@@ -39,6 +39,7 @@ class FederatedData:
     auxiliary:    samples on the server, grouped by class, if there are any.
     plan:         for tables whose inputs are still raw values: how they become inputs of a model, once the clients have
                   told the statistics that it needs.
+    fitted:       for tables, the preparation that made their inputs.
     one_place:    whether these are the rows of several clients in one place: then nothing is sent, and there are no
                   clients to measure.
     """
@@ -52,6 +53,7 @@ class FederatedData:
     client_names: tuple[str, ...] = ()
     auxiliary: Part | None = None
     plan: Plan | None = None
+    fitted: Fitted | None = None
     one_place: bool = False
 
     @property
@@ -151,7 +153,7 @@ class FederatedData:
                 made[id(values)] = torch.from_numpy(fitted.transform(values.cpu().numpy())).to(values.device)
             return (made[id(values)], *others)
 
-        return replace(self._with_arrays(change), plan=None)
+        return replace(self._with_arrays(change), plan=None, fitted=fitted)
 
     def statistics(self, client: int) -> np.ndarray:
         """Return what a client tells of the raw values of its training rows, for the preparation."""

@@ -14,6 +14,7 @@ from fedstrata.core.named import build_named
 from fedstrata.core.options import check, options_of
 from fedstrata.data import SETS, Dataset, FederatedData, load
 from fedstrata.data.partitions import PARTITIONS
+from fedstrata.data.tables.preparation import Plan
 from fedstrata.data.tables.schema import Schema
 from fedstrata.experiments.config import Config
 from fedstrata.experiments.schema import DataTable, ModelTable
@@ -157,8 +158,6 @@ def _own_data(config: Config) -> FederatedData:
     return FederatedData.from_tables(
         table.tables if isinstance(table.tables, str) else list(table.tables or ()),
         schema_of(config),
-        features=table.features,
-        drop=table.drop,
         prepare=config.prepare,
         holdout=table.holdout,
         support=table.support,
@@ -167,11 +166,18 @@ def _own_data(config: Config) -> FederatedData:
 
 
 def schema_of(config: Config) -> Schema:
-    """Return the schema of ``[data]``, from its file or its table."""
-    schema = config.data.schema
-    if isinstance(schema, str):
-        return Schema.read(schema)
-    return Schema.from_table(schema or {}, "data.schema", key="data.schema")
+    """Return the schema of ``[data]``, from its file or its table, with the columns to use."""
+    table = config.data
+    if isinstance(table.schema, str):
+        schema = Schema.read(table.schema)
+    else:
+        schema = Schema.from_table(table.schema or {}, "data.schema", key="data.schema")
+    return schema.select(table.features, table.drop) if table.features or table.drop else schema
+
+
+def plan_of(config: Config) -> Plan | None:
+    """Return how the columns of tables become inputs; None if the data are no tables."""
+    return None if config.data.schema is None else Plan(schema_of(config), config.prepare)
 
 
 def build_model(config: Config, data: FederatedData) -> torch.nn.Module:

@@ -86,8 +86,8 @@ class DataTable(Options, owner="the data table"):
     )
     tables: str | Sequence[str] | None = param(
         None,
-        'your own tables instead: a pattern such as `"sites/*.csv"`, or a list of CSV or Parquet files, one per site; or '
-        "one file, if the schema names the column of the sites",
+        'your own tables instead: a pattern such as `"sites/*.csv"`, or a list of CSV or Parquet files, one per site; '
+        "or one file, if the schema names the column of the sites",
     )
     schema: str | dict[str, Any] | None = param(
         None, "the schema of the tables: a file that `fedstrata describe` drafts, or its content as a table"

@@ -19,7 +19,6 @@ from fedstrata.clients.privacy import epsilon
 from fedstrata.clients.ranks import ranks_here
 from fedstrata.core.errors import Diverged, FedstrataError, within
 from fedstrata.core.files import Row
-from fedstrata.data.tables.fitted import Fitted
 from fedstrata.problems.problem import Problem
 from fedstrata.problems.runner import TRACING
 from fedstrata.training.checkpoint import Checkpoint
@@ -43,7 +42,6 @@ class Loop:
 
     done:    how many rounds are finished.
     state:   the server's state; ``tensors`` are its named tensors.
-    fitted:  for tables, how their raw values become inputs of the model.
     risks:   for tables with two classes, what the run knows of its scores in the end.
     trained: the seconds spent in rounds, without tracing.
     best:    with early stopping, the best solution so far.
@@ -64,7 +62,6 @@ class Loop:
         self.validation = validation
         self.data = clients.engine.side.data
         self.ranks = journal.ranks
-        self.fitted: Fitted | None = None
         self.risks: Risks | None = None
         self.state: Any = None
         self.tensors: dict[str, torch.Tensor] = {}
@@ -132,7 +129,7 @@ class Loop:
                     self.checkpoint()
             self.learn_risks()
             solution, summary = self.chosen(), summary_of(self, reason)
-            result = Run(*solution, journal.history, summary, self.problem, self.fitted, self.risks)
+            result = Run(*solution, journal.history, summary, self.problem, self.data.fitted, self.risks)
             journal.finish(result)
         except QuorumError as error:
             journal.faults(self.clients)
@@ -183,12 +180,10 @@ class Loop:
 
     def _take_prepared(self) -> None:
         """Measure on prepared data, if the data are tables."""
-        plan, self.data = self.data.plan, self.clients.engine.side.data
-        if plan is not None:
-            self.fitted = Fitted.of(plan, self.clients.engine.learned)
-            if self.validation is not None:
-                held = self.validation.data.prepared(self.fitted)
-                self.validation = self.validation._replace(data=held.to(self.problem.x0.device, self.problem.x0.dtype))
+        self.data = self.clients.engine.side.data
+        if self.validation is not None and self.validation.data.plan is not None and self.data.fitted is not None:
+            held = self.validation.data.prepared(self.data.fitted)
+            self.validation = self.validation._replace(data=held.to(self.problem.x0.device, self.problem.x0.dtype))
 
     def round(self) -> None:
         """Run one round."""
@@ -241,11 +236,10 @@ class Loop:
 
     def learn_risks(self) -> None:
         """Calibrate the scores of a model for tables with two classes."""
-        if self.fitted is None or self.data.classes != 2 or self.problem.predict is None:
+        if self.data.fitted is None or self.data.classes != 2 or self.problem.predict is None:
             return
-        minimum = self.fitted.plan.how.minimum
         self.clients.begin(-1)
-        self.risks = learn_risks(self.clients, self.chosen()[0], self.settings.calibrate, minimum)
+        self.risks = learn_risks(self.clients, self.chosen()[0], self.settings.calibrate)
 
     def chosen(self) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Return the solution of the run: the last one or, with early stopping, the best."""

@@ -13,6 +13,7 @@ from sklearn.isotonic import IsotonicRegression
 
 import fedstrata as fs
 from fedstrata.clients.channel import PLAIN
+from fedstrata.clients.client import Client
 from fedstrata.data.part import Part
 from fedstrata.training.risk.calibration import Calibration, calibrate
 from fedstrata.training.risk.score_counts import ScoreCounts, count_scores
@@ -44,7 +45,12 @@ def told(minimum: int = 1, held_out: bool = False, data: fs.FederatedData | None
     clients = make_clients(problem, all_data if data is None else data, Settings(rounds=1, channel=PLAIN))
     clients.begin(-1)
     with torch.no_grad():
-        return count_scores(clients, x, held_out, minimum)
+        monkey = pytest.MonkeyPatch()
+        monkey.setattr(Client, "minimum", minimum)
+        try:
+            return count_scores(clients, x, held_out)
+        finally:
+            monkey.undo()
 
 
 def pooled_scores() -> tuple[np.ndarray, np.ndarray]:

@@ -37,7 +37,7 @@ class Risks:
     nbytes: int = 0
 
 
-def learn_risks(clients: Clients, x: torch.Tensor, method: Literal["auto", "none"] | Method, minimum: int) -> Risks:
+def learn_risks(clients: Clients, x: torch.Tensor, method: Literal["auto"] | Method) -> Risks:
     """Ask the clients for counts of their scores; calibrate on training rows, and count held-out rows.
 
     method: how to calibrate; "auto" is Platt's curve if the model only ranks, and none if its outputs are logits.
@@ -50,14 +50,14 @@ def learn_risks(clients: Clients, x: torch.Tensor, method: Literal["auto", "none
     reasons: list[str] = []
     try:
         if chosen != "none":
-            calibration = calibrate(count_scores(clients, x, held_out=False, minimum=minimum), chosen)
+            calibration = calibrate(count_scores(clients, x, held_out=False), chosen)
         elif not ranks_only:
             calibration = Calibration("none")
     except Unsolvable as error:
         reasons.append(f"Scores are not calibrated: {error}")
     try:
-        if data.client_test is not None:
-            held_out = count_scores(clients, x, held_out=True, minimum=minimum)
+        if data.client_test is not None or clients.engine.elsewhere:
+            held_out = count_scores(clients, x, held_out=True)
     except Unsolvable as error:
         reasons.append(f"Held-out scores are not counted: {error}")
     return Risks(calibration, held_out, " ".join(reasons), clients.usage.bytes_up - before)

@@ -53,22 +53,20 @@ class ScoreCounts:
             )
 
 
-def count_scores(clients: Clients, x: torch.Tensor, held_out: bool, minimum: int) -> ScoreCounts:
+def count_scores(clients: Clients, x: torch.Tensor, held_out: bool) -> ScoreCounts:
     """Ask all clients how the scores of their rows are distributed, in two exchanges.
 
     held_out: whether to count held-out rows, not training rows.
-    minimum:  the smallest count that a client tells.
     """
     data, problem = clients.engine.side.data, clients.problem
     if data.classes != 2 or problem.predict is None:
         raise InputError(f"Scores are counted for models of two classes; the data {data.name!r} have {data.classes}.")
-    part, smallest = torch.tensor(int(held_out)), torch.tensor(minimum)
-    answers = clients.gather(QUERIES["score_moments"], x, part, smallest).double().cpu().numpy()
+    answers = clients.gather(QUERIES["score_moments"], x, held_out).double().cpu().numpy()
     count, mean, squares = statistics.merged(answers)[0]
     if not count:
         raise Unsolvable("No client has enough rows to tell how its scores are distributed.")
     width = SPREAD * max(np.sqrt(squares / count), 1e-6 * max(1.0, abs(mean)))
     edges = np.linspace(mean - width, mean + width, CELLS - 1)
     grid = torch.from_numpy(edges).to(x.device)
-    counts = clients.gather(QUERIES["score_counts"], x, grid, part, smallest).double().cpu().numpy()
+    counts = clients.gather(QUERIES["score_counts"], x, grid, held_out).double().cpu().numpy()
     return ScoreCounts(edges, counts)
