@@ -96,7 +96,7 @@ class Prepare(nn.Module):
         elif plan.how.rare > 1:
             weights = np.concatenate([np.diag(1 - rare), rare[:, None] * group], axis=1)
         else:
-            weights = np.eye(k)
+            weights = np.zeros((0, 0))  # each category is an input
         indicated = [j for j in range(p) if columns[j].indicator]
         tensors: dict[str, Sequence[float] | np.ndarray] = {
             "fill": fill, "low": [c[0] for c in clips], "high": [c[1] for c in clips],
@@ -123,7 +123,7 @@ class Prepare(nn.Module):
             parts.append((filled.index_select(1, self.numbers) - self.centre) / self.scale)
         if len(self.owner):
             one_hot = filled.index_select(1, self.owner).eq(self.category).to(values.dtype)
-            parts.append(one_hot @ self.weights)
+            parts.append(one_hot @ self.weights if len(self.weights) else one_hot)
         if len(self.indicated):
             parts.append(missing.index_select(1, self.indicated).to(values.dtype))
         return torch.cat(parts, dim=1).index_select(1, self.order)
