@@ -25,6 +25,7 @@ COMMANDS = {
     "compare": ("compare.compare", "Compare algorithms or variants over several seeds."),
     "tune": ("tune.tune", "Tune algorithms or variants, all by the same rule."),
     "reproduce": ("reproduce.reproduce", "Run all variants of an experiment by name."),
+    "describe": ("describe.describe", "Describe the tables of sites, and draft a schema for them."),
     "list": ("show.list_names", "List the names that a configuration file can use."),
     "show": ("show.show", "Describe anything that a configuration file can name."),
     "plot": ("plot.plot", "Plot finished runs."),

@@ -68,7 +68,9 @@ def test_a_unit_mix_up_by_range(factor: float, words: str) -> None:
 def test_a_unit_mix_up_between_sites() -> None:
     finding = only(found(sites(s1=frame(seed=1).assign(chol=lambda f: f.chol / 38.67))))
     assert (finding.site, finding.column, finding.kind, finding.severity) == ("s1", "chol", "unit", "warning")
-    assert "times 38.67 (cholesterol in mmol/L, to mg/dL)" in finding.remedy and "the median is 5.085" in finding.what
+    assert "times 38.67 (cholesterol in mmol/L, to mg/dL)" in finding.remedy and finding.examples == (
+        "a median of 5.085, not 199.4",
+    )
     zeros = only(found(sites(s1=frame(seed=1).assign(chol=0.0)))[1:])
     assert zeros.kind == "unit" and "a code for missing" in zeros.what
     inches = frame(seed=1).assign(chol=lambda f: f.chol / 2.54)
@@ -95,10 +97,13 @@ def test_dates_out_of_range() -> None:
 def test_columns_without_values() -> None:
     empty = frame(seed=1).assign(chol=None)
     finding = only(found(sites(s1=empty)))
-    assert (finding.severity, finding.kind) == ("error", "empty") and "all 200 cells are missing" in str(finding)
-    for column in (Column("chol", optional=True), Column("chol", missing_values=[0])):
+    assert (finding.severity, finding.kind) == ("error", "empty") and "200 rows: all its cells are missing" in str(
+        finding
+    )
+    assert not found(sites(s1=empty[:9]))
+    for column, severities in ((Column("chol", optional=True), []), (Column("chol", missing_values=[0]), ["warning"])):
         schema = SCHEMA.replace(columns=(COLUMNS[0], column, *COLUMNS[2:]))
-        assert only(found(sites(s1=empty), schema)).severity == "warning"
+        assert [f.severity for f in found(sites(s1=empty), schema)] == severities
         nowhere = found({name: f.assign(chol=None) for name, f in sites().items()}, schema)
         assert [f.what for f in nowhere if f.severity == "error"] == ["no site has a value"]
 

@@ -18,7 +18,7 @@ from fedstrata.data.tables.schema import Schema
 from fedstrata.data.tables.units import conversion
 
 ENOUGH = 10
-"""A site with fewer values of a column is not compared with others, nor told that most of its values are wrong."""
+"""A site with fewer rows is not told that a column is empty, or in another unit: that may be chance."""
 
 MANY = 50
 """A column that is constant over so many rows of a site is reported."""
@@ -99,12 +99,13 @@ def check_together(tables: Sequence[SiteTable], schema: Schema) -> list[Finding]
 def _missing(table: SiteTable, column: Column, i: int, present: int) -> list[Finding]:
     if not present and any(f.column == column.name for f in table.findings):
         return []
+    if not present and (column.optional or len(table) < ENOUGH):
+        return []
     if not present:
-        severity = "warning" if column.optional or column.missing_values else "error"
-        what = f"all {len(table):,} cells are missing" if len(table) > 1 else "its only cell is missing"
-        remedy = "Set optional = true if the site does not measure it, or move it to drop."
-        said = ("" if severity == "warning" else remedy,)
-        return [Finding(table.name, column.name, "empty", severity, what, *said)]  # type: ignore[arg-type]
+        severity = "warning" if column.missing_values else "error"
+        remedy = "Set optional = true if the site does not measure it, or move it to drop." * (severity == "error")
+        what = "all its cells are missing"
+        return [Finding(table.name, column.name, "empty", severity, what, remedy, len(table), (), table.unit)]  # type: ignore[arg-type]
     if column.missing != "refuse":
         return []
     rows = np.flatnonzero(np.isnan(table.values[:, i]))
@@ -165,11 +166,13 @@ def _other_units(tables: Sequence[SiteTable], column: Column, i: int) -> list[Fi
         ratio = usual / median if median and usual else 1.0
         if alike >= 0.2 and 0.1 <= ratio <= 10:
             continue
-        what = f"the median is {median:.4g}, that of the other sites {usual:.4g}: another unit, or a code for missing?"
+        what = "its values differ from those of the other sites: another unit, or a code for missing?"
+        medians = (f"a median of {median:.4g}, not {usual:.4g}",)
         remedy = "Convert it, list missing_values, or set the column's range if all is well."
         guess = conversion(np.array([own[2]]), float(np.min(others[:, 1])), float(np.max(others[:, 3])))
         remedy += f" {guess}" if guess else ""
-        findings.append(Finding(table.name, column.name, "unit", "warning", what, remedy))
+        finding = Finding(table.name, column.name, "unit", "warning", what, remedy, examples=medians)
+        findings.append(finding)
     if 2 * len(findings) <= len(enough):
         return findings
     what = "its values differ so much between sites that they tell them apart: does it name a site, or a part of one?"
