@@ -178,7 +178,7 @@ def _percent(share: float) -> str:
 
 
 def _of_numbers(profile: Profile, more: dict[str, Any], notes: list[str]) -> tuple[Column | None, list[str]]:
-    texts = sorted((t for t in profile.texts if t not in profile.words), key=_number)
+    texts = sorted(profile.amounts, key=_number)
     values = np.concatenate(profile.values)
     if profile.whole and profile.unique == 1 and profile.count >= 50:
         return None, ["it looks like an identifier: all its numbers are whole and differ"]

@@ -148,7 +148,7 @@ class TextFile:
                 try:
                     record = next(reader, None)
                 except csv.Error as error:
-                    raise unreadable(self.path, f"line {before + 1}: {error}") from None
+                    raise _no_cells(self.path, f"line {before + 1}", error) from None
                 if record is None:
                     return
                 if record:
@@ -218,7 +218,14 @@ def _first_rows(path: Path, text: str, delimiter: str) -> list[list[str]]:
     try:
         return list(itertools.islice(csv.reader(io.StringIO(text, newline=""), delimiter=delimiter), 20))
     except csv.Error as error:
-        raise unreadable(path, f"its first lines are not cells of a table ({error})") from None
+        raise _no_cells(path, "a line at its start", error) from None
+
+
+def _no_cells(path: Path, where: str, error: csv.Error) -> InputError:
+    if "field limit" not in str(error):
+        return unreadable(path, f"{where} is not cells of a table ({error})")
+    why = f"{where} has a cell of more than {csv.field_size_limit():,} characters"
+    return unreadable(path, why, "Look for a quote that is not closed.")
 
 
 def _stream(path: Path, encoding: str) -> BinaryIO:
