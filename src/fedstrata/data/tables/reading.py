@@ -230,7 +230,7 @@ def _refused(file: TextFile, error: Exception) -> InputError:
     if "Expected" in str(error) and "columns" in str(error):
         return file.ragged()
     if "straddling" in str(error):
-        why = f"a row has more than {BLOCK:,} bytes"
+        why = "a row has more than a million bytes"
         return unreadable(file.path, why, "Look for a quote that is not closed, or a file without line ends.")
     return unreadable(file.path, _first_line(error))
 
