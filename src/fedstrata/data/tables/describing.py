@@ -17,6 +17,7 @@ import numpy as np
 from fedstrata.core.errors import InputError
 from fedstrata.core.version import __version__
 from fedstrata.data.tables.cells import date_of
+from fedstrata.data.tables.checking import quantiles_of
 from fedstrata.data.tables.columns import Column, Target
 from fedstrata.data.tables.findings import Finding, together
 from fedstrata.data.tables.reading import SiteTable
@@ -200,7 +201,7 @@ def _numbers(values: np.ndarray, minimum: int) -> dict[str, Any]:
     """Return the mean, spread and quantiles of values, as far as enough values stand behind them."""
     if len(values) < max(1, minimum):
         return {}
-    quantiles = np.quantile(values, LEVELS)
+    quantiles = quantiles_of(values, LEVELS)
     beyond = [min(level, 1 - level) * len(values) >= minimum or minimum <= 1 for level in LEVELS]
     return {
         "mean": _round(values.mean(), minimum),

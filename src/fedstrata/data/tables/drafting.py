@@ -117,10 +117,12 @@ def draft_and_read(source: Any, target: str, **hints: Any) -> tuple[Draft, list[
     """
     drafted = draft(source, target, **hints)
     tables = read_sites(source, drafted.schema)
-    empty = {f.column for f in check(tables, drafted.schema) if f.kind == "empty"}
-    columns = [c.replace(optional=True) if c.name in empty else c for c in drafted.schema.features]
-    drafted = drafted._replace(schema=drafted.schema.replace(columns=columns))
     findings = check(tables, drafted.schema)
+    empty = {f.column for f in findings if f.kind == "empty" and f.severity == "error" and f.site}
+    if empty:
+        columns = [c.replace(optional=True) if c.name in empty else c for c in drafted.schema.features]
+        drafted = drafted._replace(schema=drafted.schema.replace(columns=columns))
+        findings = check(tables, drafted.schema)
     raise_if_errors(findings)
     return drafted, tables, warnings_of(findings)
 

@@ -98,9 +98,9 @@ def raise_if_errors(findings: Iterable[Finding]) -> None:
     if len(errors) == 1:
         raise InputError(f"The tables do not fit. {errors[0]}")
     if errors:
-        more = f"\n... and {len(errors) - MOST} more." if len(errors) > MOST else ""
+        more = f"\n... and {len(errors) - MOST:,} more." if len(errors) > MOST else ""
         lines = "".join(f"\n- {finding}" for finding in errors[:MOST])
-        raise InputError(f"The tables do not fit, in {len(errors)} places:{lines}{more}")
+        raise InputError(f"The tables do not fit, in {len(errors):,} places:{lines}{more}")
 
 
 def warnings_of(findings: Iterable[Finding]) -> list[Finding]:

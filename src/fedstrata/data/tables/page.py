@@ -14,6 +14,9 @@ from fedstrata.data.tables.columns import Column, Target
 from fedstrata.data.tables.describing import FEW_SITES, ColumnSummary, Description, SiteSummary, answers_of
 from fedstrata.data.tables.drawings import PATTERN, columns, rows, share, strip
 
+MOST_MARKS = 300
+"""At most so many sites are marks in a strip."""
+
 MOST = 20
 """At most so many categories are shown."""
 
@@ -226,6 +229,9 @@ def _per_site(d: Description, column: Column | Target, own: Sequence[ColumnSumma
     shown = f"{len(spans)} of {len(own)} sites{', the others are hidden' * (len(spans) < len(own))}"
     if len(spans) < 3:
         return f'<p class="quiet">{shown}</p>' if column.name in d.bins or column.size == 2 else ""
+    if len(spans) > MOST_MARKS:
+        spans.sort(key=lambda span: span[2])
+        spans = [spans[i] for i in np.linspace(0, len(spans) - 1, MOST_MARKS).astype(int)]
     ends = (percent(low), percent(high)) if what else (value_of(column, low), value_of(column, high))
     drawn = strip(spans, low, high, ends, 560, f"{column.name}, {len(spans)} sites")
     return f'<div><p class="quiet">{escape(what)}{shown}</p>{drawn}</div>'

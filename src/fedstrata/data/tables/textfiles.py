@@ -24,7 +24,7 @@ from fedstrata.core.errors import InputError, nearest_of
 from fedstrata.core.files import refuse_special
 from fedstrata.data.tables.cells import shown
 from fedstrata.data.tables.columns import check_name
-from fedstrata.data.tables.schema import FileFormat
+from fedstrata.data.tables.schema import MOST_COLUMNS, FileFormat
 
 BLOCK = 1 << 20
 LONGEST_LINE = BLOCK
@@ -121,9 +121,12 @@ class TextFile:
         if len(names) == 1 and len(wanted) > 1:
             why = f"its first line has a single cell, {shown(names[0])}"
             raise unreadable(self.path, why, self._other_delimiter(names))
+        if len(names) > MOST_COLUMNS:
+            raise unreadable(self.path, f"its header has {len(names):,} columns, more than {MOST_COLUMNS:,}")
+        first_at: dict[str, int] = {}
         for i, name in enumerate(names):
-            if name in names[:i]:
-                where = f"columns {names.index(name) + 1} and {i + 1} of its header are both {shown(name)}"
+            if first_at.setdefault(name, i) != i:
+                where = f"columns {first_at[name] + 1} and {i + 1} of its header are both {shown(name)}"
                 raise unreadable(self.path, where, "Rename or remove one of them.")
             try:
                 check_name(name, f"name of column {i + 1}")
