@@ -25,6 +25,7 @@ COMMANDS = {
     "compare": ("compare.compare", "Compare algorithms or variants over several seeds."),
     "tune": ("tune.tune", "Tune algorithms or variants, all by the same rule."),
     "reproduce": ("reproduce.reproduce", "Run all variants of an experiment by name."),
+    "describe": ("describe.describe", "Describe the tables of sites, and draft a schema for them."),
     "predict": ("predict.predict", "Score the rows of a table with a trained model."),
     "threshold": ("predict.threshold", "Choose a threshold on held-out rows, and say what follows from it."),
     "export": ("predict.export", "Export a trained model with its schema, preparation, calibration and threshold."),

@@ -7,7 +7,7 @@ import pytest
 
 from fedstrata.core.errors import InputError
 from fedstrata.data.tables import Column, Schema, Target
-from fedstrata.data.tables.checking import area, check, read_checked
+from fedstrata.data.tables.checking import area, check, outside, quantiles_of, read_checked
 from fedstrata.data.tables.findings import Finding, together
 from fedstrata.data.tables.reading import read_sites
 from fedstrata.data.tables.units import conversion
@@ -68,7 +68,9 @@ def test_a_unit_mix_up_by_range(factor: float, words: str) -> None:
 def test_a_unit_mix_up_between_sites() -> None:
     finding = only(found(sites(s1=frame(seed=1).assign(chol=lambda f: f.chol / 38.67))))
     assert (finding.site, finding.column, finding.kind, finding.severity) == ("s1", "chol", "unit", "warning")
-    assert "times 38.67 (cholesterol in mmol/L, to mg/dL)" in finding.remedy and "the median is 5.085" in finding.what
+    assert "times 38.67 (cholesterol in mmol/L, to mg/dL)" in finding.remedy and finding.examples == (
+        "a median of 5.085, not 199.4",
+    )
     zeros = only(found(sites(s1=frame(seed=1).assign(chol=0.0)))[1:])
     assert zeros.kind == "unit" and "a code for missing" in zeros.what
     inches = frame(seed=1).assign(chol=lambda f: f.chol / 2.54)
@@ -95,10 +97,13 @@ def test_dates_out_of_range() -> None:
 def test_columns_without_values() -> None:
     empty = frame(seed=1).assign(chol=None)
     finding = only(found(sites(s1=empty)))
-    assert (finding.severity, finding.kind) == ("error", "empty") and "all 200 cells are missing" in str(finding)
-    for column in (Column("chol", optional=True), Column("chol", missing_values=[0])):
+    assert (finding.severity, finding.kind) == ("error", "empty") and "200 rows: all its cells are missing" in str(
+        finding
+    )
+    assert not found(sites(s1=empty[:9]))
+    for column, severities in ((Column("chol", optional=True), []), (Column("chol", missing_values=[0]), ["warning"])):
         schema = SCHEMA.replace(columns=(COLUMNS[0], column, *COLUMNS[2:]))
-        assert only(found(sites(s1=empty), schema)).severity == "warning"
+        assert [f.severity for f in found(sites(s1=empty), schema)] == severities
         nowhere = found({name: f.assign(chol=None) for name, f in sites().items()}, schema)
         assert [f.what for f in nowhere if f.severity == "error"] == ["no site has a value"]
 
@@ -188,3 +193,24 @@ def test_conversions() -> None:
     assert "divided by 2.54" in conversion(np.array([170.0]), 60, 75)
     assert "Fahrenheit to Celsius" in conversion(np.array([98.6, 101]), 35, 42)
     assert conversion(np.array([98.6]), 35, np.inf) == "" == conversion(np.array([1e-9, 5e9]), 1, 2)
+
+
+def test_quantiles_are_those_of_numpy() -> None:
+    for size in (1, 2, 7, 100):
+        values = np.random.default_rng(size).normal(size=size)
+        np.testing.assert_allclose(quantiles_of(values, (0, 0.05, 0.5, 1)), np.quantile(values, (0, 0.05, 0.5, 1)))
+
+
+def test_values_around_zero_are_not_in_another_unit() -> None:
+    centred = {f"s{i}": frame(20, seed=i).assign(chol=lambda f: f.chol - 200) for i in range(30)}
+    assert not [f for f in found(centred) if f.kind in ("unit", "site")]
+
+
+def test_a_column_that_names_sites() -> None:
+    finding = only(found({f"s{i}": frame(seed=i).assign(chol=lambda f, i=i: f.chol + 1000 * i) for i in range(5)}))
+    assert finding.kind == "site" and finding.column == "chol"
+
+
+def test_values_outside_their_range() -> None:
+    values = np.array([[-1, 300, 1, 2.0], [120, np.nan, np.nan, 0], [121, -5, 0, 0]])
+    assert np.argwhere(outside(values, SCHEMA)).tolist() == [[0, 0], [2, 0]]

@@ -20,6 +20,7 @@ from fedstrata.data.tables.reading import chunks, read_site, read_sites
 from fedstrata.data.tables.sources import sites_of
 
 pandas, polars, pa = (pytest.importorskip(name) for name in ("pandas", "polars", "pyarrow"))
+pytest.importorskip("pyarrow.parquet")
 
 SCHEMA = Schema(
     Target("died"),
@@ -61,7 +62,7 @@ def errors(source: object, schema: Schema = SCHEMA) -> str:
     with pytest.raises(InputError) as caught:
         raise_if_errors([f for table in read_sites(source, schema) for f in table.findings])
     text = str(caught.value)
-    assert all(c.isprintable() for c in text.replace("\n", "")) and len(text) < 3000
+    assert all(c.isprintable() for c in text.replace("\n", "")) and len(text) < 4000
     return text
 
 
@@ -253,6 +254,18 @@ def test_lines_without_an_end_are_refused(write: Callable[..., Path]) -> None:
     assert "line 1 has more than a million bytes" in errors(write(field))
 
 
+def test_cells_of_many_lines_are_refused_if_they_are_long(write: Callable[..., Path]) -> None:
+    cell = '\n"' + "a line\n" * 200_000 + '",'
+    assert "a line at its start has a cell of more than 131,072 characters" in errors(write(TEXT.replace("\nb,", cell)))
+    later = TEXT + 30 * (TEXT.split("\n")[1] + "\n") + cell[1:] + "1,I,male,,1,0\n"
+    assert "line 35 has a cell of more than 131,072 characters" in errors(write(later))
+    names = [f"c{i}" for i in range(40)]
+    row = ",".join(['"' + "a line\n" * 10_000 + '"'] * 40)
+    schema = Schema(Target("died"), [Column("age")], drop=names)
+    text = errors(write(f"age,died,{','.join(names)}\n1,0,{row}\n"), schema)
+    assert "a row has more than a million bytes" in text
+
+
 @pytest.mark.slow
 def test_a_field_of_two_gigabytes(tmp_path: Path) -> None:
     path = tmp_path / "north.csv"
@@ -373,3 +386,28 @@ def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(InputError, match=r"pyarrow is not installed: pip install 'fedstrata\[tables\]'"):
         sites_of("x.csv")
+
+
+def test_too_many_columns_sites_or_rows(
+    write: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "its header has 20,001 columns, more than 10,000" in errors(
+        write(",".join(f"c{i}" for i in range(20_001)) + "\n")
+    )
+    schema = Schema(Target("y"), [Column("x")], site="ward")
+    rows = "".join(f"{i},1,0\n" for i in range(10_001))
+    with pytest.raises(InputError, match="names 10,001 sites, more than 10,000: is it an identifier"):
+        read_sites(write("ward,x,y\n" + rows), schema)
+    path = tmp_path / "twice.parquet"
+    monkeypatch.setattr("fedstrata.data.tables.reading.np.full", lambda *_: np.zeros(1 << 62))
+    assert "rows, too many for memory" in errors(write("x,y\n1,0\n"), schema.replace(site=None))
+    monkeypatch.undo()
+    pa.parquet.write_table(pa.table([[1], [2], [0]], names=["x", "x", "y"]), path)
+    assert "are both 'x'" in errors(path, schema.replace(site=None))
+
+
+def test_many_missing_columns_are_said_quickly(write: Callable[..., Path]) -> None:
+    names = [f"column {i}" for i in range(3000)]
+    schema = Schema(Target("y"), [Column(name) for name in names])
+    text = errors(write(",".join([*(name + "x" for name in names), "y"]) + "\n" + "1," * 3000 + "1\n"), schema)
+    assert "column 'column 0': missing from the file" in text and "more" in text

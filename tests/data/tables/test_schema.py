@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from pathlib import Path
 
 import pytest
 
 from fedstrata.core.errors import InputError
+from fedstrata.core.options import options_of
 from fedstrata.data.tables import Column, FileFormat, Schema, Target
 from fedstrata.data.tables.cells import date_of, days_of, key_of, shown
 
@@ -98,6 +100,20 @@ def test_the_digest_is_that_of_the_meaning(heart: Schema, tmp_path: Path) -> Non
     assert Schema.read(path).digest == heart.digest
     path.write_text(HEART.replace("[18, inf]", "[19, inf]"))
     assert Schema.read(path).digest != heart.digest
+
+
+def test_the_page_on_tables_names_every_option(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[3] / "docs" / "tables.md").read_text()
+    (tmp_path / "schema.toml").write_text(page.split("```toml\n")[1].split("```")[0])
+    schema = Schema.read(tmp_path / "schema.toml")
+    assert [column.kind for column in schema.features] == ["numeric", "ordinal", "date"]
+    for kind in (Schema, Target, FileFormat, Column):
+        lacking = [
+            n
+            for n in options_of(kind)
+            if not re.search(rf"`{n}`|^\[?{n}( =|\])|^\[\[{n}\]\]|\[{n}\]|{n} = ", page, re.M)
+        ]
+        assert not lacking, f"docs/tables.md lacks {lacking}"
 
 
 def test_features_are_selected(heart: Schema) -> None:

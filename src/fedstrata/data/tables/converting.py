@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -17,12 +18,14 @@ from fedstrata.data.tables.schema import FileFormat, Schema
 if TYPE_CHECKING:
     import pyarrow
 
-NUMBERS = r"^[+-]?([0-9]+(D[0-9]*)?|D[0-9]+)([eE][+-]?[0-9]+)?$"
-"""Numbers in a text file; D stands for the decimal point."""
-
 ISO = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}"
 
 EXAMPLES = 3
+
+
+def number_pattern(point: str) -> str:
+    """Return the regular expression of numbers in a text file, with this decimal point."""
+    return rf"^[+-]?([0-9]+({re.escape(point)}[0-9]*)?|{re.escape(point)}[0-9]+)([eE][+-]?[0-9]+)?$"
 
 
 @dataclass(frozen=True)
@@ -127,8 +130,7 @@ class Field:
 
         trimmed = self._present(cells)
         point = self.form.decimal
-        pattern = NUMBERS.replace("D", "," if point == "," else r"\.")
-        right = compute.fill_null(compute.match_substring_regex(trimmed, pattern), False)
+        right = compute.fill_null(compute.match_substring_regex(trimmed, number_pattern(point)), False)
         numbers = compute.if_else(right, trimmed, pa.scalar(None, pa.string()))
         numbers = compute.replace_substring(numbers, point, ".") if point != "." else numbers
         values, problems = self._checked(_floats(numbers), cells)

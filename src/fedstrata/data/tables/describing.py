@@ -17,6 +17,7 @@ import numpy as np
 from fedstrata.core.errors import InputError
 from fedstrata.core.version import __version__
 from fedstrata.data.tables.cells import date_of
+from fedstrata.data.tables.checking import quantiles_of
 from fedstrata.data.tables.columns import Column, Target
 from fedstrata.data.tables.findings import Finding, together
 from fedstrata.data.tables.reading import SiteTable
@@ -30,6 +31,9 @@ LEVELS = (0.05, 0.25, 0.5, 0.75, 0.95)
 """The quantiles."""
 
 BINS = 12
+
+FEW_SITES = 12
+"""The distributions of at most so many sites are shown side by side; those of more as a strip."""
 
 SAMPLE = 100_000
 """At most so many values decide where the bins of a plot lie."""
@@ -197,7 +201,7 @@ def _numbers(values: np.ndarray, minimum: int) -> dict[str, Any]:
     """Return the mean, spread and quantiles of values, as far as enough values stand behind them."""
     if len(values) < max(1, minimum):
         return {}
-    quantiles = np.quantile(values, LEVELS)
+    quantiles = quantiles_of(values, LEVELS)
     beyond = [min(level, 1 - level) * len(values) >= minimum or minimum <= 1 for level in LEVELS]
     return {
         "mean": _round(values.mean(), minimum),
@@ -222,10 +226,12 @@ def _bins(column: Column | Target, values: Sequence[np.ndarray], minimum: int) -
         low, high = (float(q) for q in np.quantile(sample, (tail, 1 - tail)))
     if high <= low:
         low, high = low - 0.5, high + 0.5
-    most = BINS if minimum <= 1 else int(np.clip(np.median([len(v) for v in values] or [0]) / (2 * minimum), 4, BINS))
+    most = BINS
+    if minimum > 1 and len(values) <= FEW_SITES:  # so few that the rows of each are enough for most bins
+        most = int(np.clip(np.median([len(v) for v in values] or [0]) / (2 * minimum), 4, BINS))
     width = 10.0 ** math.floor(math.log10((high - low) / most))
     width = next(step * width for step in (1, 2, 2.5, 5, 10) if (high - low) / (step * width) <= most)
     if len(sample) and (sample == np.round(sample)).all():
         width = max(1.0, round(width))
     first = math.floor(low / width)
-    return np.arange(first, math.floor(high / width) + 2) * width
+    return np.arange(first, math.floor(high / width) + 2) * float(width)

@@ -10,12 +10,15 @@ import numpy as np
 
 from fedstrata.core.errors import InputError, listed, unknown
 from fedstrata.data.tables.cells import is_number, is_plain, key_of, shown
+from fedstrata.data.tables.checking import check
 from fedstrata.data.tables.columns import LONGEST_NAME, NO, YES, Column, Target
+from fedstrata.data.tables.findings import Finding, raise_if_errors, warnings_of
 from fedstrata.data.tables.profiles import MOST_DISTINCT, Profile, profiles_of
+from fedstrata.data.tables.reading import SiteTable, read_sites
 from fedstrata.data.tables.schema import FileFormat, Schema
 from fedstrata.data.tables.sources import in_order, sites_of
 
-MOST_CODES, MOST_WORDS, MOST_CLASSES = 6, 200, 20
+MOST_CODES, MOST_WORDS, MOST_CLASSES = 6, 300, 20
 """So many distinct whole numbers, or texts, are taken as categories or as classes of the target."""
 
 POSITIVE = {*YES, "y", "t", "died", "dead", "death", "deceased", "expired", "event", "case", "positive", "pos", "sick"}
@@ -39,7 +42,7 @@ CODES = (-1.0, -9.0, -99.0, -999.0, -9999.0, 0.0, 9.0, 99.0, 999.0, 9999.0, 9999
 DATES = ("", "%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y", "%Y/%m/%d")
 
 HEAD = (
-    "A draft by fedstrata describe from what the tables of {sites} look like. Edit it: kinds, units, ranges,",
+    "A draft by fedstrata describe from what is in {sites}. Edit it: kinds, units, ranges,",
     "categories, and what is missing. Every site's table is checked against it. See docs/tables.md.",
 )
 
@@ -86,14 +89,16 @@ def draft(
             raise unknown("column", name, profiles)
     goal, about = _target(profiles[target], positive)
     columns, dropped = [], [name for name in drop if name not in (target, site)]
-    head, notes = [line.format(sites=_count(len(sites), "site")) for line in HEAD], {}
+    head, notes = [line.format(sites=_count(len(sites), "table")) for line in HEAD], {}
     for name, profile in profiles.items():
         if name in (target, site) or name in drop:
             continue
         column, lines = _column(profile, [s.name for s in sites if s.name not in profile.rows])
+        if column is None and name in features:
+            raise InputError(f"The column {shown(name)} is no feature: {lines[0]}. Leave it out of the features.")
         if column is None or (features and name not in features):
             dropped.append(name)
-            head += [f"Dropped: {shown(name)}, {lines[0]}."] * (column is None)
+            head += [f"Dropped: {shown(name)}, {lines[0]}."] if column is None else []
         else:
             columns.append(column)
             notes[name] = lines
@@ -103,6 +108,23 @@ def draft(
         head.append(CODED)
     head += [f"Target: {line}." for line in about]
     return Draft(Schema(target=goal, columns=columns, site=site, drop=dropped, file=form), head, notes)
+
+
+def draft_and_read(source: Any, target: str, **hints: Any) -> tuple[Draft, list[SiteTable], list[Finding]]:
+    """Draft a schema, and read and check the sites' tables with it; raise what is wrong, return what is doubtful.
+
+    A column that has no value at some site becomes optional. ``hints`` are those of :func:`draft`.
+    """
+    drafted = draft(source, target, **hints)
+    tables = read_sites(source, drafted.schema)
+    findings = check(tables, drafted.schema)
+    empty = {f.column for f in findings if f.kind == "empty" and f.severity == "error" and f.site}
+    if empty:
+        columns = [c.replace(optional=True) if c.name in empty else c for c in drafted.schema.features]
+        drafted = drafted._replace(schema=drafted.schema.replace(columns=columns))
+        findings = check(tables, drafted.schema)
+    raise_if_errors(findings)
+    return drafted, tables, warnings_of(findings)
 
 
 def _count(number: int, noun: str) -> str:
@@ -130,7 +152,8 @@ def _column(profile: Profile, lacking: Sequence[str]) -> tuple[Column | None, li
         return _of_numbers(
             profile, more | {"missing_values": profile.words}, [*notes, f"{words} are taken as missing."]
         )
-    if profile.many or len(profile.cells) > MOST_WORDS or not all(map(_is_cell, profile.texts)):
+    rare = len(profile.cells) > 50 and count < 5 * len(profile.cells)
+    if profile.many or rare or len(profile.cells) > MOST_WORDS or not all(map(_is_cell, profile.texts)):
         return None, [f"it looks like an identifier or free text: {distinct} different cells"]
     if profile.unique == 1 and count >= 50:
         return None, ["it looks like an identifier: all its cells differ"]
@@ -157,7 +180,7 @@ def _percent(share: float) -> str:
 
 
 def _of_numbers(profile: Profile, more: dict[str, Any], notes: list[str]) -> tuple[Column | None, list[str]]:
-    texts = sorted((t for t in profile.texts if t not in profile.words), key=_number)
+    texts = sorted(profile.amounts, key=_number)
     values = np.concatenate(profile.values)
     if profile.whole and profile.unique == 1 and profile.count >= 50:
         return None, ["it looks like an identifier: all its numbers are whole and differ"]
@@ -173,7 +196,7 @@ def _of_numbers(profile: Profile, more: dict[str, Any], notes: list[str]) -> tup
     code, rest = _code_for_missing(values)
     if code is not None and code < 0 <= rest.min():
         more["missing_values"] = [*more.get("missing_values", ()), f"{code:g}"]
-        notes.append(f"{code:g} is taken as missing: it lies far from the others.")
+        notes.append(f"{code:g} is taken as missing: it is the only number below 0.")
         values = rest
     elif code is not None and f"{code:g}" not in more.get("missing_values", ()):
         notes.append(f"{code:g} lies far from the others. If it means missing: missing_values = [{code:g}]")
@@ -188,12 +211,12 @@ def _number(text: str) -> float:
 
 
 def _code_for_missing(values: np.ndarray) -> tuple[float | None, np.ndarray]:
-    """Return a usual code for missing that lies far from all other values, and these."""
+    """Return a usual code for missing that is the only negative value, or far from all others; and the others."""
     for code in (float(values.min()), float(values.max())):
         rest = values[values != code]
         if code in CODES and len(rest) and len(values) - len(rest) >= max(3, 0.002 * len(values)):
             low, high = np.quantile(rest, (0.25, 0.75))
-            if min(abs(rest - code)) >= high - low > 0:
+            if code < 0 <= rest.min() or min(abs(rest - code)) >= high - low > 0:
                 return code, rest
     return None, values
 

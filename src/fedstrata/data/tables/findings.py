@@ -60,8 +60,8 @@ class Finding:
     def __str__(self) -> str:
         column = "" if self.column is None else f"column {shown(self.column)}"
         where = ", ".join(part for part in (self.site, column, self._rows()) if part)
-        examples = f": {', '.join(self.examples)}" if self.examples else ""
-        end = "" if f"{self.what}{examples}".endswith("?") else "."
+        examples = f"{'' if self.what.endswith('?') else ':'} {', '.join(self.examples)}" if self.examples else ""
+        end = "" if not examples and self.what.endswith("?") else "."
         return f"{where}{': ' * bool(where)}{self.what}{examples}{end}{f' {self.remedy}' if self.remedy else ''}"
 
     def _rows(self) -> str:
@@ -94,12 +94,13 @@ def finding_of(problem: Problem, site: str, lines: np.ndarray, unit: str, severi
 def raise_if_errors(findings: Iterable[Finding]) -> None:
     """Raise one error that lists what is wrong, if anything is."""
     errors = [finding for finding in findings if finding.severity == "error"]
+    errors = errors if len(errors) <= MOST else together(errors)
     if len(errors) == 1:
         raise InputError(f"The tables do not fit. {errors[0]}")
     if errors:
-        more = f"\n... and {len(errors) - MOST} more." if len(errors) > MOST else ""
+        more = f"\n... and {len(errors) - MOST:,} more." if len(errors) > MOST else ""
         lines = "".join(f"\n- {finding}" for finding in errors[:MOST])
-        raise InputError(f"The tables do not fit, in {len(errors)} places:{lines}{more}")
+        raise InputError(f"The tables do not fit, in {len(errors):,} places:{lines}{more}")
 
 
 def warnings_of(findings: Iterable[Finding]) -> list[Finding]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from fedstrata.data.tables.cells import Key, key_of
-from fedstrata.data.tables.converting import NUMBERS
+from fedstrata.data.tables.converting import number_pattern
 from fedstrata.data.tables.reading import Table
 from fedstrata.data.tables.schema import FileFormat
 from fedstrata.data.tables.sources import SiteFile
@@ -26,6 +27,7 @@ class Profile:
     rows, present: rows and cells that are not missing, by site; a site without the column is not among them.
     cells:         the first distinct cells, with their text and how often they occur.
     many:          whether there are more distinct cells than are kept.
+    words:         the distinct cells among them that are not numbers.
     numbers:       how many cells are numbers.
     whole:         whether all numbers are whole.
     commas:        how many cells are numbers with a decimal comma.
@@ -38,6 +40,7 @@ class Profile:
     present: dict[str, int] = field(default_factory=dict)
     cells: dict[Key, tuple[str, int]] = field(default_factory=dict)
     many: bool = False
+    words: list[str] = field(default_factory=list)
     numbers: int = 0
     whole: bool = True
     commas: int = 0
@@ -60,9 +63,10 @@ class Profile:
         return [text for text, _ in self.cells.values()]
 
     @property
-    def words(self) -> list[str]:
-        """The distinct cells that are not numbers."""
-        return [text for text in self.texts if not _is_number(text)]
+    def amounts(self) -> list[str]:
+        """The distinct cells that are numbers."""
+        words = set(self.words)
+        return [text for text in self.texts if text not in words]
 
     def add(self, site: str, cells: object, form: FileFormat) -> None:
         """Look at some cells of a site, a pyarrow array of text."""
@@ -80,11 +84,15 @@ class Profile:
         distinct = compute.value_counts(there)
         if len(there) >= 50:
             self.unique = min(self.unique, len(distinct) / len(there))
+        number = re.compile(number_pattern(form.decimal))
         for text, count in zip(*(distinct.field(i)[:MOST_DISTINCT].to_pylist() for i in (0, 1)), strict=True):
             key = key_of(text)
-            if key in self.cells or len(self.cells) < MOST_DISTINCT:
-                shown, known = self.cells.get(key, (_simplest(key), 0))
-                self.cells[key] = (shown, known + count)
+            if key not in self.cells and len(self.cells) >= MOST_DISTINCT:
+                continue
+            if key not in self.cells:
+                self.cells[key] = (_simplest(key), 0)
+                self.words += [] if number.match(text) else [self.cells[key][0]]
+            self.cells[key] = (self.cells[key][0], self.cells[key][1] + count)
         self.many = self.many or len(self.cells) >= MOST_DISTINCT or len(distinct) > MOST_DISTINCT
         self._add_numbers(there, before, form)
 
@@ -92,8 +100,7 @@ class Profile:
         import pyarrow as pa
         from pyarrow import compute
 
-        pattern = NUMBERS.replace("D", "," if form.decimal == "," else r"\.")
-        numbers = cells.filter(compute.match_substring_regex(cells, pattern))  # type: ignore[attr-defined]
+        numbers = cells.filter(compute.match_substring_regex(cells, number_pattern(form.decimal)))  # type: ignore[attr-defined]
         self.numbers += len(numbers)
         if form.decimal == "." and len(numbers) < len(cells):  # type: ignore[arg-type]
             self.commas += compute.sum(compute.match_substring_regex(cells, COMMAS)).as_py() or 0
@@ -119,7 +126,3 @@ def profiles_of(sites: Sequence[SiteFile], form: FileFormat, wanted: Sequence[st
 def _simplest(key: Key) -> str:
     """Return the shortest text of equal cells: 1 for 1.0."""
     return key if isinstance(key, str) else f"{key.normalize() + 0:f}"
-
-
-def _is_number(text: str) -> bool:
-    return not isinstance(key_of(text), str)

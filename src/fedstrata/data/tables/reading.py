@@ -19,9 +19,9 @@ from fedstrata.core.errors import InputError, listed, nearest_of
 from fedstrata.data.tables.cells import Key, key_of, shown
 from fedstrata.data.tables.columns import check_name
 from fedstrata.data.tables.converting import Field, Problem, fields_of
-from fedstrata.data.tables.findings import Finding, finding_of, raise_if_errors
+from fedstrata.data.tables.findings import MOST, Finding, finding_of, raise_if_errors
 from fedstrata.data.tables.schema import FileFormat, Schema
-from fedstrata.data.tables.sources import SiteFile, in_order, sites_of
+from fedstrata.data.tables.sources import SiteFile, check_distinct_names, in_order, sites_of
 from fedstrata.data.tables.textfiles import BLOCK, GZIP, TextFile, counter, first_bytes, is_parquet, unreadable
 
 if TYPE_CHECKING:
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 ROWS = 100_000
 
 RETRIES = 3
+
+MOST_SITES = 10_000
 
 
 class Batch(NamedTuple):
@@ -97,6 +99,7 @@ class Table:
         elif is_parquet(site.table):
             with self._parquet() as file:
                 self.names, self.most = tuple(file.schema_arrow.names), file.metadata.num_rows
+            check_distinct_names(self.names, str(site.table))
         else:
             self._file = TextFile.open(site.table, form, wanted)
             self.names, self.unit, self.most = self._file.names, "line", self._file.scan.lines
@@ -229,6 +232,9 @@ def _batch(
 def _refused(file: TextFile, error: Exception) -> InputError:
     if "Expected" in str(error) and "columns" in str(error):
         return file.ragged()
+    if "straddling" in str(error):
+        why = "a row has more than a million bytes"
+        return unreadable(file.path, why, "Look for a quote that is not closed, or a file without line ends.")
     return unreadable(file.path, _first_line(error))
 
 
@@ -247,11 +253,13 @@ def check_names(table: Table, schema: Schema, target: bool = True, extra: str = 
         remedy = "If the first line is a row, say the names of the columns; else check the delimiter and the file."
         return [Finding(site, None, "no columns", "error", f"none of the columns of the schema: it has {has}", remedy)]
     known = {*wanted, schema.target.name, schema.site, *schema.drop}
-    for name in absent:
-        column = next((c for c in schema.features if c.name == name), None)
-        near = nearest_of(name, [n for n in table.names if n not in known]) or next(
-            (f" Did you mean {n!r}?" for n in table.names if n.lower() == name.lower()), ""
-        )
+    columns = {column.name: column for column in schema.features}
+    others = [name for name in table.names if name not in known][:100]
+    for i, name in enumerate(absent):
+        column = columns.get(name)
+        near = "" if i >= MOST else nearest_of(name, others) or next(
+            (f" Did you mean {n!r}?" for n in others if n.lower() == name.lower()), ""
+        )  # fmt: skip
         if column is None:
             remedy = "Add the column to predict to the file, or name another target."
         else:
@@ -349,8 +357,10 @@ class _Whole:
         table = Table(site, schema.file, [*schema.names, schema.target.name])
         self.schema, self.site, self.unit = schema, site, table.unit
         self.findings = check_names(table, schema)
-        self.values = np.empty((table.most, len(schema.features)))
-        self.targets = np.full(table.most, np.nan)
+        try:
+            self.values, self.targets = np.empty((table.most, len(schema.features))), np.full(table.most, np.nan)
+        except (MemoryError, ValueError):
+            raise InputError(f"The table {site.place} has up to {table.most:,} rows, too many for memory.") from None
         self.problems: list[Problem] = []
         self.texts: list[Any] = []
         n = 0
@@ -457,6 +467,9 @@ def _by_site(site: SiteFile, schema: Schema) -> list[SiteTable]:
             names.setdefault(key, text)
             rows_of.setdefault(key, []).append(part + start)
         start += len(cells)
+    if len(rows_of) > MOST_SITES:
+        why = f"The column {shown(name)} of {site.place} names {len(rows_of):,} sites, more than {MOST_SITES:,}"
+        raise InputError(f"{why}: is it an identifier of rows? Name another column.")
     tables = []
     for key, parts in rows_of.items():
         rows = np.sort(np.concatenate(parts))

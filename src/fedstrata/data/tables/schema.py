@@ -84,7 +84,8 @@ class Schema(Options, owner="the schema"):
                     "must not share a name."
                 )
             seen.add(name)
-        lacking = [name for name in (*(c.name for c in self.columns), self.target.name) if name not in self.file.names]
+        known = set(self.file.names)
+        lacking = [name for name in (*(c.name for c in self.columns), self.target.name) if name not in known]
         if self.file.names and lacking:
             raise unknown("column", lacking[0], self.file.names, "file.names of the schema")
 
@@ -109,7 +110,8 @@ class Schema(Options, owner="the schema"):
             if name not in self.names and name not in self.drop:
                 raise unknown("column", name, self.names, "the schema")
         kept = [c for c in self.columns if c.name not in drop and (not features or c.name in features)]
-        left = [c.name for c in self.columns if c not in kept]
+        names = {c.name for c in kept}
+        left = [name for name in self.names if name not in names]
         if not kept:
             raise InputError(f"No column is left of the schema's {listed(self.names)}.")
         return self.replace(columns=kept, drop=(*self.drop, *left))

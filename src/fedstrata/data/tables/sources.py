@@ -140,7 +140,13 @@ def _column(series: Any) -> pyarrow.Array:
 
 def _distinct(table: pyarrow.Table, names: Iterable[str], what: str) -> pyarrow.Table:
     names = [name.strip() for name in names]
-    for i, name in enumerate(names):
-        if name in names[:i]:
-            raise InputError(f"The columns {names.index(name)} and {i} of {what} are both {shown(name)}. Rename one.")
+    check_distinct_names(names, what)
     return table.rename_columns(names)
+
+
+def check_distinct_names(names: Sequence[str], what: str) -> None:
+    """Raise if two columns have the same name."""
+    first_at: dict[str, int] = {}
+    for i, name in enumerate(names):
+        if first_at.setdefault(name, i) != i:
+            raise InputError(f"The columns {first_at[name]} and {i} of {what} are both {shown(name)}. Rename one.")

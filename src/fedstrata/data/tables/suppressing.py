@@ -117,8 +117,9 @@ def _told(hidden: np.ndarray, hidden_totals: np.ndarray, single: np.ndarray, cou
     sites whose sum is hidden too. The margins tell a cell if its edge is in no cycle.
     """
     sites, cells = hidden.shape
-    row_of = np.where(single, np.arange(sites), sites)  # sites whose sum is hidden share a row; totals are another
-    edges = [(int(row_of[s]), sites + 2 + int(c), int(s)) for s, c in np.argwhere(hidden & counted[:, None])]
+    edges = [(int(s), sites + 2 + int(c), int(s)) for s, c in np.argwhere(hidden & single[:, None])]
+    rest = (hidden & (counted & ~single)[:, None]).sum(0)  # two edges are as good as more
+    edges += [(sites, sites + 2 + int(c), -2) for c in np.flatnonzero(rest) for _ in range(min(2, rest[c]))]
     edges += [(sites + 1, sites + 2 + int(c), -1) for c in np.flatnonzero(hidden_totals)]
     bridges = [edges[i][2] for i in bridges_of([(a, b) for a, b, _ in edges], sites + 2 + cells)]
     told = np.zeros(sites, bool)

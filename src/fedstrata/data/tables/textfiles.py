@@ -24,7 +24,7 @@ from fedstrata.core.errors import InputError, nearest_of
 from fedstrata.core.files import refuse_special
 from fedstrata.data.tables.cells import shown
 from fedstrata.data.tables.columns import check_name
-from fedstrata.data.tables.schema import FileFormat
+from fedstrata.data.tables.schema import MOST_COLUMNS, FileFormat
 
 BLOCK = 1 << 20
 LONGEST_LINE = BLOCK
@@ -121,9 +121,12 @@ class TextFile:
         if len(names) == 1 and len(wanted) > 1:
             why = f"its first line has a single cell, {shown(names[0])}"
             raise unreadable(self.path, why, self._other_delimiter(names))
+        if len(names) > MOST_COLUMNS:
+            raise unreadable(self.path, f"its header has {len(names):,} columns, more than {MOST_COLUMNS:,}")
+        first_at: dict[str, int] = {}
         for i, name in enumerate(names):
-            if name in names[:i]:
-                where = f"columns {names.index(name) + 1} and {i + 1} of its header are both {shown(name)}"
+            if first_at.setdefault(name, i) != i:
+                where = f"columns {first_at[name] + 1} and {i + 1} of its header are both {shown(name)}"
                 raise unreadable(self.path, where, "Rename or remove one of them.")
             try:
                 check_name(name, f"name of column {i + 1}")
@@ -148,7 +151,7 @@ class TextFile:
                 try:
                     record = next(reader, None)
                 except csv.Error as error:
-                    raise unreadable(self.path, f"line {before + 1}: {error}") from None
+                    raise _no_cells(self.path, f"line {before + 1}", error) from None
                 if record is None:
                     return
                 if record:
@@ -218,7 +221,14 @@ def _first_rows(path: Path, text: str, delimiter: str) -> list[list[str]]:
     try:
         return list(itertools.islice(csv.reader(io.StringIO(text, newline=""), delimiter=delimiter), 20))
     except csv.Error as error:
-        raise unreadable(path, f"its first lines are not cells of a table ({error})") from None
+        raise _no_cells(path, "a line at its start", error) from None
+
+
+def _no_cells(path: Path, where: str, error: csv.Error) -> InputError:
+    if "field limit" not in str(error):
+        return unreadable(path, f"{where} is not cells of a table ({error})")
+    why = f"{where} has a cell of more than {csv.field_size_limit():,} characters"
+    return unreadable(path, why, "Look for a quote that is not closed.")
 
 
 def _stream(path: Path, encoding: str) -> BinaryIO:
