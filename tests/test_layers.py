@@ -21,6 +21,7 @@ ORDER = ("core", "data", "models", "problems", "clients", "algorithms", "trainin
 TOP = {"__init__.py", "__main__.py", "py.typed", *ORDER}
 
 PUBLIC = {
+    "FederatedClassifier",
     *("Algorithm", "State", "algorithm", "param", "remote", "Client", "Clients", "Variables"),
     *("Problem", "Quadratic", "adversarial", "agnostic", "auc", "composition", "compositional_auc", "damaml", "erm"),
     *("fair", "maml", "multilevel", "quadratic", "quadratic_saddle", "risk_averse", "robust", "tower"),

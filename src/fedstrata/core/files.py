@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 import tomllib
 import warnings
 from collections.abc import Iterable, Sequence
@@ -189,6 +190,19 @@ def refuse_blocked(folder: Path, *names: str) -> None:
             raise InputError(f"{path} is a directory, where a file is to be written. Move it, or choose another place.")
         if path.exists() and not os.access(path, os.W_OK):
             raise InputError(f"The file {path} cannot be written: no permission. Move it, or choose another place.")
+
+
+def refuse_special(path: Path) -> None:
+    """Raise if a path that exists is a directory, or anything else whose reading might never end, such as a pipe."""
+    try:
+        mode = path.stat().st_mode
+    except FileNotFoundError:
+        return
+    except (OSError, ValueError) as error:
+        raise InputError(f"The file {ascii(str(path))[1:-1]} cannot be read: {error}.") from None
+    if not stat.S_ISREG(mode):
+        kind = "a directory" if stat.S_ISDIR(mode) else "a pipe or a device"
+        raise InputError(f"The file {path} cannot be read: it is {kind}, not a file.")
 
 
 def read_toml(path: Path) -> dict[str, Any]:

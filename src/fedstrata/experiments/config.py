@@ -16,11 +16,11 @@ from fedstrata.core.errors import InputError, unknown, within
 from fedstrata.core.files import flatten, read_toml
 from fedstrata.core.options import Options, check, options_of, param
 from fedstrata.core.registry import IMPORTED
+from fedstrata.data.tables.preparation import Preparation
 from fedstrata.experiments import overlay
 from fedstrata.experiments.overlay import Tables, check_labels
 from fedstrata.experiments.schema import (
     SITES,
-    WITH_FOLDER,
     AlgorithmTable,
     CompareTable,
     DataTable,
@@ -44,7 +44,7 @@ WRITTEN = ("digest", "written_by")
 OF_SEVERAL_RUNS = ("baselines", "compare", "plot", "tune", "variants")
 """Tables that a single run does not depend on."""
 
-OPTIONAL = ("baselines", "channel", "compare", "diagnostics", "plot", "pretrain", "variants")
+OPTIONAL = ("baselines", "channel", "compare", "diagnostics", "plot", "prepare", "pretrain", "variants")
 """Tables that the config.toml of a run omits if nothing in them is set."""
 
 
@@ -53,6 +53,7 @@ class Config(Options, owner="the configuration"):
 
     label: str | None = param(None, "label of the run in plots; by default the algorithm's name")
     data: DataTable = param(DataTable(), "the data, and how they are partitioned across clients")
+    prepare: Preparation = param(Preparation(), "how the columns of tables become inputs of the model")
     model: ModelTable = param(ModelTable(), "the model")
     problem: ProblemTable = param(ProblemTable(), "the problem")
     pretrain: PretrainTable = param(PretrainTable(), "plain federated learning before the run")
@@ -76,8 +77,8 @@ class Config(Options, owner="the configuration"):
         default = Config()
         unset = [name for name in OPTIONAL if getattr(self, name) == getattr(default, name)]
         tables = {k: v for k, v in self.to_table().items() if k not in (*WRITTEN, *unset, *without)}
-        if self.data.folder is not None and "data" in tables:
-            tables["data"] = {k: v for k, v in tables["data"].items() if k in WITH_FOLDER}
+        if self.data.own and "data" in tables:
+            tables["data"] = {k: v for k, v in tables["data"].items() if k in self.data.own}
         kind = PROBLEMS.get(self.problem.name)
         if kind is not None and not kind.takes_model:
             tables.pop("model", None)

@@ -84,6 +84,16 @@ class DataTable(Options, owner="the data table"):
         "`test_targets`; further inputs of a model are `inputs_1`, `inputs_2`, ...), and optionally a pooled "
         "`test.npz`",
     )
+    tables: str | Sequence[str] | None = param(
+        None,
+        'your own tables instead: a pattern such as `"sites/*.csv"`, or a list of CSV or Parquet files, one per site; '
+        "or one file, if the schema names the column of the sites",
+    )
+    schema: str | dict[str, Any] | None = param(
+        None, "the schema of the tables: a file that `fedstrata describe` drafts, or its content as a table"
+    )
+    features: Sequence[str] = param((), "columns of the tables to use; by default all of the schema")
+    drop: Sequence[str] = param((), "columns of the schema to leave out")
     clients: int = param(10, "number of clients", least=1)
     partition: str | dict[str, Any] = param(
         "iid", 'a partition by name, or with its options: `{ name = "dirichlet", alpha = 0.3 }`'
@@ -107,10 +117,27 @@ class DataTable(Options, owner="the data table"):
                 f"The key data.positives applies only with data.imbalance, the fraction of positives. "
                 f"Got {list(self.positives)} without it."
             )
+        if self.tables is None and (self.features or self.drop):
+            raise InputError("The keys data.features and data.drop apply only with data.tables.")
+        if self.tables is not None and self.schema is None:
+            raise InputError(
+                "The key data.tables needs data.schema, the file that says what the columns are: draft one with "
+                "fedstrata describe TABLES --target COLUMN --draft schema.toml."
+            )
+        if self.tables is not None and self.folder is not None:
+            raise InputError("The keys data.tables and data.folder both name your own data: set one of them.")
+
+    @property
+    def own(self) -> tuple[str, ...]:
+        """The keys that apply if the data are the user's own; empty if they are a data set."""
+        return WITH_FOLDER if self.folder is not None else WITH_TABLES if self.tables is not None else ()
 
 
 WITH_FOLDER = ("folder", "directory", "holdout", "support", "sites", "seed")
 """The keys of ``[data]`` that apply to the user's own data, in ``data.folder``."""
+
+WITH_TABLES = ("tables", "schema", "features", "drop", "directory", "holdout", "support", "sites", "seed")
+"""The keys of ``[data]`` that apply to the user's own tables, in ``data.tables``."""
 
 
 class CompareTable(Options, owner="the compare table"):

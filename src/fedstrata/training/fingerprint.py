@@ -125,6 +125,9 @@ def digest_of(problem: Problem, data: FederatedData) -> dict[str, str]:
         for tensor in group:
             digest.update(tensor.detach().cpu().contiguous().numpy().data)
         out[name] = digest.hexdigest()
+    if data.plan is not None:
+        prepared = repr(sorted(data.plan.how.to_table().items()))
+        out["tables"] = blake2b(f"{data.plan.schema.digest} {prepared}".encode(), digest_size=8).hexdigest()
     return out
 
 

@@ -14,6 +14,7 @@ from fedstrata.core.errors import Diverged, invalid
 from fedstrata.core.files import Row, digest_of_row
 from fedstrata.training.callbacks import Callback
 from fedstrata.training.checkpoint import Checkpoint
+from fedstrata.training.risk.risks import SCORES, counts_as_bytes
 from fedstrata.training.run import SOLUTION, Run
 from fedstrata.training.rundir import RunDirectory
 
@@ -150,5 +151,9 @@ class Journal:
         flat = run.problem.flat
         self.directory.write_tensors(SOLUTION, run.solution)
         self.directory.write_tensors("model.safetensors", flat.state_dict(run.x[: flat.size]) if flat else run.solution)
+        if run.fitted is not None:
+            run.predictor().write(self.directory.path / "model")
+        if run.risks is not None and run.risks.held_out is not None:
+            self.directory.write_bytes(SCORES, counts_as_bytes(run.risks.held_out))
         self.directory.write_summary(run.summary)
         plot({run.summary["algorithm"]: [run.history]}, self.directory.path / "plot.png")

@@ -17,6 +17,7 @@ from fedstrata.clients.ranks import ranks_here
 from fedstrata.core.errors import Diverged, InputError, Unsolvable, invalid
 from fedstrata.core.files import Row, folder_at
 from fedstrata.data.federated import FederatedData
+from fedstrata.data.tables.fitted import Fitted
 from fedstrata.problems.problem import Problem
 from fedstrata.training.callbacks import Callback, Titled
 from fedstrata.training.fingerprint import digest_of, settings_of
@@ -143,12 +144,15 @@ def _train_each(
 @torch.no_grad()
 def _at_start(problem: Problem, data: FederatedData, evaluate: Evaluate) -> Run:
     """Return the run of a client that cannot train."""
+    fitted = None if data.plan is None else Fitted.neutral(data.plan)
+    if fitted is not None:
+        data = data.prepared(fitted).to(problem.x0.device, problem.x0.dtype)
     measures = as_numbers(evaluate(problem, data, problem.x0, problem.y0), {})
     row = dict.fromkeys(("round", *COSTS), 0) | {
         name: value for name, value in measures.items() if math.isfinite(value)
     }
     about = evaluate.about(problem, data, problem.x0, problem.y0) if isinstance(evaluate, Evaluation) else {}
-    return Run(problem.x0, problem.y0, [row], {**row, **about}, problem)
+    return Run(problem.x0, problem.y0, [row], {**row, **about}, problem, fitted)
 
 
 def _joined(

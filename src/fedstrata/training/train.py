@@ -110,7 +110,7 @@ def train(
     ranks = ranks_here()
     if ranks.size == 1 or divides(problem, data, algorithm, settings):
         return run(ranks)[0]
-    return lead(ranks, partial(run, ALONE)) if ranks.first else follow(ranks, problem, settings)
+    return lead(ranks, partial(run, ALONE)) if ranks.first else follow(ranks, problem, data, settings)
 
 
 def make_clients(
