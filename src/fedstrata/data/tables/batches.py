@@ -18,7 +18,8 @@ from fedstrata.core.errors import InputError
 from fedstrata.data.tables.converting import Field, Problem
 from fedstrata.data.tables.schema import FileFormat
 from fedstrata.data.tables.sources import SiteFile, check_distinct_names
-from fedstrata.data.tables.textfiles import BLOCK, GZIP, TextFile, counter, first_bytes, is_parquet, unreadable
+from fedstrata.data.tables.streams import BLOCK, GZIP, first_bytes, is_parquet, unreadable
+from fedstrata.data.tables.textfiles import TextFile, counter
 
 if TYPE_CHECKING:
     import pyarrow
