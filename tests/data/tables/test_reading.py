@@ -338,9 +338,9 @@ def test_names_of_sites(tmp_path: Path) -> None:
 
 
 def test_chunks_are_the_whole(write: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from fedstrata.data.tables import reading
+    from fedstrata.data.tables import batches
 
-    monkeypatch.setattr(reading, "BLOCK", 2000)
+    monkeypatch.setattr(batches, "BLOCK", 2000)
     rng = np.random.default_rng(0)
     frame = pandas.DataFrame({"age": rng.normal(size=900).round(3), "id": np.arange(900), "sex": "male", "died": 1})
     frame["lab"] = frame.age.astype(object)

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from fedstrata.data.tables.batches import Table
 from fedstrata.data.tables.cells import Key, key_of
 from fedstrata.data.tables.converting import number_pattern
-from fedstrata.data.tables.reading import Table
 from fedstrata.data.tables.schema import FileFormat
 from fedstrata.data.tables.sources import SiteFile
 

@@ -7,58 +7,23 @@ another encoding, a line without an end, a quote that is never closed, rows with
 from __future__ import annotations
 
 import csv
-import gzip
 import io
 import itertools
-import zlib
-from codecs import getincrementaldecoder
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, BinaryIO, NoReturn
+from typing import BinaryIO
 
 import numpy as np
 
-from fedstrata.core.errors import InputError, nearest_of
-from fedstrata.core.files import refuse_special
+from fedstrata.core.errors import InputError
 from fedstrata.data.tables.cells import shown
 from fedstrata.data.tables.columns import check_name
+from fedstrata.data.tables.scanning import Scan, scan_of
 from fedstrata.data.tables.schema import MOST_COLUMNS, FileFormat
-
-BLOCK = 1 << 20
-LONGEST_LINE = BLOCK
-"""A line with so many bytes is refused: no row is so long, but a file without line ends is, or a quote."""
+from fedstrata.data.tables.streams import BLOCK, UTF16, ZIP, first_bytes, problems_of, stream, unreadable
 
 DELIMITERS = ",;\t|"
-
-GZIP, PARQUET, ZIP, UTF16 = b"\x1f\x8b", b"PAR1", b"PK\x03\x04", (b"\xff\xfe", b"\xfe\xff")
-
-
-def unreadable(path: Path, why: str, remedy: str = "") -> InputError:
-    """Build the error for a file that is not a table; ``remedy`` is a sentence."""
-    return InputError(f"The file {path} cannot be read: {why}.{f' {remedy}' if remedy else ''}")
-
-
-def first_bytes(path: Path, size: int = BLOCK) -> bytes:
-    """Return the first bytes of a file as they are; raise if it is not a file, or is empty."""
-    refuse_special(path)
-    try:
-        with path.open("rb") as file:
-            start = file.read(size)
-    except FileNotFoundError:
-        others = [str(p) for p in sorted(path.parent.glob("*"))[:1000]]
-        raise InputError(f"There is no file {path}.{nearest_of(path, others)}") from None
-    except OSError as error:
-        raise unreadable(path, error.strerror or str(error)) from None
-    if not start:
-        raise unreadable(path, "it is empty", "Export it again, or leave the site out.")
-    return start
-
-
-def is_parquet(path: Path) -> bool:
-    """Whether a file is Parquet, whatever its name."""
-    return first_bytes(path, 4) == PARQUET
 
 
 def counter(first: int) -> Callable[[int], np.ndarray]:
@@ -98,7 +63,7 @@ class TextFile:
         if start.startswith(ZIP):
             raise unreadable(path, "it is a zip archive or an Excel workbook", "Export the table as CSV or Parquet.")
         text = _sample(path, form)
-        scan = _scan(path, form.encoding)
+        scan = scan_of(path, form.encoding)
         rows = {d: _first_rows(path, text, d) for d in ([form.delimiter] if form.delimiter else DELIMITERS)}
         delimiter = max(rows, key=lambda d: _score(rows[d], form, wanted))
         blank, first = next(((i, row) for i, row in enumerate(rows[delimiter]) if row), (0, []))
@@ -140,12 +105,12 @@ class TextFile:
 
     def stream(self) -> BinaryIO:
         """Open the file as UTF-8 bytes."""
-        return _stream(self.path, self.form.encoding)
+        return stream(self.path, self.form.encoding)
 
     def records(self, strict: bool = False) -> Iterator[tuple[int, list[str]]]:
         """Yield the line that every record starts in, the first being 1, and its cells; the header is a record too."""
-        with _problems_of(self.path), self.stream() as stream:
-            text = io.TextIOWrapper(stream, "utf-8-sig", newline="")
+        with problems_of(self.path), self.stream() as file:
+            text = io.TextIOWrapper(file, "utf-8-sig", newline="")
             reader, before = csv.reader(text, delimiter=self.delimiter, strict=strict), 0
             while True:
                 try:
@@ -183,19 +148,6 @@ class TextFile:
         return unreadable(self.path, why, remedy)
 
 
-@dataclass(frozen=True)
-class Scan:
-    """What a pass over the bytes of a file finds.
-
-    plain:      whether every row is one line: no blank lines, and no line breaks in quotes.
-    open_quote: whether the number of quotes is odd.
-    """
-
-    lines: int
-    plain: bool
-    open_quote: bool
-
-
 def _score(rows: Sequence[Sequence[str]], form: FileFormat, wanted: Collection[str]) -> tuple[int, int, int]:
     """Return how well a delimiter splits the first rows: names that are wanted, rows of equal length, their length."""
     cells = [row for row in rows if row]
@@ -206,8 +158,8 @@ def _score(rows: Sequence[Sequence[str]], form: FileFormat, wanted: Collection[s
 
 
 def _sample(path: Path, form: FileFormat) -> str:
-    with _problems_of(path), _stream(path, form.encoding) as stream:
-        content = stream.read(BLOCK)
+    with problems_of(path), stream(path, form.encoding) as file:
+        content = file.read(BLOCK)
     if b"\0" in content:
         encoded = content.startswith(UTF16) or content[:200].count(0) > len(content[:200]) // 3
         remedy = 'It looks like UTF-16: say encoding = "utf-16".' if encoded else "Export it as text."
@@ -229,117 +181,3 @@ def _no_cells(path: Path, where: str, error: csv.Error) -> InputError:
         return unreadable(path, f"{where} is not cells of a table ({error})")
     why = f"{where} has a cell of more than {csv.field_size_limit():,} characters"
     return unreadable(path, why, "Look for a quote that is not closed.")
-
-
-def _stream(path: Path, encoding: str) -> BinaryIO:
-    """Open a file as UTF-8 bytes, unpacked if it is gzip."""
-    packed = first_bytes(path, 2) == GZIP
-    stream: Any = gzip.open(path) if packed else path.open("rb")  # noqa: SIM115 - the caller closes it
-    if encoding.lower().replace("_", "-") in ("utf-8", "utf8", "utf-8-sig", "ascii"):
-        return stream  # type: ignore[no-any-return]
-    return io.BufferedReader(_Recoded(stream, encoding), BLOCK)
-
-
-class _Recoded(io.RawIOBase):
-    """The bytes of a text in some encoding as those of the text in UTF-8."""
-
-    def __init__(self, stream: BinaryIO, encoding: str) -> None:
-        self._text, self._rest = io.TextIOWrapper(stream, encoding, newline=""), b""
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
-        if not self._rest:
-            self._rest = self._text.read(1 << 16).encode()
-        size = min(len(buffer), len(self._rest))
-        buffer[:size], self._rest = self._rest[:size], self._rest[size:]
-        return size
-
-    def close(self) -> None:
-        self._text.close()
-        super().close()
-
-
-@contextmanager
-def _problems_of(path: Path) -> Iterator[None]:
-    """Raise what reading bytes may raise as errors that name the file."""
-    try:
-        yield
-    except UnicodeDecodeError as error:
-        raise unreadable(path, f"it is not {error.encoding} text", "Say which encoding it has.") from None
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise unreadable(path, f"its gzip data are truncated or damaged ({error})") from None
-    except OSError as error:
-        raise unreadable(path, error.strerror or str(error)) from None
-
-
-class _Scanner:
-    """Looks at the bytes of a UTF-8 text, block by block."""
-
-    def __init__(self, path: Path) -> None:
-        self.path, self.lines, self.plain, self.quotes = path, 0, True, 0
-        self._decoder, self._unread = getincrementaldecoder("utf-8")(), b""
-        self._ends, self._line = 1, 0  # line ends before this block, and bytes of its unfinished line
-
-    def take(self, block: bytes) -> None:
-        """Look at the next block; the last one is empty."""
-        self._check_text(block)
-        block, self._unread = self._unread + block, b""
-        if b"\r" in block:
-            self._unread = b"\r" if block.endswith(b"\r") else b""
-            block = block.removesuffix(b"\r").replace(b"\r\n", b"\n").replace(b"\r", b"\n")
-        if not block:
-            return
-        self._check_length(block)
-        body = block.rstrip(b"\n")
-        if body and (b"\n\n" in body or self._ends + len(block) - len(block.lstrip(b"\n")) > 1):
-            self.plain = False
-        self._ends = len(block) - len(body) + (0 if body else self._ends)
-        if b'"' in block:
-            self._count_quotes(np.frombuffer(block, np.uint8))
-        self.lines += block.count(b"\n")
-
-    def _check_text(self, block: bytes) -> None:
-        pending = self._decoder.getstate()[0]
-        if b"\0" in block:
-            self._wrong(f"it has a NUL byte in line {self._line_of(block, block.index(0))}", "Export it as text.")
-        if not pending and block.isascii() and block:
-            return
-        try:
-            self._decoder.decode(block, final=not block)
-        except UnicodeDecodeError as error:
-            line = self._line_of(block, max(0, error.start - len(pending)))
-            remedy = 'Say which encoding it has, such as "latin-1" or "cp1252".'
-            self._wrong(f"line {line} is not UTF-8 text (byte 0x{error.object[error.start]:02x})", remedy)
-
-    def _line_of(self, block: bytes, place: int) -> int:
-        return self.lines + len(block[:place].splitlines()) + block[:place].endswith((b"\n", b"\r")) + (place == 0)
-
-    def _check_length(self, block: bytes) -> None:
-        first = block.find(b"\n")
-        self._line += len(block) if first < 0 else first
-        if self._line >= LONGEST_LINE:
-            why = f"line {self.lines + 1} has more than a million bytes"
-            self._wrong(why, "Look for a quote that is not closed, or a file without line ends.")
-        if first >= 0:
-            self._line = len(block) - 1 - block.rfind(b"\n")
-
-    def _count_quotes(self, block: np.ndarray) -> None:
-        quotes = np.flatnonzero(block == ord('"'))
-        if self.plain:
-            before = np.searchsorted(quotes, np.flatnonzero(block == ord("\n"))) + self.quotes
-            self.plain = not bool((before % 2).any())
-        self.quotes += len(quotes)
-
-    def _wrong(self, why: str, remedy: str) -> NoReturn:
-        raise unreadable(self.path, why, remedy)
-
-
-def _scan(path: Path, encoding: str) -> Scan:
-    scanner = _Scanner(path)
-    with _problems_of(path), _stream(path, encoding) as stream:
-        while block := stream.read(BLOCK):
-            scanner.take(block)
-        scanner.take(b"")
-    return Scan(scanner.lines + (scanner._ends == 0), scanner.plain, scanner.quotes % 2 == 1)
