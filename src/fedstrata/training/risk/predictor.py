@@ -186,19 +186,14 @@ class Predictor:
 
     def card(self) -> str:
         """Return a model card: what the model predicts, from which columns, for whom it was trained."""
-        about, target = self.about or {}, self.schema.target
+        about, name = self.about or {}, _cell(self.schema.target.name)
         kind = "the risk" if self.calibration is not None else "a score, which is not a probability,"
-        lines = [
-            f"# Model card: {target.name}",
-            "",
-            f"This model gives {kind} of `{target.name}` for a row of a table.",
-        ]
         names = about.get("client_names") or [f"{about.get('clients', '?')} sites"]
-        trained = (
-            f"Trained by {about.get('algorithm', '?')} on the problem {about.get('problem', '?')}, without pooling rows"
-        )
-        lines += ["", f"{trained}. Sites: {', '.join(map(str, names))}.", "", "## Columns", ""]
-        lines += ["| column | kind | range or categories | missing cells |", "| --- | --- | --- | --- |"]
+        how = f"{about.get('algorithm', '?')} on the problem {about.get('problem', '?')}"
+        lines = [f"# Model card: {name}", "", f"This model gives {kind} of `{name}` for a row of a table.", ""]
+        lines += [f"Trained by {_cell(how)}, without pooling rows. Sites: {_cell(', '.join(map(str, names)))}.", ""]
+        lines += ["## Columns", "", "| column | kind | range or categories | missing cells |"]
+        lines += ["| --- | --- | --- | --- |"]
         for column in self.schema.features:
             low, high = column.bounds
             allowed = ", ".join(map(str, column.categories)) if column.size else f"{low:g} to {high:g} {column.unit}"
@@ -215,7 +210,7 @@ class Predictor:
             "## Measures",
             "",
         ]
-        lines += [f"- {name}: {_cell(str(about[name]))}" for name in sorted(about) if name not in ("client_names",)]
+        lines += [f"- {_cell(key)}: {_cell(str(about[key]))}" for key in sorted(about) if key != "client_names"]
         lines += ["", "Before it is used for patients, check it on your own recent patients."]
         return "\n".join(lines) + "\n"
 
