@@ -249,7 +249,8 @@ def model(
             raise
         except (TypeError, RuntimeError, ValueError) as error:
             raise InputError(f"The model {name} cannot be built with the options {options}: {error}") from None
-    setattr(made, _RECIPE, {"name": name, "shape": list(shape), "outputs": outputs, **options})
+    if isinstance(made, nn.Module):  # a user's function may return anything
+        setattr(made, _RECIPE, {"name": name, "shape": list(shape), "outputs": outputs, **options})
     return made
 
 
