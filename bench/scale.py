@@ -2,21 +2,26 @@
 
     python bench/scale.py [--threads 1] [--clients 1000000]
 
-Prints start-up, memory and time per round of runs in which 50 of many clients take part, then the exponents of the cost
-of a round, fitted over a factor of 100: 1 is proportional.
+Prints start-up, memory and time per round of runs in which 50 of many clients take part, and what a checkpoint costs
+when 50 of them have changed their state. Then the exponents of the cost of a round, fitted over a factor of 100: 1 is
+proportional.
 """
 
 from __future__ import annotations
 
 import resource
+import tempfile
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import numpy as np
 import torch
 
 import fedstrata as fs
 from common import best_of_each, parser, rounds_of, start
+from fedstrata.clients.state import ClientState
+from fedstrata.training.checkpoint import Checkpoint, Checkpoints
 
 
 def many_clients(clients: int) -> fs.FederatedData:
@@ -38,6 +43,37 @@ def population(clients: int) -> None:
     (best,) = best_of_each(5, lambda: run(20))
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     print(f"{clients:9,} clients: data in {loaded:5.2f} s, {best * 50:6.2f} ms per round, peak memory {memory:.2f} GiB")
+
+
+def checkpoints(clients: int, before: int = 1000, rounds: int = 100) -> None:
+    """Print what a checkpoint costs after 50 of ``clients`` clients have changed their state, 27 numbers each."""
+    numbers, state, x = np.random.default_rng(0), ClientState(clients, 4 << 30), torch.zeros(27)
+    state.keep(np.arange(clients), {"c": torch.randn(clients, 27)})
+    with tempfile.TemporaryDirectory() as folder:
+        saved = Checkpoints(Path(folder))
+
+        def save(round: int) -> tuple[float, int]:
+            begun, written = time.perf_counter(), _written()
+            whole = saved.wants_all(state.count())
+            saved.save(Checkpoint(round, {"x": x}, {}, 0.0, state.take_all() if whole else state.take_changes()), whole)
+            return time.perf_counter() - begun, _written() - written
+
+        costs = [save(0)]
+        for round in range(1, before + rounds):
+            cohort = np.sort(numbers.choice(clients, 50, replace=False))
+            state.keep(cohort, {"c": torch.randn(50, 27)})
+            costs.append(save(round))
+    (first, all_bytes), *others = costs
+    shown = f"{clients:9,} clients: checkpoint of all in {first:.2f} s, {all_bytes / 2**20:6.2f} MiB; of 50 changed"
+    for name, some in (("at first", others[:rounds]), (f"after {before:,}", others[-rounds:])):
+        seconds, written = np.mean(some, axis=0)
+        shown += f" {1e3 * seconds:5.2f} ms, {written / 2**10:5.1f} KiB {name};"
+    print(shown.rstrip(";"))
+
+
+def _written() -> int:
+    """Return how many bytes this process has written."""
+    return int(Path("/proc/self/io").read_text().split("wchar:")[1].split()[0])
 
 
 def exponent(name: str, sizes: Sequence[int], cost: Callable[[int], Callable[[int], None]]) -> None:
@@ -87,6 +123,8 @@ def main() -> None:
     sizes = [size for size in (1_000, 10_000, 100_000, 1_000_000) if size <= arguments.clients]
     for size in sizes:
         population(size)
+    for size in sizes:
+        checkpoints(size)
     exponent("clients", (100, 1_000, 10_000), of_clients)
     exponent("steps", (10, 100, 1_000), of_steps)
     exponent("weights", (1_000, 10_000, 100_000), of_weights)

@@ -8,6 +8,8 @@ counts, since other work on the machine can only add to it.
 
 from __future__ import annotations
 
+import time
+
 import torch
 
 import fedstrata as fs
@@ -54,17 +56,49 @@ def versus_bare(name: str, clients: int, rounds: int, repeats: int) -> float:
     return bare / mine
 
 
-def overhead(clients: int, repeats: int) -> float:
-    """Return the microseconds that a round of trivial work costs per client."""
+def trivial(clients: int) -> tuple[fs.Problem, fs.FederatedData]:
+    """Return a problem whose steps take no time, and clients with one sample each."""
     pairs = [(torch.ones(1, 1), torch.zeros(1, 1)) for _ in range(clients)]
     data = fs.FederatedData.from_arrays(pairs, name="trivial")
-    problem = fs.Problem(lambda x, batch: (batch[0] * x).sum(), torch.zeros(1), name="trivial")
-    run = rounds_of(problem, data, fs.FedAvg(lr=0.01, steps=1), batch_size=1)
+    return fs.Problem(lambda x, batch: (batch[0] * x).sum(), torch.zeros(1), name="trivial"), data
+
+
+def overhead(clients: int, repeats: int) -> float:
+    """Return the microseconds that a round of trivial work costs per client."""
+    run = rounds_of(*trivial(clients), fs.FedAvg(lr=0.01, steps=1), batch_size=1)
     run(3)
     (best,) = best_of_each(repeats, lambda: run(20))
     micro = best / 20 / clients * 1e6
     print(f"overhead {clients} clients, one trivial step: {micro:.2f} microseconds per client and round")
     return micro
+
+
+class Silent(fs.Algorithm):
+    """Asks the clients for nothing but zeros."""
+
+    name = "silent"
+
+    def round(self, s: fs.State, clients: fs.Clients) -> fs.State:
+        """Do one exchange."""
+        return s._replace(x=s.x + clients.mean(self.local, s.x))
+
+    @fs.remote
+    def local(self, client: fs.Client, x: torch.Tensor) -> torch.Tensor:
+        """Answer."""
+        return torch.zeros_like(x)
+
+
+def exchange(repeats: int) -> float:
+    """Return the milliseconds that a round with one exchange costs, with a single client and a trivial step."""
+    runs = [rounds_of(*trivial(1), a, batch_size=1) for a in (fs.FedAvg(lr=0.01, steps=1), Silent())]
+    for run in runs:
+        run(3)
+    step, alone = (
+        10 * best
+        for best in best_of_each(repeats, *(lambda run=run: run(100) for run in runs), clock=time.process_time)
+    )
+    print(f"exchange with one client and a trivial step: {step:.3f} ms (target < 0.3), {alone:.3f} without the step")
+    return step
 
 
 def main() -> None:
@@ -75,6 +109,7 @@ def main() -> None:
     versus_bare("logreg", 100, 1, arguments.repeats)
     versus_bare("lenet5", 10, 1, arguments.repeats)
     overhead(1000, arguments.repeats)
+    exchange(arguments.repeats)
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ import json
 import re
 import sys
 import tomllib
+from contextlib import suppress
 from pathlib import Path
 
 import rates
@@ -31,9 +32,9 @@ from fedstrata.experiments.compare import compare_methods
 from fedstrata.experiments.comparison import Comparison
 from fedstrata.experiments.config import Config, presets, read
 from fedstrata.experiments.config_methods import config_methods
+from fedstrata.experiments.config_tune import Plan, as_toml, tune_and_compare, tuning_of
 from fedstrata.experiments.judge import Difference, p_in_words
 from fedstrata.experiments.reproduce import find
-from fedstrata.experiments.tune import identity_of, tune_methods, variant_tables
 from fedstrata.training.metrics.catalogue import IN_TABLES
 from fedstrata.training.plots import plot
 from records import WORDS, Json, origin, rounded, write
@@ -50,29 +51,29 @@ def run(name: str, preset: str | None, jobs: int, seeds: int, out: Path) -> None
     """Tune and compare an experiment, and store the results."""
     (file,) = find(name)
     raw = tomllib.loads(file.path.read_text())
-    known = presets(file.path)
-    preset = preset or ("study" if "study" in known else next(iter(known), None))
+    names = presets(file.path)
+    preset = preset or ("study" if "study" in names else next(iter(names), None))
     config = read(file.path, None, preset, tuned="tune" not in raw)
-    folder, first = out / file.name, config.train.seed
-    kind, methods = config_methods(config, None, config.compare.baselines)
+    folder, count = out / file.name, max(seeds, config.compare.seeds or 0)
     record: Json = {"experiment": file.name, "preset": preset, **origin()}
     how: Json = {"jobs": jobs, "callbacks": progress(False, brief=True), "say": lambda line: print(line, flush=True)}
     if "tune" in raw:
-        _, searched = config_methods(config, None)
-        identity = identity_of(config, None, searched)
-        tuned = tune_methods(kind, searched, config.tune, first, folder=folder / "trials", identity=identity, **how)
+        plan = Plan.of(config, None)
+        tuned, comparison = tune_and_compare(plan, count, out=folder, trial_callbacks=how["callbacks"], **how)
+        assert comparison is not None
         target = file.path.parent / raw["tuned"]
         target.parent.mkdir(exist_ok=True)
         header = f"# Written by experiments/evidence.py: {file.name}, preset {preset}, commit {record['commit']}.\n\n"
-        target.write_text(header + variant_tables(tuned))
-        record["tuning"] = {"measure": tuned.measure, "notes": tuned.notes, "trials": rounded(tuned.rows)}
-        config, first = read(file.path, None, preset), tuned.trial_seeds.stop
+        target.write_text(header + as_toml(tuning_of(plan.config, tuned)))
+        notes = [*plan.notes, *tuned.notes, *(w for w in comparison.warnings if w not in tuned.notes)]
+        record["tuning"] = {"measure": tuned.measure, "notes": notes, "trials": rounded(tuned.rows)}
+        config = read(file.path, None, preset)
+    else:
         kind, methods = config_methods(config, None, config.compare.baselines)
-    table = config.compare
-    chosen = range(first, first + max(seeds, table.seeds or 0))
-    comparison = compare_methods(
-        kind, methods, chosen, baseline=table.baseline, measure=table.measure, out=folder / "final", **how
-    )
+        chosen, table = range(config.train.seed, config.train.seed + count), config.compare
+        comparison = compare_methods(
+            kind, methods, chosen, baseline=table.baseline, measure=table.measure, out=folder / "final", **how
+        )
     comparison.write(folder / "final", config.plot.measures)
     record |= result_of(comparison, config)
     write(file.path.parent / "results" / f"{file.path.stem}.json", record)
@@ -126,9 +127,16 @@ def papers() -> list[Path]:
     return sorted(path.parent for path in HERE.glob("*/claims.toml"))
 
 
+class NotRun(Exception):
+    """An experiment has no stored result yet."""
+
+
 def load(paper: Path, name: str) -> Json:
     """Return a stored result."""
-    stored: Json = json.loads((paper / "results" / f"{name}.json").read_text())
+    path = paper / "results" / f"{name}.json"
+    if not path.exists():
+        raise NotRun(f"{paper.name}/{name}")
+    stored: Json = json.loads(path.read_text())
     return stored
 
 
@@ -202,7 +210,11 @@ def claim_table(paper: Path) -> str:
     lines = ["| where | the paper's claim | ours | verdict |", "|---|---|---|---|"]
     for claim in claims_of(paper):
         said = f"{claim['claim']} ({claim['paper']})" if claim.get("paper") else claim["claim"]
-        lines.append(f"| {claim['where']} | {said} | {filled(claim['why'], paper)} | **{claim['verdict']}** |")
+        try:
+            why = filled(claim["why"], paper)
+        except NotRun:
+            why = "not measured yet"
+        lines.append(f"| {claim['where']} | {said} | {why} | **{claim['verdict']}** |")
     return "\n".join(lines)
 
 
@@ -218,19 +230,28 @@ def all_claims() -> str:
 
 def contradictions(paper: Path) -> list[str]:
     """Return the claims whose verdict the stored results contradict."""
-    found = []
+    wrong = []
     for claim in claims_of(paper):
-        if "rates" in claim:
-            wrong = rates.contradiction(load(paper, f"rates_{claim['rates']}"), claim["row"], claim["verdict"])
-            found += [] if wrong is None else [f"{paper.name}, {claim['where']}: {wrong}."]
-        if "better" not in claim:
-            continue
-        judged = load(paper, claim["result"])["differences"][claim["measure"]][claim["than"]][claim["better"]]
-        verdict = judged if isinstance(judged, str) else judged["verdict"]
-        fits = {"holds": verdict == "ahead", "does not hold": verdict != "ahead", "undecided": verdict == "undecided"}
-        if not fits.get(claim["verdict"], True):
-            found.append(f"{paper.name}, {claim['where']}: {claim['verdict']!r}, but the result is {verdict!r}.")
-    return found
+        try:
+            filled(claim["why"], paper)
+            reason = _contradiction(claim, paper)
+        except NotRun as missing:
+            given = claim["verdict"]
+            reason = None if given == "undecided" else f"{given!r}, but {missing} has not been measured"
+        wrong += [] if reason is None else [f"{paper.name}, {claim['where']}: {reason}."]
+    return wrong
+
+
+def _contradiction(claim: Json, paper: Path) -> str | None:
+    """Return how the stored results contradict a claim's verdict, if they do."""
+    if "rates" in claim:
+        return rates.contradiction(load(paper, f"rates_{claim['rates']}"), claim["row"], claim["verdict"])
+    if "better" not in claim:
+        return None
+    judged = load(paper, claim["result"])["differences"][claim["measure"]][claim["than"]][claim["better"]]
+    verdict = judged if isinstance(judged, str) else judged["verdict"]
+    fits = {"holds": verdict == "ahead", "does not hold": verdict != "ahead", "undecided": verdict == "undecided"}
+    return None if fits.get(claim["verdict"], True) else f"{claim['verdict']!r}, but the result is {verdict!r}"
 
 
 def rendered(readme: Path) -> str:
@@ -244,7 +265,13 @@ def rendered(readme: Path) -> str:
             "claims": lambda: claim_table(readme.parent),
             "all": all_claims,
         }[kind]
-        return f"<!-- {found.group(1)} -->\n\n{made()}\n\n<!-- end -->"
+        try:
+            text = made()
+        except NotRun as missing:
+            program = "rates" if kind == "rates" else "evidence"
+            what = str(missing).replace("rates_", "")
+            text = f"*Not measured yet in this edition: `python experiments/{program}.py run {what}`.*"
+        return f"<!-- {found.group(1)} -->\n\n{text}\n\n<!-- end -->"
 
     pattern = r"<!-- ((?:result|rates) \S+|claims|all claims) -->\n.*?<!-- end -->"
     return re.sub(pattern, part, readme.read_text(), flags=re.S)
@@ -270,9 +297,11 @@ def render(names: list[str]) -> None:
     for readme in readmes(names):
         readme.write_text(rendered(readme))
         for name in re.findall(r"<!-- result (\S+) -->", readme.read_text()):
-            draw(readme.parent, name)
+            with suppress(NotRun):
+                draw(readme.parent, name)
         for name in re.findall(r"<!-- rates (\S+) -->", readme.read_text()):
-            rates.draw(load(readme.parent, f"rates_{name}"), readme.parent / "figures" / f"rates_{name}.png")
+            with suppress(NotRun):
+                rates.draw(load(readme.parent, f"rates_{name}"), readme.parent / "figures" / f"rates_{name}.png")
 
 
 def check() -> list[str]:

@@ -13,7 +13,8 @@ from torch import nn
 import fedstrata as fs
 from fedstrata.problems.projections import simplex as project_simplex
 from fedstrata.training.metrics import evaluation as metrics
-from fedstrata.training.metrics.evaluation import Evaluation, auc, gradient_norm, objective
+from fedstrata.training.metrics.evaluation import Evaluation, gradient_norm, objective
+from fedstrata.training.metrics.measures import auc, aucs
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -43,6 +44,42 @@ def test_auc_by_hand(scores: list[float], targets: list[int], expected: float) -
 @pytest.mark.parametrize("targets", [[0, 0], [1, 1], []], ids=["no positive", "no negative", "nothing"])
 def test_auc_of_one_class_is_undefined(targets: list[int]) -> None:
     assert np.isnan(auc(np.arange(len(targets), dtype=float), np.array(targets, dtype=np.int64)))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("decimals", [0, 1, 8], ids=["many ties", "some ties", "no ties"])
+def test_the_auc_of_every_client_is_that_of_its_own_samples(decimals: int, dtype: Any) -> None:
+    generator = np.random.default_rng(decimals)
+    sizes = generator.integers(0, 30, 300)
+    targets = generator.integers(0, 2, sizes.sum())
+    scores = np.round(generator.normal(size=len(targets)) + targets, decimals).astype(dtype)
+    scores[generator.random(len(scores)) < 0.01] = np.inf
+    pairs = zip(*(np.split(a, np.cumsum(sizes)[:-1]) for a in (scores, targets)), strict=True)
+    expected = [_auc_by_counting(s, t) for s, t in pairs]
+    assert np.isnan(expected).any()
+    np.testing.assert_allclose(aucs(scores, targets, sizes), expected, rtol=0, atol=1e-12)
+
+
+def _auc_by_counting(scores: np.ndarray, targets: np.ndarray) -> float:
+    """How many of all pairs of samples are in the right order."""
+    low, high = scores[targets == 0], scores[targets == 1, None]
+    pairs = (high > low) + 0.5 * (high == low)
+    if len(np.unique(targets)) < 2:
+        return float("nan")
+    finite = np.nan_to_num(scores, posinf=1e9)
+    assert pairs.mean() == pytest.approx(roc_auc_score(targets, finite), abs=1e-12)
+    return float(pairs.mean())
+
+
+@pytest.mark.parametrize("sizes", [[], [0], [0, 0, 0]])
+def test_the_auc_of_clients_without_samples_is_undefined(sizes: list[int]) -> None:
+    found = aucs(np.zeros(0), np.zeros(0, np.int64), np.array(sizes, np.int64))
+    np.testing.assert_array_equal(found, np.full(len(sizes), np.nan))
+
+
+def test_scores_that_are_not_numbers_are_ties() -> None:
+    scores, targets = np.array([np.nan, 1, np.nan, 0, np.nan]), np.array([1, 0, 0, 1, 1])
+    assert aucs(scores, targets, np.array([3, 2])).tolist()[0] == 0.75
 
 
 # --- over clients: a model whose output is its input times a weight, so that every number can be done by hand -------

@@ -271,7 +271,7 @@ def test_a_vector_longer_than_the_model_is_adapted_where_the_model_reads_it() ->
     found = Evaluation().per_client(longer, data, longer.x0)
     expected = Evaluation(adapt_steps=2, adapt_lr=0.3).per_client(model, data, model.x0)
     np.testing.assert_array_equal(found["personal_loss"], expected["personal_loss"])
-    own = metrics.adapt(longer, longer.x0, adaptation.pieces(data.train, 0, None), 2, 0.3)
+    own = adaptation.adapt(longer, longer.x0, adaptation.pieces(data.train, 0, None), 2, 0.3)
     assert torch.equal(own[size:], longer.x0[size:]) and not torch.equal(own[:size], longer.x0[:size])
 
 

@@ -13,9 +13,19 @@ from fedstrata.problems.problem import Outer, Problem
 from fedstrata.problems.samples import samples_of
 
 
-def batch_of(problem: Problem, level: int, part: Part, clients: np.ndarray, positions: np.ndarray) -> Batch:
-    """Return the batch of a level with the samples at ``positions`` [C, B] of each client; 0 is the outer function."""
-    drawn = part.gather(clients, positions, None, False) if problem.draws(level) else Batch(((),), traced=False)
+def batch_of(
+    problem: Problem,
+    level: int,
+    part: Part,
+    clients: np.ndarray,
+    positions: np.ndarray,
+    lengths: np.ndarray | None = None,
+) -> Batch:
+    """Return the batch of a level with the samples at ``positions`` [C, B] of each client; 0 is the outer function.
+
+    With ``lengths`` [C], it has only that many samples of each client.
+    """
+    drawn = part.gather(clients, positions, lengths, False) if problem.draws(level) else Batch(((),), traced=False)
     return problem.completed(level, drawn, torch.from_numpy(clients).to(problem.x0.device))
 
 

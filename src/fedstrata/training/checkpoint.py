@@ -1,9 +1,11 @@
 """Checkpoints: safetensors and JSON, atomic; the last two are kept, and the last synced one.
 
 Round r has ``round-r.safetensors``, the server's vectors, and ``clients-r-*.safetensors``, the rows that clients wrote
-since the previous checkpoint, so its cost depends on what a round changed, not on what all clients hold. Occasionally
-all rows are rewritten, in pieces. ``round-r.json`` is written last, with the counts, and the name and SHA-256 of every
-file it needs. A checkpoint exists once its JSON does; a kill at any moment leaves the previous one intact.
+since the previous checkpoint, so its cost depends on what a round changed, not on what all clients hold. Sixteen such
+files are merged into one, and sixteen of those into a larger one, so a checkpoint lists few files, however many
+checkpoints came before it. Occasionally all rows are rewritten, in pieces. ``round-r.json`` is written last, with the
+counts, and the name and SHA-256 of every file it needs. A checkpoint exists once its JSON does; a kill at any moment
+leaves the previous one intact.
 
 Syncing to disk after every round would often cost more than the round, so a checkpoint is synced only if thirty
 seconds have passed since the last synced one; the logs of the run are synced with it. With a checkpoint after every
@@ -20,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, save
@@ -58,7 +61,7 @@ class Damaged(FedstrataError):
 class Checkpoint:
     """What a run needs to resume: the last finished round, the server's vectors, counts, clients' rows.
 
-    evaluations: how many rows metrics.jsonl has up to this round; None if that is not known.
+    evaluations: a digest of each row that metrics.jsonl has up to this round; None if that is not known.
     """
 
     round: int
@@ -66,10 +69,22 @@ class Checkpoint:
     counts: dict[str, Any]
     seconds: float
     rows: Iterable[dict[str, torch.Tensor]] = ()
-    evaluations: int | None = None
+    evaluations: Sequence[str] | None = None
 
 
 DURABLE_SECONDS = 30.0
+
+FAN = 16
+"""How many files of clients' rows are merged into one."""
+
+MERGED_BYTES = 64 << 20
+"""The most bytes that are merged; files are not merged if one is more than four times as large as their mean."""
+
+_CLIENTS = ".clients"
+"""Ends the name of the numbers of the clients whose rows a tensor holds."""
+
+_WHOLE = -1
+"""The level of files with all rows, which are not merged; otherwise it is how often rows were merged."""
 
 
 class Checkpoints:
@@ -94,13 +109,13 @@ class Checkpoints:
         now = time.monotonic()
         durable = now - self._synced >= DURABLE_SECONDS
         if complete:
-            self._segments, self._saved_rows = [], 0
+            self._segments = []
         for number, rows in enumerate(checkpoint.rows):
             if rows:
                 segment = self._write(f"clients-{checkpoint.round:08d}-{number}", rows, durable)
-                segment["rows"] = _count(rows)
-                self._segments = [*self._segments, segment]
-                self._saved_rows += segment["rows"]
+                self._segments = [*self._segments, segment | {"rows": _count(rows), "level": _WHOLE if complete else 0}]
+        self._merge(checkpoint.round, durable)
+        self._saved_rows = sum(segment["rows"] for segment in self._segments)
         manifest = {
             "format": FORMAT,
             "round": checkpoint.round,
@@ -117,6 +132,22 @@ class Checkpoints:
             self._synced = now
         write_atomically(path, _with_hash(manifest), durable)
         self._clean()
+
+    def _merge(self, round: int, durable: bool) -> None:
+        """Merge the last files while there are ``FAN`` of the same level: a row is rewritten once per level."""
+        while len(last := self._segments[-FAN:]) == FAN:
+            level = last[0].get("level", _WHOLE)
+            if level == _WHOLE or any(segment.get("level") != level for segment in last):
+                return
+            try:
+                sizes = [(self.folder / segment["file"]).stat().st_size for segment in last]
+                if sum(sizes) > MERGED_BYTES or max(sizes) * FAN > 4 * sum(sizes):
+                    return
+                rows = _newest([self._read(segment) for segment in last])
+            except (FedstrataError, OSError):  # what is wrong with a file matters only to those who need it
+                return
+            segment = self._write(f"clients-{round:08d}-merged-{level + 1}", rows, durable)
+            self._segments = [*self._segments[:-FAN], segment | {"rows": _count(rows), "level": level + 1}]
 
     def _sync_others(self) -> None:
         """Sync what was written since the last durable checkpoint: the clients' rows, and the logs of the run."""
@@ -182,8 +213,8 @@ class Checkpoints:
         self._saved_rows = sum(segment["rows"] for segment in self._segments)
         rows = (self._read(segment) for segment in manifest["clients"])
         evaluations = manifest.get("evaluations")
-        numbers = {"round": manifest["round"], "seconds": manifest["seconds"], "evaluations": evaluations or 0}
-        wrong = next((name for name, value in numbers.items() if not is_number(value)), None)
+        evaluations = evaluations if isinstance(evaluations, list) else None
+        wrong = next((name for name in ("round", "seconds") if not is_number(manifest[name])), None)
         if wrong is not None or not isinstance(manifest["counts"], dict) or not manifest["counts"]:
             raise Damaged(f"{path.name} has no valid {wrong or 'counts'}")
         return Checkpoint(manifest["round"], state, manifest["counts"], manifest["seconds"], rows, evaluations)
@@ -202,7 +233,19 @@ class Checkpoints:
 
 
 def _count(rows: dict[str, torch.Tensor]) -> int:
-    return sum(len(value) for name, value in rows.items() if not name.endswith(".clients"))
+    return sum(len(value) for name, value in rows.items() if not name.endswith(_CLIENTS))
+
+
+def _newest(parts: Sequence[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    """Return the rows of all parts, the oldest first; of those of the same client, only the newest."""
+    rows: dict[str, torch.Tensor] = {}
+    for name in dict.fromkeys(name for part in parts for name in part if not name.endswith(_CLIENTS)):
+        having = [part for part in parts if name in part]
+        clients, values = (torch.cat([part[key] for part in having]) for key in (name + _CLIENTS, name))
+        own, last = np.unique(clients.numpy()[::-1], return_index=True)
+        newest = torch.from_numpy(len(clients) - 1 - last)
+        rows |= {name: values[newest], name + _CLIENTS: torch.from_numpy(own)}
+    return rows
 
 
 def _with_hash(manifest: dict[str, Any]) -> bytes:

@@ -26,7 +26,7 @@ class NumpyClient:
     def __init__(self, problem: Problem, data: FederatedData, number: int) -> None:
         self.size = int(data.sizes[number])
         self._layers = Layers(problem, data, problem.x0, None)
-        self._number = number
+        self._client = np.array([number])
 
     def loss(self, u: np.ndarray, y: np.ndarray | None = None) -> float:
         """Return the outer function f at u (and y)."""
@@ -45,7 +45,7 @@ class NumpyClient:
         return np.asarray(self._layers.oracles.level_vjp(k, _row(u), _row(cotangent), self._batch(k))[0])
 
     def _batch(self, level: int) -> Batch:
-        return self._layers.batch(self._number, level)
+        return self._layers.batch(self._client, level)
 
 
 def built(algorithm: Algorithm | type[Algorithm], **options: Any) -> Algorithm:

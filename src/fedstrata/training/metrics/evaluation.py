@@ -17,13 +17,13 @@ from fedstrata.problems.adversarial import perturbed
 from fedstrata.problems.erm import scores
 from fedstrata.problems.problem import Arrays, Problem
 from fedstrata.problems.projections import ball
-from fedstrata.training.metrics.adaptation import adapt, adapted_point, pieces
+from fedstrata.training.metrics.adaptation import Personal, adapted_point
 from fedstrata.training.metrics.attack import worst_perturbation
 from fedstrata.training.metrics.catalogue import MEASURES as MEASURES
 from fedstrata.training.metrics.catalogue import PER_CLIENT
 from fedstrata.training.metrics.measures import (
     Measures,
-    auc,
+    aucs,
     classifies,
     correct,
     distances,
@@ -184,24 +184,12 @@ class Evaluation(Options, owner="the evaluation"):
         if part is None or problem.predict is None or problem.losses is None or not part.sizes.any():
             return {}
         outputs, targets = predict(problem, x, _rows_of(part)) if predicted is None else predicted
-        owner = np.repeat(np.arange(len(part.sizes)), part.sizes)
-        counts = np.maximum(part.sizes, 1)
-        empty = part.sizes == 0
-
-        def means(values: torch.Tensor) -> np.ndarray:
-            sums = np.bincount(owner, weights=values.double().cpu().numpy(), minlength=len(counts))
-            return np.where(empty, np.nan, sums / counts)
-
+        means = _means(part.sizes)
         measures = {"loss": means(problem.losses(outputs, targets))}
         if classifies(problem, outputs, data.classes):
             measures["accuracy"] = means(correct(outputs, targets))
         if has_auc(outputs, data.classes):
-            pairs = zip(
-                np.split(scores(outputs).cpu().numpy(), part.offsets[1:-1]),
-                np.split(targets.cpu().numpy(), part.offsets[1:-1]),
-                strict=True,
-            )
-            measures["auc"] = np.array([auc(s, t) for s, t in pairs])
+            measures["auc"] = aucs(scores(outputs).cpu().numpy(), targets.cpu().numpy(), part.sizes)
         return measures | self._personal(problem, data, x, part, "accuracy" in measures)
 
     def _personal(
@@ -212,13 +200,15 @@ class Evaluation(Options, owner="the evaluation"):
             return {}
         assert problem.losses is not None
         losses, accuracies = (np.full(len(part.sizes), np.nan) for _ in range(2))
-        for client in np.flatnonzero(part.sizes).tolist():
-            own = adapt(problem, x, pieces(data.part(1), client, self.adapt_rows), *adaptation)
-            outputs, targets = predict(problem, own, part.of_client(client))
-            loss = float(problem.losses(outputs, targets).double().mean())
-            if math.isfinite(loss):
-                losses[client] = loss
-                accuracies[client] = float(correct(outputs, targets).double().mean()) if classified else np.nan
+        personal = Personal(problem, data, x, *adaptation, self.adapt_rows)
+        for adapted, own in personal.models(np.flatnonzero(part.sizes)):
+            for clients, (outputs, targets) in personal.outputs(adapted, own, part):
+                means = _means(part.sizes[clients])
+                losses[clients] = means(problem.losses(outputs, targets))
+                if classified:
+                    accuracies[clients] = means(correct(outputs, targets))
+        losses[~np.isfinite(losses)] = np.nan
+        accuracies[np.isnan(losses)] = np.nan
         return {"personal_loss": losses} | ({"personal_accuracy": accuracies} if classified else {})
 
     def adaptation(self, problem: Problem) -> tuple[int, float] | None:
@@ -259,6 +249,21 @@ class Evaluation(Options, owner="the evaluation"):
         if self.clients == "none" or data.one_place:
             return None
         return data.train if self.clients == "train" or data.client_test is None else data.client_test
+
+
+def _means(sizes: np.ndarray) -> Callable[[torch.Tensor], np.ndarray]:
+    """Return a function that takes the mean of each client's values; client k has the next ``sizes[k]`` of them.
+
+    The mean of a client without values is NaN.
+    """
+    owner = np.repeat(np.arange(len(sizes)), sizes)
+    counts = np.where(sizes > 0, sizes, np.nan)
+
+    def means(values: torch.Tensor) -> np.ndarray:
+        sums: np.ndarray = np.bincount(owner, weights=values.double().cpu().numpy(), minlength=len(sizes))
+        return sums / counts
+
+    return means
 
 
 def _shared(problem: Problem) -> bool:
@@ -303,4 +308,4 @@ def _pooled_part(data: FederatedData) -> Part:
 
 
 def _rows_of(part: Part) -> Arrays:
-    return tuple(a[part.rows.to(a.device)] for a in part.arrays)
+    return tuple(a.index_select(0, part.rows.to(a.device)) for a in part.arrays)

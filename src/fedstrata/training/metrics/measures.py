@@ -41,7 +41,9 @@ def pooled_measures(problem: Problem, classes: int, outputs: torch.Tensor, targe
     if classifies(problem, outputs, classes):
         right = correct(outputs, targets).double()
         measures["accuracy"] = float(right.mean())
-        measures["accuracy_worst_class"] = min(float(right[targets == c].mean()) for c in torch.unique(targets))
+        of_class, samples = targets.long(), torch.bincount(targets.long())
+        accuracies = torch.bincount(of_class, right)[samples > 0] / samples[samples > 0]
+        measures["accuracy_worst_class"] = float(accuracies.min())
     if has_auc(outputs, classes):
         measures["auc"] = auc(scores(outputs).cpu().numpy(), targets.cpu().numpy())
     return measures
@@ -93,13 +95,25 @@ def correct(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 
 def auc(scores: np.ndarray, targets: np.ndarray) -> float:
     """Return the area under the ROC curve, with ties counted half; NaN if a class is missing."""
-    positives = int(targets.sum())
-    negatives = len(targets) - positives
-    if positives == 0 or negatives == 0:
-        return float("nan")
-    _, inverse, counts = np.unique(scores, return_inverse=True, return_counts=True)
-    ranks = (np.cumsum(counts) - (counts - 1) / 2)[inverse]
-    return float((ranks[targets == 1].sum() - positives * (positives + 1) / 2) / (positives * negatives))
+    return float(aucs(scores, targets, np.array([len(scores)]))[0])
+
+
+def aucs(scores: np.ndarray, targets: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+    """Return the AUC of each client; client k has the next ``sizes[k]`` of the samples."""
+    owner = np.repeat(np.arange(len(sizes), dtype=np.min_scalar_type(len(sizes))), sizes)  # small numbers sort faster
+    order = np.argsort(scores)
+    order = order[np.argsort(owner[order], kind="stable")]
+    scores, owner, positive = scores[order], owner[order], targets[order] == 1
+    tied = (scores[1:] == scores[:-1]) | (np.isnan(scores[1:]) & np.isnan(scores[:-1]))
+    first = np.flatnonzero(np.append(True, ~tied | (owner[1:] != owner[:-1]))[: len(scores)])
+    counts = np.diff(first, append=len(scores))
+    # Tied samples share the mean of their ranks, which count from 1 in each client: all sums are exact.
+    ranks = np.repeat(first + (counts + 1) / 2, counts) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    positives = np.bincount(owner, positive, len(sizes))
+    above = np.bincount(owner, np.where(positive, ranks, 0), len(sizes)) - positives * (positives + 1) / 2
+    with np.errstate(invalid="ignore"):  # 0 / 0 if a class is missing
+        areas: np.ndarray = above / (positives * (sizes - positives))
+    return areas
 
 
 TAKEN = ("algorithm", "variant", "method", "seed", "seeds", "diverged", "values", "errors")
