@@ -607,6 +607,8 @@ def main() -> None:
     runs.add_argument("--out", type=Path, default=Path("runs/rates"))
     commands.add_parser("refit").add_argument("names", nargs="+")
     chosen = parser.parse_args()
+    if getattr(chosen, "seeds", 2) < 2:
+        parser.error("--seeds must be at least 2, so that there is an interval.")
     if chosen.command == "list":
         for study in studies():
             print(f"{study.paper}/{study.name}: {study.title}; {len(study.points())} points")

@@ -149,9 +149,9 @@ def compared(seed: int, *, method: str, T: int, q: int, lr: float, b: int = 1) -
 GRID: list[Settings] = [{"T": q**3, "q": q} for q in (8, 11, 15, 20, 26)]
 QS: list[Settings] = [{"q": q} for q in (2, 4, 8, 16, 32, 64)]
 NS: list[Settings] = [{"N": n} for n in (1, 2, 4, 8, 16, 32)]
-BUDGETS: list[Settings] = [{"T": T, "q": q} for T, q in ((512, 8), (1536, 12), (4096, 16), (8192, 20))]
-RATES: list[Settings] = [{"lr": lr} for lr in (0.2, 0.1, 0.05, 0.02)]
-WITH_BATCHES: list[Settings] = [{"lr": lr, "b": b} for b in (1, 4, 16) for lr in (0.4, 0.2, 0.1, 0.05)]
+BUDGETS: list[Settings] = [{"T": T, "q": q} for T, q in ((512, 8), (1024, 10), (2048, 13), (4096, 16))]
+RATES: list[Settings] = [{"lr": lr} for lr in (0.4, 0.2, 0.1, 0.05, 0.02, 0.01)]
+WITH_BATCHES: list[Settings] = [{"lr": lr, "b": b} for b in (1, 4, 16) for lr in (0.4, 0.2, 0.1, 0.05, 0.02)]
 IN_T, IN_ROUNDS, IN_Q, IN_N = "q = T^(1/3)", "q = T^(1/3), in rounds", "T = 4,096", "T = 4,096, q = 16, equal clients"
 COMPLEXITY = {"ComFedL": 8, "LocalMOML": 5, "Local-SCGDM": 4, "MFCGD": 3, "AdaMFCGD": 3, "MFCGD, two phases": 3}
 """Table 1: epsilon to minus this power samples."""
