@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
@@ -138,8 +139,10 @@ class Method(ABC):
         clients = make_clients(problem, data, settings)
         prepare(clients)
         problem, data = clients.problem, clients.engine.side.data
-        measured = as_numbers((evaluate or Evaluation())(problem, data, problem.x0, problem.y0), {})
-        if evaluate is None or isinstance(evaluate, Evaluation):  # not defined on these data, such as AUC on one class
+        standard = evaluate is None or isinstance(evaluate, Evaluation)
+        some = _few_test_rows(data) if standard else data
+        measured = as_numbers((evaluate or Evaluation())(problem, some, problem.x0, problem.y0), {})
+        if standard:  # some are not defined on these data, such as AUC on one class
             measured = {name: value for name, value in measured.items() if not math.isnan(value)}
         if validation is not None:
             measured |= validation.measured(problem, problem.x0, problem.y0, [])
@@ -171,6 +174,16 @@ class Method(ABC):
         evaluation = Evaluation() if self.evaluation is None else self.evaluation
         kept = self.settings.patience is not None and pooled_is_training(data)  # some of the rows are for validation
         return isinstance(evaluation, Evaluation) and not evaluation.samples(data) and not kept
+
+
+def _few_test_rows(data: FederatedData) -> FederatedData:
+    """Return the data with some rows of each class as their pooled test set: measures then have the same names."""
+    if data.test is None:
+        return data
+    targets = data.test[-1]
+    groups = torch.unique(targets).tolist() if data.classes else []
+    rows = [torch.nonzero(targets == c)[:20, 0] for c in groups] or [torch.arange(min(100, len(targets)))]
+    return dataclasses.replace(data, test=tuple(a[torch.cat(rows).to(a.device)] for a in data.test))
 
 
 def _loss_of(run: Run | LocalRun) -> str:
