@@ -80,7 +80,7 @@ class Silent(fs.Algorithm):
 
     def round(self, s: fs.State, clients: fs.Clients) -> fs.State:
         """Do one exchange."""
-        return s._replace(x=s.x + clients.mean(self.local, s.x))
+        return fs.State(s.x + clients.mean(self.local, s.x), s.y)
 
     @fs.remote
     def local(self, client: fs.Client, x: torch.Tensor) -> torch.Tensor:

@@ -9,90 +9,71 @@ and compares the variants with seeds that no trial has used. What is in ``--out`
 ``results/NAME.json`` beside the experiment: commit, settings, seeds, the final values of every seed, thinned histories,
 differences and verdicts.
 
-``render`` rewrites the parts of the READMEs between ``<!-- result NAME -->``, ``<!-- claims -->`` or ``<!-- all claims
--->`` and ``<!-- end -->``, and draws ``figures/NAME.png``, from ``results/`` and ``claims.toml`` alone: no number in
-them is typed by hand. ``check`` says which of them are not up to date, and which verdicts the results contradict.
+``render`` rewrites the parts of the READMEs between ``<!-- result NAME -->``, ``<!-- rates NAME -->`` (of rates.py),
+``<!-- claims -->`` or ``<!-- all claims -->`` and ``<!-- end -->``, and draws ``figures/NAME.png``, from ``results/``
+and ``claims.toml`` alone: no number in them is typed by hand. ``check`` says which of them are not up to date, and
+which verdicts the results contradict.
 """
 
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
-import platform
 import re
-import subprocess
 import sys
 import tomllib
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
-import torch
-
-import fedstrata as fs
+import rates
 from fedstrata.cli.printing import progress
 from fedstrata.experiments import tables
 from fedstrata.experiments.compare import compare_methods
 from fedstrata.experiments.comparison import Comparison
 from fedstrata.experiments.config import Config, presets, read
 from fedstrata.experiments.config_methods import config_methods
+from fedstrata.experiments.config_tune import Plan, as_toml, tune_and_compare, tuning_of
 from fedstrata.experiments.judge import Difference, p_in_words
 from fedstrata.experiments.reproduce import find
-from fedstrata.experiments.tune import identity_of, tune_methods, variant_tables
 from fedstrata.training.metrics.catalogue import IN_TABLES
 from fedstrata.training.plots import plot
+from records import WORDS, Json, origin, rounded, write
 
 HERE = Path(__file__).resolve().parent
-WORDS = ("holds", "holds in part", "does not hold", "undecided")
 COSTS = ("round", "samples", "bytes_up", "bytes_down", "seconds", "total_seconds")
 ROWS = 26
 """How many rows of a history are stored at most."""
 
-Json = dict[str, Any]
-
-
 # --- running ---------------------------------------------------------------------------------------------------------
-
-
-def commit() -> str:
-    """Return the commit of the checkout, with a mark if it has changes."""
-    words = ["git", "-C", str(HERE), "describe", "--always", "--abbrev=12", "--dirty", "--exclude=*"]
-    return subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()
 
 
 def run(name: str, preset: str | None, jobs: int, seeds: int, out: Path) -> None:
     """Tune and compare an experiment, and store the results."""
     (file,) = find(name)
     raw = tomllib.loads(file.path.read_text())
-    known = presets(file.path)
-    preset = preset or ("study" if "study" in known else next(iter(known), None))
+    names = presets(file.path)
+    preset = preset or ("study" if "study" in names else next(iter(names), None))
     config = read(file.path, None, preset, tuned="tune" not in raw)
-    folder, first = out / file.name, config.train.seed
-    kind, methods = config_methods(config, None, config.compare.baselines)
-    record: Json = {
-        "experiment": file.name,
-        "preset": preset,
-        "commit": commit(),
-        "date": datetime.date.today().isoformat(),
-        "versions": {"fedstrata": fs.__version__, "torch": torch.__version__, "python": platform.python_version()},
-    }
+    folder, count = out / file.name, max(seeds, config.compare.seeds or 0)
+    record: Json = {"experiment": file.name, "preset": preset, **origin()}
     how: Json = {"jobs": jobs, "callbacks": progress(False, brief=True), "say": lambda line: print(line, flush=True)}
     if "tune" in raw:
-        _, searched = config_methods(config, None)
-        identity = identity_of(config, None, searched)
-        tuned = tune_methods(kind, searched, config.tune, first, folder=folder / "trials", identity=identity, **how)
+        plan = Plan.of(config, None)
+        tuned, comparison = tune_and_compare(plan, count, out=folder, trial_callbacks=how["callbacks"], **how)
+        assert comparison is not None
         target = file.path.parent / raw["tuned"]
         target.parent.mkdir(exist_ok=True)
         header = f"# Written by experiments/evidence.py: {file.name}, preset {preset}, commit {record['commit']}.\n\n"
-        target.write_text(header + variant_tables(tuned))
-        record["tuning"] = {"measure": tuned.measure, "notes": tuned.notes, "trials": _rounded(tuned.rows)}
-        config, first = read(file.path, None, preset), tuned.trial_seeds.stop
+        target.write_text(header + as_toml(tuning_of(plan.config, tuned)))
+        notes = [*plan.notes, *tuned.notes, *(w for w in comparison.warnings if w not in tuned.notes)]
+        record["tuning"] = {"measure": tuned.measure, "notes": notes, "trials": rounded(tuned.rows)}
+        config = read(file.path, None, preset)
+    else:
         kind, methods = config_methods(config, None, config.compare.baselines)
-    table = config.compare
-    chosen = range(first, first + max(seeds, table.seeds or 0))
-    comparison = compare_methods(
-        kind, methods, chosen, baseline=table.baseline, measure=table.measure, out=folder / "final", **how
-    )
+        chosen, table = range(config.train.seed, config.train.seed + count), config.compare
+        comparison = compare_methods(
+            kind, methods, chosen, baseline=table.baseline, measure=table.measure, out=folder / "final", **how
+        )
     comparison.write(folder / "final", config.plot.measures)
     record |= result_of(comparison, config)
     write(file.path.parent / "results" / f"{file.path.stem}.json", record)
@@ -109,7 +90,7 @@ def result_of(comparison: Comparison, config: Config) -> Json:
         "baseline": comparison.baseline,
         "measure": comparison.measure,
         "seeds": [outcome.seed for outcome in comparison.outcomes[comparison.baseline]],
-        "rows": [_rounded(row) for row in comparison.rows],
+        "rows": [rounded(row) for row in comparison.rows],
         "measured": comparison.measured,
         "conditions": comparison.conditions,
         "differences": {m: _differences(comparison, m) for m in measures},
@@ -126,7 +107,7 @@ def _differences(comparison: Comparison, measure: str) -> Json:
     for baseline in comparison.outcomes:
         judged = Comparison(comparison.kind, comparison.outcomes, baseline, measure).differences()
         every[baseline] = {
-            label: d if isinstance(d, str) else _rounded({**vars(d), "verdict": d.verdict})
+            label: d if isinstance(d, str) else rounded({**vars(d), "verdict": d.verdict})
             for label, d in judged.items()
         }
     return every
@@ -135,24 +116,7 @@ def _differences(comparison: Comparison, measure: str) -> Json:
 def _thinned(history: list[Json], measures: list[str]) -> list[Json]:
     every = max(1, -(-(len(history) - 1) // (ROWS - 1)))
     rows = [row for i, row in enumerate(history) if i % every == 0 or i == len(history) - 1]
-    return [_rounded({k: v for k, v in row.items() if k in (*COSTS, *measures)}) for row in rows]
-
-
-def _rounded(value: Any) -> Any:
-    """Return a value with six significant digits in its numbers."""
-    if isinstance(value, dict):
-        return {key: _rounded(v) for key, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [_rounded(v) for v in value]
-    return float(f"{value:.6g}") if isinstance(value, float) else value
-
-
-def write(path: Path, record: Json) -> None:
-    """Write a result, a list per line."""
-    path.parent.mkdir(exist_ok=True)
-    text = json.dumps(record, indent=1, ensure_ascii=False)
-    flat = re.sub(r"[\[{][^\[\]{}]*[\]}]", lambda found: re.sub(r"\s+", " ", found.group()), text)
-    path.write_text(f"{flat}\n")
+    return [rounded({k: v for k, v in row.items() if k in (*COSTS, *measures)}) for row in rows]
 
 
 # --- rendering -------------------------------------------------------------------------------------------------------
@@ -163,9 +127,16 @@ def papers() -> list[Path]:
     return sorted(path.parent for path in HERE.glob("*/claims.toml"))
 
 
+class NotRun(Exception):
+    """An experiment has no stored result yet."""
+
+
 def load(paper: Path, name: str) -> Json:
     """Return a stored result."""
-    stored: Json = json.loads((paper / "results" / f"{name}.json").read_text())
+    path = paper / "results" / f"{name}.json"
+    if not path.exists():
+        raise NotRun(f"{paper.name}/{name}")
+    stored: Json = json.loads(path.read_text())
     return stored
 
 
@@ -195,11 +166,16 @@ def _words(difference: Json | str) -> str:
 
 
 def filled(text: str, paper: Path) -> str:
-    """Fill in numbers: ``{figure3:fedavg:auc}`` is a mean, ``{figure3:fgda-fedavg:auc}`` a gain with its interval."""
+    """Fill in numbers: ``{figure3:fedavg:auc}`` is a mean, ``{figure3:fgda-fedavg:auc}`` a gain with its interval.
+
+    ``{rates_speedup:LINE:slope}`` is a slope with its interval; ``rates.marker`` has the other numbers of a line.
+    """
 
     def number(found: re.Match[str]) -> str:
         name, label, measure = found.group(1).split(":")
         result = load(paper, name)
+        if name.startswith("rates_"):
+            return rates.marker(result, label, measure)
         rows = {row[result["kind"]]: row for row in result["rows"]}
         if label in rows:
             row = rows[label]
@@ -234,7 +210,11 @@ def claim_table(paper: Path) -> str:
     lines = ["| where | the paper's claim | ours | verdict |", "|---|---|---|---|"]
     for claim in claims_of(paper):
         said = f"{claim['claim']} ({claim['paper']})" if claim.get("paper") else claim["claim"]
-        lines.append(f"| {claim['where']} | {said} | {filled(claim['why'], paper)} | **{claim['verdict']}** |")
+        try:
+            why = filled(claim["why"], paper)
+        except NotRun:
+            why = "not measured yet"
+        lines.append(f"| {claim['where']} | {said} | {why} | **{claim['verdict']}** |")
     return "\n".join(lines)
 
 
@@ -250,16 +230,28 @@ def all_claims() -> str:
 
 def contradictions(paper: Path) -> list[str]:
     """Return the claims whose verdict the stored results contradict."""
-    found = []
+    wrong = []
     for claim in claims_of(paper):
-        if "better" not in claim:
-            continue
-        judged = load(paper, claim["result"])["differences"][claim["measure"]][claim["than"]][claim["better"]]
-        verdict = judged if isinstance(judged, str) else judged["verdict"]
-        fits = {"holds": verdict == "ahead", "does not hold": verdict != "ahead", "undecided": verdict == "undecided"}
-        if not fits.get(claim["verdict"], True):
-            found.append(f"{paper.name}, {claim['where']}: {claim['verdict']!r}, but the result is {verdict!r}.")
-    return found
+        try:
+            filled(claim["why"], paper)
+            reason = _contradiction(claim, paper)
+        except NotRun as missing:
+            given = claim["verdict"]
+            reason = None if given == "undecided" else f"{given!r}, but {missing} has not been measured"
+        wrong += [] if reason is None else [f"{paper.name}, {claim['where']}: {reason}."]
+    return wrong
+
+
+def _contradiction(claim: Json, paper: Path) -> str | None:
+    """Return how the stored results contradict a claim's verdict, if they do."""
+    if "rates" in claim:
+        return rates.contradiction(load(paper, f"rates_{claim['rates']}"), claim["row"], claim["verdict"])
+    if "better" not in claim:
+        return None
+    judged = load(paper, claim["result"])["differences"][claim["measure"]][claim["than"]][claim["better"]]
+    verdict = judged if isinstance(judged, str) else judged["verdict"]
+    fits = {"holds": verdict == "ahead", "does not hold": verdict != "ahead", "undecided": verdict == "undecided"}
+    return None if fits.get(claim["verdict"], True) else f"{claim['verdict']!r}, but the result is {verdict!r}"
 
 
 def rendered(readme: Path) -> str:
@@ -269,12 +261,19 @@ def rendered(readme: Path) -> str:
         kind, _, name = found.group(1).partition(" ")
         made = {
             "result": lambda: block_of(readme.parent, name),
+            "rates": lambda: rates.block_of(load(readme.parent, f"rates_{name}"), name),
             "claims": lambda: claim_table(readme.parent),
             "all": all_claims,
         }[kind]
-        return f"<!-- {found.group(1)} -->\n\n{made()}\n\n<!-- end -->"
+        try:
+            text = made()
+        except NotRun as missing:
+            program = "rates" if kind == "rates" else "evidence"
+            what = str(missing).replace("rates_", "")
+            text = f"*Not measured yet in this edition: `python experiments/{program}.py run {what}`.*"
+        return f"<!-- {found.group(1)} -->\n\n{text}\n\n<!-- end -->"
 
-    pattern = r"<!-- ((?:result \S+)|claims|all claims) -->\n.*?<!-- end -->"
+    pattern = r"<!-- ((?:result|rates) \S+|claims|all claims) -->\n.*?<!-- end -->"
     return re.sub(pattern, part, readme.read_text(), flags=re.S)
 
 
@@ -298,7 +297,11 @@ def render(names: list[str]) -> None:
     for readme in readmes(names):
         readme.write_text(rendered(readme))
         for name in re.findall(r"<!-- result (\S+) -->", readme.read_text()):
-            draw(readme.parent, name)
+            with suppress(NotRun):
+                draw(readme.parent, name)
+        for name in re.findall(r"<!-- rates (\S+) -->", readme.read_text()):
+            with suppress(NotRun):
+                rates.draw(load(readme.parent, f"rates_{name}"), readme.parent / "figures" / f"rates_{name}.png")
 
 
 def check() -> list[str]:

@@ -20,9 +20,10 @@ torch.set_num_threads(1)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add --full: every combination of every product of cases (see cases.py), and slow tests; and --compile."""
+    """Add --full: every combination of every product of cases (see cases.py), and slow tests; --compile; --kills."""
     parser.addoption("--full", action="store_true", help="run slow tests, and every combination of products of cases")
     parser.addoption("--compile", action="store_true", help="compile every graph, as compile = true does")
+    parser.addoption("--kills", type=int, default=3, help="how often tests/test_kill_tune.py kills a search")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -22,11 +22,15 @@ Loss = Callable[[dict[str, Any], int, int], float | None]
 
 @dataclass
 class Script:
-    """Replaces runs by a formula, and counts them."""
+    """Replaces runs by a formula, and counts them.
+
+    measured: the measures that runs have at their start; by default ``measure``, which they have at their end.
+    """
 
     loss: Loss = lambda options, rounds, seed: distance(options)
     runs: list[tuple[str, dict[str, Any], int, int]] = field(default_factory=list)
     measure: str = "loss"
+    measured: tuple[str, ...] = ()
 
     def run(self, method: Method, seed: int, trial: Trial, *_: Any) -> Outcome:
         """Return the outcome of a run."""

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import fedstrata as fs
+from fedstrata.algorithms.algorithm import ALGORITHMS
 
 FOLDER = Path(__file__).parents[1] / "bench"
 PEERS = FOLDER / "peers"
@@ -33,7 +34,10 @@ def load(path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     monkeypatch.setitem(sys.modules, spec.name, module)
     monkeypatch.syspath_prepend(str(path.parent))
+    known = set(ALGORITHMS)
     spec.loader.exec_module(module)
+    for name in set(ALGORITHMS) - known:  # a benchmark's own algorithms
+        del ALGORITHMS[name]
     return module
 
 

@@ -1,4 +1,8 @@
-"""A search in two processes that is killed at any moment and resumed ends with the files of one that was not."""
+"""A search in two processes that is killed at any moment and resumed ends with the files of one that was not.
+
+pytest tests/test_kill_tune.py --full             # killed at three random moments
+pytest tests/test_kill_tune.py --full --kills 10  # at ten
+"""
 
 from __future__ import annotations
 
@@ -16,8 +20,6 @@ import pytest
 
 from fedstrata.cli.app import invoke
 from support import without_seconds
-
-KILLS = 3
 
 FILE = """
 [data]
@@ -112,5 +114,5 @@ def check_kills(tmp_path: Path, kills: int, seed: int = 17) -> list[int]:
 
 
 @pytest.mark.slow
-def test_a_killed_search_is_resumed_exactly(tmp_path: Path) -> None:
-    check_kills(tmp_path, KILLS)
+def test_a_killed_search_is_resumed_exactly(tmp_path: Path, pytestconfig: pytest.Config) -> None:
+    check_kills(tmp_path, pytestconfig.getoption("kills"))

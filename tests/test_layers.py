@@ -21,11 +21,12 @@ ORDER = ("core", "data", "models", "problems", "clients", "algorithms", "trainin
 TOP = {"__init__.py", "__main__.py", "py.typed", *ORDER}
 
 PUBLIC = {
+    "FederatedClassifier",
     *("Algorithm", "State", "algorithm", "param", "remote", "Client", "Clients", "Variables"),
     *("Problem", "Quadratic", "adversarial", "agnostic", "auc", "composition", "compositional_auc", "damaml", "erm"),
     *("fair", "maml", "multilevel", "quadratic", "quadratic_saddle", "risk_averse", "robust", "tower"),
     *("train", "Run", "Evaluation", "Channel", "Faults", "Inject", "Diagnostics"),
-    *("compare", "Comparison", "tune", "Tuned", "train_local", "LocalRun"),
+    *("compare", "Comparison", "tune", "Tuned", "train_local", "LocalRun", "declare_measure"),
     *("Callback", "ShowProgress", "TensorBoard", "Dataset", "FederatedData"),
     *("Epochs", "Interval", "CubeRoot", "Power", "RoundDecay", "StepDecay"),
     *("FedstrataError", "InputError", "MissingData", "Diverged", "QuorumError"),

@@ -172,7 +172,7 @@ def test_a_damaged_line_of_metrics_is_named_and_the_others_are_kept(
         run = train(6, out=tmp_path / "run", resume=True)
     messages = [str(warning.message) for warning in caught]
     assert messages[0] == f"Line 3 of {path} is damaged and left out."
-    assert messages[1:] == [f"{path} lacks 1 of the 5 rows up to round 4: resuming without them."]
+    assert messages[1:] == [f"{path} lacks 1 of the 5 rows that were written up to round 4: resuming without them."]
     assert [row["round"] for row in run.history] == [0, 1, 3, 4, 5, 6]
     assert torch.equal(run.x, straight.x)
     train(6, out=tmp_path / "run", resume=True)  # without a warning: what was lost is lost
@@ -184,7 +184,8 @@ def test_lost_rows_of_metrics_are_counted(straight: fs.Run, tmp_path: Path, kept
     path = tmp_path / "run" / "metrics.jsonl"
     lines = path.read_text().splitlines(keepends=True)[:kept]
     path.write_text("".join(lines)) if kept else path.unlink()
-    with pytest.warns(UserWarning, match=rf"metrics.jsonl lacks {7 - kept} of the 7 rows up to round 6: resuming"):
+    message = f"metrics.jsonl lacks {7 - kept} of the 7 rows that were written up to round 6: resuming"
+    with pytest.warns(UserWarning, match=message):
         run = train(6, out=tmp_path / "run", resume=True)
     assert [row["round"] for row in run.history] == [*range(kept), 6]
     assert without_seconds(run.history)[-1] == without_seconds(straight.history)[-1]

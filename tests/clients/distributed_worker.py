@@ -683,6 +683,7 @@ def group(file: Path, rank: int, size: int) -> Iterator[Ranks]:
         "gloo", init_method=f"file://{file}", rank=rank, world_size=size, timeout=timedelta(seconds=600)
     )
     try:
+        dist.barrier()  # a rank whose work fails at once would close connections that another is still opening
         yield ranks_here()
     finally:
         dist.destroy_process_group()

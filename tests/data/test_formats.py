@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from fedstrata.core.errors import InputError
-from fedstrata.data import formats, tables
+from fedstrata.data import cells, formats
 from fedstrata.data.sets import tabular
 
 ADULT = (
@@ -214,9 +214,9 @@ def test_damaged_tables(write: Callable[..., Path]) -> None:
 
 
 def test_encode_uses_training_rows_only() -> None:
-    train = tables.Table(np.array([[1.0, 5], [3, 5]]), np.array([["b"], ["a"]]), np.array([0, 1]))
-    test = tables.Table(np.array([[5.0, 6]] * 2), np.array([["a"], ["c"]]), np.array([0, 1]))
-    inputs, test_inputs = tables.encode(train, test)
+    train = cells.Table(np.array([[1.0, 5], [3, 5]]), np.array([["b"], ["a"]]), np.array([0, 1]))
+    test = cells.Table(np.array([[5.0, 6]] * 2), np.array([["a"], ["c"]]), np.array([0, 1]))
+    inputs, test_inputs = cells.encode(train, test)
     assert inputs.dtype == test_inputs.dtype == np.float32
     assert inputs.tolist() == [[-1, 0, 0, 1], [1, 0, 1, 0]]
     assert test_inputs.tolist() == [[3, 1, 1, 0], [3, 1, 0, 0]]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from fedstrata.experiments.config_methods import ConfigMethod
+from fedstrata.training.metrics.catalogue import DECLARED
 from scripted import Script
 
 
@@ -28,4 +29,12 @@ def script(monkeypatch: pytest.MonkeyPatch) -> Script:
     """Replace the runs of methods by a formula."""
     script = Script()
     monkeypatch.setattr(ConfigMethod, "run", lambda self, *rest: script.run(self, *rest))
+    monkeypatch.setattr(ConfigMethod, "measures", lambda self, *rest: script.measured or [script.measure])
     return script
+
+
+@pytest.fixture(autouse=True)
+def _undeclared() -> Iterator[None]:
+    """Forget the measures that a test has declared."""
+    yield
+    DECLARED.clear()

@@ -80,8 +80,7 @@ def test_a_client_with_too_few_rows_to_stop_early_keeps_the_start() -> None:
         assert "too few samples per client" in outcome.summary["untrained"]["client 2"]
     assert len(result.verdicts) == 1
     assert (
-        "local: client 2 of 3 clients cannot train alone; the means include the untrained model there."
-        in result.measured
+        "local: client 2 (1 of 3 clients) could not train alone; means include its untrained model." in result.measured
     )
 
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
-from dataclasses import replace
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +13,9 @@ import torch
 
 import fedstrata as fs
 from fedstrata.core.files import Rows
-from fedstrata.experiments.comparison import Comparison
-from fedstrata.experiments.influence import marks_of
-from fedstrata.experiments.judge import Difference, difference
-from fedstrata.experiments.methods import Outcome
+from fedstrata.experiments.judge import Difference
 from fedstrata.experiments.trials import claim
-from fedstrata.training.plots.ranking import Ranked
+from support import without_seconds
 
 HOW: dict[str, Any] = {"rounds": 3, "batch_size": 8, "eval_every": 1, "threads": 1}
 FILE = """
@@ -150,127 +145,6 @@ def test_names_of_algorithms_that_are_given_twice_are_refused(fedstrata: Any, tm
     assert code == 2 and "names fedavg twice" in err
 
 
-# --- words -----------------------------------------------------------------------------------------------------------
-
-
-def outcome(label: str, seed: int, **final: float) -> Outcome:
-    on = {"pooled": "test data", "clients": "nothing"}
-    return Outcome(label, seed, [{"round": 1, **final}], {"round": 1, **final}, {"data": "d", "measured_on": on})
-
-
-def comparison(**values: list[float | None]) -> Comparison:
-    """Return finished runs; None for a seed without AUC."""
-    groups = {
-        label: [outcome(label, s, loss=1.0, **({} if v is None else {"auc": v})) for s, v in enumerate(each)]
-        for label, each in values.items()
-    }
-    return Comparison("method", groups, next(iter(values)), "auc")
-
-
-def test_the_best_method_has_the_measure_in_every_seed() -> None:
-    result = comparison(a=[0.7, 0.72, 0.71], b=[0.99, None, None])
-    assert result.best == "a"
-    with pytest.raises(fs.FedstrataError, match="every seed"):
-        _ = comparison(a=[None, 0.5], b=[0.6, None]).best
-
-
-def test_csv_says_over_how_many_seeds_a_mean_is() -> None:
-    lines = list(csv.DictReader(io.StringIO(comparison(a=[0.7, 0.72, 0.71], b=[0.99, None, None]).table("csv"))))
-    assert [(line["seeds"], line["auc_seeds"]) for line in lines] == [("3", "3"), ("3", "1")]
-
-
-def test_a_method_without_a_value_in_every_seed_is_ranked_without_a_mean() -> None:
-    whole, missing, failed = Ranked("a", [0.7, 0.8]), Ranked("b", [0.9], missing=1), Ranked("c", [0.9], diverged=1)
-    assert [row.complete for row in (whole, missing, failed)] == [True, False, False]
-    assert (missing.name, failed.name) == ("b (no value in 1 of 2)", "c (diverged in 1 of 2)")
-
-
-def test_one_seed_has_no_intervals() -> None:
-    assert comparison(a=[0.7], b=[0.8]).conditions == "Gains in auc of a single seed: no intervals, and no verdicts."
-    assert "95 % intervals over 2 seeds" in comparison(a=[0.7, 0.6], b=[0.8, 0.9]).conditions
-
-
-def test_a_comparison_without_test_data_says_so() -> None:
-    data = fs.FederatedData.from_arrays([(torch.randn(20, 3), torch.arange(20) % 2) for _ in range(3)], classes=2)
-    problem = fs.erm(fs.models.model("logreg", (3,), 1, seed=0), "binary_cross_entropy")
-    methods = {"fedavg": (problem, fs.FedAvg(lr=0.1)), "scaffold": (problem, fs.Scaffold(lr=0.1))}
-    words = fs.compare(methods, data, seeds=3, **HOW).conditions
-    assert "on the training data" in words and "test rows" not in words and "There are no test data" in words
-    assert "training" not in fs.compare(METHODS, sites, seeds=2, **HOW).conditions
-
-
-def test_results_are_json(tmp_path: Path, no_pictures: None) -> None:
-    fs.compare(METHODS, sites, seeds=2, out=tmp_path / "out", **HOW)
-    assert json.loads((tmp_path / "out" / "verdicts.json").read_text())["measure"] == "auc"
-
-
-# --- false verdicts --------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("seeds", [3, 5, 7, 10, 20])
-def test_seeds_that_all_agree_are_one_observation(seeds: int) -> None:
-    """The variance of equal numbers is not always 0 in floating point."""
-    for value in np.random.default_rng(seeds).random(50):
-        groups = [[outcome(k, s, auc=v) for s in range(seeds)] for k, v in (("a", 0.13), ("b", float(value)))]
-        judged = difference(groups[1], groups[0], "auc")
-        assert judged.verdict == "undecided" and judged.p is None
-        same = difference([outcome("c", s, auc=0.13) for s in range(seeds)], groups[0], "auc")
-        assert same.verdict == "undecided" and same.p == 1.0 and same.gain == 0
-
-
-def test_rows_are_identified_by_all_their_arrays() -> None:
-    inputs, targets = torch.eye(4), torch.tensor([0, 1, 0, 1])
-    marks = marks_of((inputs, targets))
-    assert len(set(marks.tolist())) == 4, "one-hot rows have the same mean"
-    assert not np.isin(marks, marks_of((inputs, 1 - targets))).any()
-    assert np.array_equal(marks[[2, 0]], marks_of((inputs[[2, 0]], targets[[2, 0]])))
-
-
-@pytest.mark.parametrize(
-    ("changes", "why"),
-    [
-        ({"data": "other"}, "measured on different test data"),
-        ({"measured_on": {"pooled": "test data", "clients": "training data"}}, "different data of the clients"),
-    ],
-)
-def test_methods_on_different_data_get_no_verdict(changes: Any, why: str) -> None:
-    first = [outcome("a", s, auc_mean=0.5 + 0.01 * s) for s in range(3)]
-    second = [replace(o, label="b", summary={**o.summary, **changes}) for o in first]
-    (sentence,) = Comparison("method", {"a": first, "b": second}, "a", "auc_mean").verdicts
-    assert why in sentence and "no verdict" in sentence
-
-
-def test_methods_with_different_losses_get_no_verdict_on_loss() -> None:
-    methods = {
-        "bce": (logistic, fs.FedAvg(lr=0.1, steps=2)),
-        "auc": (lambda seed: fs.auc(fs.models.model("logreg", (1, 8, 8), 1, seed=seed)), fs.LocalSGDA(steps=2)),
-    }
-    (sentence,) = fs.compare(methods, sites, seeds=2, measure="loss", **HOW).verdicts
-    assert sentence == "auc and bce have different losses: no verdict on loss."
-    assert "no verdict" not in fs.compare(methods, sites, seeds=2, measure="auc", **HOW).verdicts[0]
-
-
-def test_a_comparison_is_not_resumed_with_another_loss(tmp_path: Path, no_pictures: None) -> None:
-    def problem(scale: float) -> fs.Problem:
-        weight = torch.tensor(scale)
-        net = fs.models.model("logreg", (1, 8, 8), 1, seed=0)
-        return fs.erm(net, lambda outputs, targets: weight * (outputs.squeeze(-1) - targets) ** 2)
-
-    fs.compare({"m": (problem(1.0), fs.FedAvg())}, sites, seeds=1, out=tmp_path / "o", **HOW)
-    with pytest.raises(fs.InputError, match="cannot be resumed with other settings"):
-        fs.compare({"m": (problem(2.0), fs.FedAvg())}, sites, seeds=1, out=tmp_path / "o", resume=True, **HOW)
-    fs.compare({"m": (problem(1.0), fs.FedAvg())}, sites, seeds=1, out=tmp_path / "o", resume=True, **HOW)
-
-
-def test_functions_that_refer_to_themselves_have_an_identity(tmp_path: Path, no_pictures: None) -> None:
-    def evaluate(problem: Any, data: Any, x: Any, y: Any) -> dict[str, float]:
-        return {"score": 0.5, "itself": float(callable(evaluate))}
-
-    how = HOW | {"evaluate": evaluate, "measure": "score", "out": tmp_path / "o"}
-    for resume in (False, True):
-        fs.compare({"m": METHODS["fedavg"]}, sites, seeds=1, resume=resume, **how)
-
-
 # --- searches --------------------------------------------------------------------------------------------------------
 
 
@@ -354,32 +228,83 @@ def test_a_single_trial_takes_no_options_of_a_search(fedstrata: Any, tmp_path: P
 # --- damaged and odd input -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("file", "content"),
-    [
-        ("config.toml", "train = 3\n"),
-        ("config.toml", f"x = {'[' * 100_000}\n"),
-        ("config.toml", f"x = {'9' * 5000}\n"),
-        ("metrics.jsonl", '{"round": 3, "auc": 1e999}\n'),
-        ("metrics.jsonl", '{"round": 3, "auc": ' + "9" * 400 + "}\n"),
-        ("metrics.jsonl", '{"round": 3, "auc": "x"}\n'),
-        ("metrics.jsonl", '{"round": 3, "auc": [1]}\n'),
-        ("checkpoint", "[" * 100_000),
-    ],
-)
+def with_last(auc: float) -> Callable[[str], str]:
+    """Return a change of a file of rows: the AUC of the last one."""
+
+    def change(text: str) -> str:
+        *rows, last = map(json.loads, text.splitlines())
+        return "".join(json.dumps(row) + "\n" for row in [*rows, {**last, "auc": auc}])
+
+    return change
+
+
+DAMAGE: dict[str, tuple[str, str | Callable[[str], str]]] = {
+    "no tables": ("config.toml", "train = 3\n"),
+    "deep": ("config.toml", f"x = {'[' * 100_000}\n"),
+    "a huge number": ("config.toml", f"x = {'9' * 5000}\n"),
+    "infinity": ("metrics.jsonl", '{"round": 2, "auc": 1e999}\n'),
+    "a number that no float can hold": ("metrics.jsonl", '{"round": 2, "auc": ' + "9" * 400 + "}\n"),
+    "a text": ("metrics.jsonl", '{"round": 2, "auc": "x"}\n'),
+    "a list": ("metrics.jsonl", '{"round": 2, "auc": [1]}\n'),
+    "an impossible value": ("metrics.jsonl", '{"round": 2, "auc": 9e9}\n'),
+    "an impossible last value": ("metrics.jsonl", with_last(9e9)),
+    "another last value": ("metrics.jsonl", with_last(0.75)),
+    "a row twice": ("metrics.jsonl", lambda text: text + text.splitlines()[-1] + "\n"),
+    "another checkpoint": ("checkpoint", "[" * 100_000),
+}
+
+
+@pytest.mark.parametrize("rounds", [2, 3])
+@pytest.mark.parametrize("damage", DAMAGE)
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_damaged_runs_are_resumed_or_refused(
-    file: str, content: str, fedstrata: Any, tmp_path: Path, no_pictures: None
+    damage: str, rounds: int, fedstrata: Any, tmp_path: Path, no_pictures: None
 ) -> None:
+    """A run that is resumed has the values of one that was not damaged."""
     (tmp_path / "e.toml").write_text(FILE)
-    out = tmp_path / "out"
-    words = ("compare", tmp_path / "e.toml", "--algorithms", "fedavg", "--seeds", 1, "--quiet", "--out", out)
-    assert fedstrata(*words)[0] == 0
+    out, whole = tmp_path / "out", tmp_path / "whole"
+    words = ("compare", tmp_path / "e.toml", "--algorithms", "fedavg", "--seeds", 1, "--quiet", "--out")
+    for folder, length in ((out, 2), (whole, rounds)):
+        assert fedstrata(*words, folder, "--set", f"train.rounds={length}")[0] == 0
+    file, content = DAMAGE[damage]
     run = out / "fedavg-seed0"
     path = max((run / file).glob("round-*.json")) if file == "checkpoint" else run / file
-    path.write_text(content)
-    code, _, err = fedstrata(*words, "--resume", "--set", "train.rounds=3")
-    assert code in (0, 2) and "Traceback" not in err, err
+    path.write_text(content if isinstance(content, str) else content(path.read_text()))
+    for _ in range(2):
+        code, _, err = fedstrata(*words, out, "--resume", "--set", f"train.rounds={rounds}")
+        assert code == (2 if file == "config.toml" else 0) and "Traceback" not in err, err
+        if code == 0:
+            again, straight = (json.loads((f / "compare.json").read_text())[0]["values"] for f in (out, whole))
+            assert without_seconds([again]) == without_seconds([straight])
+
+
+def test_a_comparison_is_not_resumed_with_other_rates(tmp_path: Path, no_pictures: None) -> None:
+    """Those of a schedule in fractions of training depend on its length."""
+    how = {**HOW, "seeds": 1, "resume": True}
+    rates = {"fixed": 0.1, "at rounds": fs.StepDecay(0.1, at=(1, 2)), "halfway": fs.StepDecay(0.1)}
+    for label, rate in rates.items():
+        methods = {"fedavg": (logistic, fs.FedAvg(lr=rate, steps=2))}
+        fs.compare(methods, sites, out=tmp_path / label, **how)
+        if label == "halfway":
+            with pytest.raises(fs.InputError, match=r"rounds were 3, and are 4 now, and algorithm\.lr follows"):
+                fs.compare(methods, sites, out=tmp_path / label, **(how | {"rounds": 4}))
+        else:
+            fs.compare(methods, sites, out=tmp_path / label, **(how | {"rounds": 4}))
+
+
+@pytest.mark.parametrize("command", ["compare", "tune"])
+def test_what_was_done_with_other_code_is_not_resumed(
+    command: str, fedstrata: Any, tmp_path: Path, no_pictures: None
+) -> None:
+    (tmp_path / "e.toml").write_text(FILE + "[tune]\ntrials = 1\nseeds = 1\nextend = false\n")
+    code_file = tmp_path / "mine.py"
+    words = (command, tmp_path / "e.toml", "--algorithms", "fedavg", "--seeds", 1, "--quiet", "--out", tmp_path / "o")
+    for content, more, expected in (("a = 1", (), 0), ("a = 1", ("--resume",), 0), ("a = 2", ("--resume",), 2)):
+        code_file.write_text(content)
+        code, _, err = fedstrata("--import", code_file, *words, *more)
+        assert code == expected, err
+    assert ("digest.imported was 'mine.py" if command == "compare" else "different settings") in " ".join(err.split())
+    assert fedstrata(*words, "--resume")[0] == 2, "without the file"
 
 
 def test_an_empty_directory_of_a_run_is_no_dead_end(fedstrata: Any, tmp_path: Path, no_pictures: None) -> None:
@@ -407,6 +332,7 @@ def test_names_of_measures_that_tables_use_are_refused(name: str) -> None:
 
 
 def test_a_measure_of_your_own_is_in_the_table() -> None:
+    fs.declare_measure("score", higher_is_better=True)
     result = fs.compare(METHODS, sites, seeds=2, measure="score", evaluate=lambda *_: {"score": 0.25}, **HOW)
     assert "| method | score |" in result.table() and "0.250" in result.table()
     huge = fs.compare(METHODS, sites, seeds=2, evaluate=lambda *_: {"loss": 1.0, "huge": 1e308}, **HOW)

@@ -49,6 +49,11 @@ def test_models_that_are_not_seeded_are_the_same_in_every_process() -> None:
         ({"jobs": "2"}, "The number of jobs must be"),
         ({"baseline": "c"}, "Unknown method 'c'"),
         ({"baselines": ("locall",)}, "'local', 'pooled' or both"),
+        ({"baselines": 3}, "'local', 'pooled' or both.* Got 3"),
+        ({"baselines": [["local"]]}, "'local', 'pooled' or both"),
+        ({"baselines": ["local", "local"]}, "once each"),
+        ({"baseline": ["a"]}, r"Unknown method \['a'\]"),
+        ({"measure": ["loss"]}, r"Unknown measure \['loss'\]"),
         ({"round": 3}, "Unknown argument of compare 'round'"),
     ],
 )
@@ -59,6 +64,19 @@ def test_bad_arguments_write_nothing(change: dict[str, Any], message: str, tmp_p
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize(
+    ("search", "message"),
+    [
+        (3, "search of the tune table must be a table. Got 3"),
+        ({"a": 3}, "search.a of the tune table must be a table. Got 3"),
+        ({"a": {"lr": 3}}, "search.a.lr of the tune table must be a list of 2 numbers. Got 3"),
+    ],
+)
+def test_ranges_of_another_form_are_refused(search: Any, message: str) -> None:
+    with pytest.raises(fs.InputError, match=message):
+        fs.tune(METHODS, sites(), search=search, **HOW)
+
+
 def test_a_tuned_comparison_uses_new_seeds_and_writes_its_results(tmp_path: Path) -> None:
     tuned = fs.tune(METHODS, sites(), trials=1, seeds=2, **HOW)
     result = tuned.compare(2, out=tmp_path / "final", baseline="b")
@@ -66,8 +84,27 @@ def test_a_tuned_comparison_uses_new_seeds_and_writes_its_results(tmp_path: Path
     assert {"compare.json", "verdicts.json", "table.md", "ranking.png"} <= {
         p.name for p in (tmp_path / "final").iterdir()
     }
+    assert not result.warnings
     with pytest.raises(fs.InputError, match="not empty"):
         tuned.compare(2, out=tmp_path / "final")
+    (warning,) = tuned.compare(range(1, 4)).warnings
+    assert warning.startswith("Warning: seed 1 had trials") and "optimistic" in warning
+
+
+def test_a_frame_of_trials_has_a_column_for_each_hyperparameter() -> None:
+    pytest.importorskip("pandas")
+    frame = fs.tune({"a": METHODS["a"]}, sites(), trials=1, seeds=1, extend=False, **HOW).frame()
+    assert {"method", "trial", "lr", "auc"} <= {*frame.columns} and "options" not in frame.columns
+
+
+def test_files_that_block_a_search_are_noticed_before_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("trials.json", "tune.md", "search.png", "response-b.png"):
+        (tmp_path / name / name).mkdir(parents=True)
+        with monkeypatch.context() as patch:
+            patch.setattr("fedstrata.experiments.object_methods.train", never)
+            with pytest.raises(fs.InputError, match=f"{name} is a directory"):
+                fs.tune(METHODS, sites(), trials=1, seeds=1, out=tmp_path / name, resume=True, **HOW)
+        assert [path.name for path in (tmp_path / name).iterdir()] == [name]
 
 
 def test_a_search_is_not_resumed_on_other_data_or_measures(tmp_path: Path) -> None:

@@ -333,6 +333,7 @@ def test_trials_that_diverged_are_not_run_longer(shorter: dict[str, int], script
 
 def test_a_measure_that_is_not_finite_in_the_end_is_a_failure(script: Script) -> None:
     """Rows leave out what is not finite; all runs had a distance at the start, and none has one at the end."""
+    script.measured = ("loss", "distance")
     with pytest.raises(FedstrataError, match=r"^No trial of fedavg has distance in every seed"):
         tuned_of(config_of({"trials": 2, "seeds": 1, "measure": "distance"}))
     with pytest.raises(InputError, match=r"Unknown measure 'accuracy'\..*\(tune.measure, fedavg\)"):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import tomllib
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -248,18 +247,14 @@ def test_square_brackets_in_a_label_are_printed(fedstrata, write, no_pictures):
 
 
 def test_trials_are_ranked_by_a_measure_that_all_of_them_have(fedstrata, write, tmp_path, monkeypatch, no_pictures):
-    real = config_methods.ConfigMethod.run
-    left_out: set[str] = set()
+    real = config_methods.ConfigMethod.measures
+    left_out = {"distance"}
 
     def spy(self, *rest):
-        outcome = real(self, *rest)
-        row = {k: v for k, v in outcome.final.items() if k != "distance"} | (
-            {"accuracy": 1.0} if self.label == "scaffold" else {}
-        )
-        row = {name: value for name, value in row.items() if name not in left_out or self.label == "base"}
-        return replace(outcome, final=row, history=[row])
+        names = [*real(self, *rest), *(["accuracy"] if self.label == "scaffold" else [])]
+        return [name for name in names if name not in left_out or (name == "loss" and self.label == "base")]
 
-    monkeypatch.setattr(config_methods.ConfigMethod, "run", spy)
+    monkeypatch.setattr(config_methods.ConfigMethod, "measures", spy)
     text = "[variants.scaffold.algorithm]\nname = 'scaffold'\n[variants.base]\n[tune]\ntrials = 1\n"
     out = tmp_path / "out"
     words = ("tune", write(SMALL, text), "--out", out, "--seeds", 0, "--json", "--quiet")
@@ -273,7 +268,7 @@ def test_trials_are_ranked_by_a_measure_that_all_of_them_have(fedstrata, write, 
         assert code == 2 and f"Unknown measure '{measure}'." in err and "(tune.measure, " in err
     left_out.add("loss")
     code, _, err = fedstrata("tune", write(SMALL, text), "--quiet")
-    assert code == 2 and "none of distance, auc, accuracy, loss in common" in err
+    assert code == 2 and "Name the measure to judge by: of distance, auc, accuracy, loss" in err
 
 
 def test_a_variant_that_cannot_be_built_is_named_before_anything_runs(fedstrata, write, tmp_path):

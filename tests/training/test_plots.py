@@ -16,6 +16,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import to_hex, to_rgb
 from matplotlib.container import ErrorbarContainer
 from matplotlib.figure import Figure
+from scipy import stats
 
 import fedstrata as fs
 from fedstrata.algorithms import ALGORITHMS
@@ -247,9 +248,9 @@ def test_up_to_six_methods_have_bands_and_more_have_bars_side_by_side(figures: l
     plot(comparison(MANY[:7]), "x.png")
     few, many, seven = (figure.axes[0] for figure in figures)
     assert len(few.collections) == 6 and not few.containers and len(seven.containers) == 7
-    assert "band: ± one standard deviation" in figures[0].get_supxlabel()
+    assert "band: its 95 % interval" in figures[0].get_supxlabel()
     bars = [bar for bar in many.containers if isinstance(bar, ErrorbarContainer)]
-    assert len(bars) == len(MANY) and "bar at its end: ± one standard deviation" in figures[1].get_supxlabel()
+    assert len(bars) == len(MANY) and "bar at its end: its 95 % interval" in figures[1].get_supxlabel()
     runs = comparison(MANY)
     places = {}
     for bar in bars:
@@ -258,10 +259,36 @@ def test_up_to_six_methods_have_bands_and_more_have_bars_side_by_side(figures: l
     for label, style in styles(MANY).items():
         finals = [run[-1]["auc"] for run in runs[label]]
         x, low, high = places[style.colour.lower(), style.marker]
-        assert x > 20 and high - low == pytest.approx(2 * np.std(finals, ddof=1))
+        width = np.ptp(stats.t.interval(0.95, len(finals) - 1, np.mean(finals), stats.sem(finals)))
+        assert x > 20 and high - low == pytest.approx(width)
     ordered = sorted(places.values(), key=lambda bar: bar[1] + bar[2])
     assert all(one[0] != other[0] for one, other in itertools.pairwise(ordered)), "neighbours must not overlap"
     assert max(many.get_xticks()) <= 20, "there are no rounds below the bars"
+
+
+def test_a_method_without_a_value_in_some_seed_has_no_mean(figures: list[Figure]) -> None:
+    runs = comparison(("fedavg", "fgda"))
+    runs["fgda"][1] = [{k: v for k, v in row.items() if k != "auc"} for row in runs["fgda"][1]]
+    plot(runs, "x.png", ["auc"])
+    (panel,) = figures[0].axes
+    assert list(looks(panel)) == ["fedavg"] and len(panel.collections) == 1
+    colour = ALGORITHM_STYLES["fgda"].colour.lower()
+    assert sum(to_hex(line.get_color()) == colour for line in panel.lines) == 2, "the seeds that have one"
+    caption = " ".join(figures[0].get_supxlabel().split())
+    assert "Thin lines: single seeds of a method that diverged, or has no value, with others." in caption
+
+
+def test_bands_are_intervals_and_do_not_stretch_the_axis(figures: list[Figure]) -> None:
+    """With two seeds, an interval is 18 times as long as the distance of the two."""
+    runs = {label: [rising(0.9, seed=n), rising(0.92, seed=n)] for n, label in enumerate(("fedavg", "fgda"))}
+    plot(runs, "x.png")
+    (panel,) = figures[0].axes
+    ends = panel.collections[0].get_paths()[0].vertices[:, 1]  # type: ignore[index]
+    finals = [run[-1]["auc"] for run in runs["fedavg"]]
+    low, high = stats.t.interval(0.95, 1, np.mean(finals), stats.sem(finals))
+    assert min(abs(ends - low)) < 1e-9 and min(abs(ends - high)) < 1e-9
+    least, most = panel.get_ylim()
+    assert least < min(finals) and max(finals) < most < 1.0 < high
 
 
 def test_a_legend_of_one_measure_is_ordered_by_the_final_value(figures: list[Figure]) -> None:
@@ -272,8 +299,10 @@ def test_a_legend_of_one_measure_is_ordered_by_the_final_value(figures: list[Fig
     }
     plot(losses, "x.png", ["loss"])
     plot(losses, "x.png", ["loss", "auc"])
-    one, loss, two = map(legend_of, figures)
-    assert one == loss == list(MANY[:3])[::-1] and two == list(MANY[:3])
+    own = {k: [[{"round": r["round"], "f1": 1 - r["auc"]} for r in g[0]]] for k, g in runs.items()}
+    plot(own, "x.png", ["f1"])
+    one, loss, two, undeclared = map(legend_of, figures)
+    assert one == loss == list(MANY[:3])[::-1] and two == undeclared == list(MANY[:3])
 
 
 def test_a_legend_is_inside_only_if_it_is_short_and_covers_nothing(figures: list[Figure]) -> None:

@@ -101,9 +101,14 @@ def test_a_damaged_record_is_refused(case: str, tmp_path: Path) -> None:
 
 def test_a_solution_that_is_not_finite_or_of_another_type_is_refused(tmp_path: Path) -> None:
     problem, run = trained()
-    for number, x in enumerate((run.x.double(), torch.full_like(run.x, torch.nan))):
-        saved = fs.Run(x, run.y, run.history, run.summary, problem).save(tmp_path / str(number))
-        with pytest.raises(fs.InputError, match=r"x in .* must be finite numbers of type torch.float32"):
+    damaged = run.x.clone()
+    damaged[:3] = torch.tensor([torch.nan, torch.inf, -torch.inf])
+    for x, message in (
+        (run.x.double(), r"x in .* must be numbers of type torch.float32. Got 'torch.float64'"),
+        (damaged, rf"3 of {len(run.x)} entries of x are NaN or infinite"),
+    ):
+        saved = fs.Run(x, run.y, run.history, run.summary, problem).save(tmp_path / str(x.dtype))
+        with pytest.raises(fs.InputError, match=message):
             fs.Run.load(saved, problem)
 
 

@@ -16,6 +16,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from fedstrata.cli.console import say
 from fedstrata.core.errors import FedstrataError, invalid
+from fedstrata.core.registry import IMPORTED
 from fedstrata.core.torchrun import launched
 from fedstrata.core.version import __version__
 
@@ -25,6 +26,10 @@ COMMANDS = {
     "compare": ("compare.compare", "Compare algorithms or variants over several seeds."),
     "tune": ("tune.tune", "Tune algorithms or variants, all by the same rule."),
     "reproduce": ("reproduce.reproduce", "Run all variants of an experiment by name."),
+    "describe": ("describe.describe", "Describe the tables of sites, and draft a schema for them."),
+    "predict": ("predict.predict", "Score the rows of a table with a trained model."),
+    "threshold": ("predict.threshold", "Choose a threshold on held-out rows, and say what follows from it."),
+    "export": ("predict.export", "Export a trained model with its schema, preparation, calibration and threshold."),
     "list": ("show.list_names", "List the names that a configuration file can use."),
     "show": ("show.show", "Describe anything that a configuration file can name."),
     "plot": ("plot.plot", "Plot finished runs."),
@@ -102,6 +107,7 @@ def _before_command(
         wants = "run, the only command that several processes can share"
         raise invalid("command under torchrun", context.invoked_subcommand, wants)
     context.obj = tuple(modules or ())
+    IMPORTED.clear()
     if modules:
         from fedstrata.experiments.config import import_file
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
@@ -26,8 +26,8 @@ from fedstrata.cli.options import (
 )
 from fedstrata.cli.printing import print_comparison, progress
 from fedstrata.core.errors import FedstrataError, InputError
-from fedstrata.core.files import Row
 from fedstrata.experiments.compare import compare_methods
+from fedstrata.experiments.comparison import Comparison
 from fedstrata.experiments.config import Config, read
 from fedstrata.experiments.config_methods import config_methods
 from fedstrata.experiments.methods import Method
@@ -89,7 +89,7 @@ def compare(
         seeds_from(config, seeds),
         out,
         quiet=quiet,
-        output="json" if as_json else "table",
+        as_json=as_json,
         jobs=jobs,
     )
 
@@ -104,9 +104,6 @@ def _with_compare(config: Config, baseline: str | None, baselines: str | None) -
     return config.replace(compare=table)
 
 
-Output = Literal["table", "json", "none"]
-
-
 def run_comparison(
     config: Config,
     kind: str,
@@ -115,47 +112,46 @@ def run_comparison(
     out: Path | None,
     *,
     quiet: bool = False,
-    output: Output = "table",
+    as_json: bool = False,
     plot_file: Path | None = None,
     jobs: int = 1,
-    measure: str | None = None,
-    warnings: Sequence[str] = (),
-) -> list[Row]:
-    """Run methods with these seeds, and judge them as ``[compare]`` says; print, write and plot the result.
-
-    measure:  what to judge by if ``[compare]`` does not say.
-    warnings: what a reader must know of the search that came before.
-    """
+) -> None:
+    """Run methods with these seeds, and judge them as ``[compare]`` says; print, write and plot the result."""
     comparison = compare_methods(
         kind,
         methods,
         seeds,
         baseline=config.compare.baseline,
-        measure=config.compare.measure or measure,
+        measure=config.compare.measure,
         shown=[*(config.plot.measures or ()), *config.plot.log],
-        warnings=warnings,
         out=out,
+        form=config.plot.format or "png",
         jobs=jobs,
         callbacks=progress(quiet, brief=True),
         say=(lambda _: None) if quiet else say,
     )
+    if as_json:
+        print(json.dumps({"rows": comparison.rows, **comparison.judgement}))
+    report(comparison, config, out, plot_file, printed=not as_json)
+
+
+def report(
+    comparison: Comparison, config: Config, out: Path | None, plot_file: Path | None = None, *, printed: bool = True
+) -> None:
+    """Write a comparison to ``out``, plot it and print it."""
+    form = config.plot.format or "png"
     if out is not None:
-        comparison.write(out, config.plot.measures)
-        plot_file = out / "plot.png"
-    if output == "json":
-        content = {"rows": comparison.rows, "baseline": comparison.baseline, "verdicts": comparison.verdicts}
-        content |= {"conditions": comparison.conditions, "warnings": comparison.warnings}
-        print(json.dumps(content))
-    elif output == "table":
+        comparison.write(out, config.plot.measures, form)
+        plot_file = out / f"plot.{form}"
+    if printed:
         print_comparison(comparison, config.plot.measures)
     if not comparison.histories:
         raise FedstrataError("Every run diverged. Try smaller learning rates.")
     if plot_file is not None:
-        comparison.plot(plot_file, **config.plot.to_table())
-        if output == "table":
-            files = "" if out is None else f"; {out} also has table.md, verdicts.json and the ranking"
-            echo(f"Plot: {plot_file}{files}")
-    return comparison.rows
+        comparison.plot(plot_file, **config.plot.shown)
+        if printed:
+            files = "table.md, verdicts.json and the ranking" if comparison.is_ranked else "table.md and verdicts.json"
+            echo(f"Plot: {plot_file}" + ("" if out is None else f"; {out} also has {files}"))
 
 
 def seeds_from(config: Config, count: int | None) -> range:

@@ -34,7 +34,7 @@ def plot(
     """Plot finished runs.
 
     RUNS are run directories. Runs of the same algorithm or variant with different seeds are plotted as one line, their
-    mean, with a band of one standard deviation. Runs that diverged are counted in the legend, and end in a cross.
+    mean, with a band that is its 95 % interval. Runs that diverged are counted in the legend, and end in a cross.
     """
     plots.picture_at(out)
     finished, diverged = read_runs(runs)

@@ -85,7 +85,7 @@ def print_comparison(comparison: Comparison, measures: Sequence[str] | None) -> 
     """Print the table of a comparison, the data it was measured on, and the verdicts."""
     seeds = comparison.seeds
     title = f"{', '.join(comparison.datasets)}, {seeds} seed{'s' * (seeds > 1)}: mean ± spread"
-    print_table([mean_and_spread(row, measures) for row in comparison.rows], title)
+    print_table([mean_and_spread(row, comparison.columns(measures)) for row in comparison.rows], title)
     echo(comparison.measured, wrap=True)
     if len(comparison.outcomes) > 1:
         for sentence in comparison.verdicts:

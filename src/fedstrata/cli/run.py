@@ -59,7 +59,8 @@ def run(
         return
     if out is not None and config.plot != PlotTable():
         label = config.label or result.summary["algorithm"]
-        plots.plot({label: [result.history]}, out / "plot.png", **config.plot.to_table())
+        form = config.plot.format or "png"
+        plots.plot({label: [result.history]}, out / f"plot.{form}", **config.plot.shown)
     print_run(result.summary, result.history, out, as_json, config.plot.measures)
 
 

@@ -21,6 +21,8 @@ from fedstrata.core.schedules import Epochs, EqualSteps, Rate, Steps, rate_at, s
 from fedstrata.core.trees import tree_leaves, tree_map
 from fedstrata.data.batch import Batch
 from fedstrata.data.sampling import steps_per_epoch
+from fedstrata.data.tables.preparation import Preparation
+from fedstrata.problems.erm import scores
 
 
 class Client(OracleCalls):
@@ -111,6 +113,32 @@ class Client(OracleCalls):
         data = self._side.data
         counts = torch.from_numpy(data.train.class_counts[self.ids[: self._active]]).to(self.problem.x0)
         return torch.nn.functional.pad(counts, (0, data.classes - counts.shape[1]))
+
+    @property
+    def column_statistics(self) -> torch.Tensor:
+        """What each client tells of the columns of its table, for their preparation: [C, s] in float64."""
+        told = [self._side.data.statistics(k) for k in self.ids[: self._active].tolist()]
+        return torch.from_numpy(np.stack(told)).to(self.problem.x0.device)
+
+    @property
+    def minimum(self) -> int:
+        """The smallest count that a client tells: that of the preparation of its table."""
+        fitted = self._side.data.fitted
+        return (Preparation() if fitted is None else fitted.plan.how).minimum
+
+    def scored(self, x: torch.Tensor, held_out: bool) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Yield the scores at x [C, d] and the targets of each client's rows: training rows, or held-out ones."""
+        data, predict = self._side.data, self.problem.predict
+        part = data.client_test if held_out else data.train
+        assert predict is not None
+        for point, client in zip(x, self.ids[: self._active].tolist(), strict=True):
+            rows = None if part is None else part.of_client(client)
+            if rows is None or not len(rows[0]):
+                yield np.zeros(0), np.zeros(0)
+                continue
+            passes = zip(*(torch.split(a, 4096) for a in rows[:-1]), strict=True)
+            outputs = torch.cat([predict(point, *some) for some in passes])
+            yield scores(outputs).double().cpu().numpy(), rows[-1].cpu().numpy()
 
     # --- time and memory ----------------------------------------------------------------------------------------
 

@@ -19,6 +19,7 @@ from fedstrata.clients.queries import QUERIES
 from fedstrata.core.clock import Clock
 from fedstrata.core.errors import FedstrataError, invalid
 from fedstrata.core.trees import TreeSpec, tree_leaves, tree_unflatten
+from fedstrata.data.tables.fitted import Fitted
 from fedstrata.problems.problem import Problem
 
 Work = Callable[..., Any]
@@ -181,6 +182,9 @@ class Engine(ABC):
     mine: np.ndarray | None = None
     """Which clients' state is kept in this process, as a mask; None for all."""
 
+    elsewhere = False
+    """Whether the clients' data are in other processes, so that only they know whether rows are held out."""
+
     secret_noise = False
     """Whether noise must be unpredictable; otherwise it is a function of names, and a run can be repeated."""
 
@@ -198,6 +202,11 @@ class Engine(ABC):
     def adopt(self, problem: Problem) -> None:
         """Switch to another problem: the one that knows the answer to its query, or the one of this round."""
         self.side = replace(self.side, oracles=self.side.oracles.of(problem))
+
+    def prepare(self, fitted: Fitted) -> None:
+        """Switch to the inputs that a preparation makes of the clients' tables."""
+        x0 = self.side.oracles.problem.x0
+        self.side = replace(self.side, data=self.side.data.prepared(fitted).to(x0.device, x0.dtype))
 
     def agree(self, answered: np.ndarray, faults: list[Fault]) -> tuple[np.ndarray, list[Fault]]:
         """Return who has answered and the faults of an attempt, over all processes of the engine."""

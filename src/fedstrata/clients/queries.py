@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
+
+from fedstrata.data.tables.statistics import below, moments
 
 if TYPE_CHECKING:
     from fedstrata.clients.client import Client
@@ -16,6 +19,11 @@ def class_counts(client: Client) -> torch.Tensor:
     return client.class_counts
 
 
+def column_statistics(client: Client) -> torch.Tensor:
+    """Return what each client tells of the columns of its table, for the preparation: [C, s]."""
+    return client.column_statistics
+
+
 def first_loss(client: Client, x: torch.Tensor) -> torch.Tensor:
     """Return each client's loss at the starting point x, on one batch per level: [C]."""
     u = x
@@ -24,4 +32,22 @@ def first_loss(client: Client, x: torch.Tensor) -> torch.Tensor:
     return u.squeeze(1)
 
 
-QUERIES: dict[str, Callable[..., Any]] = {f.__name__: f for f in (class_counts, first_loss)}
+def score_moments(client: Client, x: torch.Tensor, held_out: bool) -> torch.Tensor:
+    """Return the number, mean and sum of squared deviations of each client's scores: [C, 1, 3]."""
+    told = [moments(scores[:, None], client.minimum) for scores, _ in client.scored(x, held_out)]
+    return torch.from_numpy(np.stack(told))
+
+
+def score_counts(client: Client, x: torch.Tensor, edges: torch.Tensor, held_out: bool) -> torch.Tensor:
+    """Return how many of each client's rows of class 0 and 1 have a score in each cell of a grid: [C, 2, b]."""
+    points = np.append(edges[0].double().cpu().numpy(), np.inf)
+    told = [
+        [below(scores[targets == c], points, client.minimum) for c in (0, 1)]
+        for scores, targets in client.scored(x, held_out)
+    ]
+    return torch.from_numpy(np.diff(np.array(told), prepend=0.0))
+
+
+QUERIES: dict[str, Callable[..., Any]] = {
+    f.__name__: f for f in (class_counts, column_statistics, first_loss, score_moments, score_counts)
+}

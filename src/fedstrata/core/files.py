@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 import tomllib
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -147,15 +149,26 @@ class Rows:
         except OSError as error:
             _cannot_write(self.path, error)
 
-    def keep(self, up_to: int | None = None) -> list[Row]:
-        """Drop the rows of rounds after ``up_to``, if given, and damaged lines; return the others."""
+    def keep(self, up_to: int | None = None, digests: Sequence[str] | None = None) -> list[Row]:
+        """Drop the rows of rounds after ``up_to``, those without one of these digests, and damaged lines.
+
+        Return the others, in the order of the digests. If ``up_to`` or ``digests`` is None, no row is dropped for it.
+        """
         rows = [row for row in self.read(finite=not self._allow_nan) if up_to is None or row["round"] <= up_to]
+        if digests is not None:
+            by_digest = {digest_of_row(row): row for row in rows}
+            rows = [by_digest[digest] for digest in digests if digest in by_digest]
         if self.path.exists():
             write_atomically(self.path, self._lines(rows).encode())
         return rows
 
     def _lines(self, rows: Iterable[Row]) -> str:
         return "".join(json.dumps(row, allow_nan=self._allow_nan) + "\n" for row in rows)
+
+
+def digest_of_row(row: Row) -> str:
+    """Return a short digest of a row; a row that was written to a file and read again has the same."""
+    return blake2b(json.dumps(row).encode(), digest_size=4).hexdigest()
 
 
 def _row(line: bytes) -> Row | None:
@@ -177,6 +190,19 @@ def refuse_blocked(folder: Path, *names: str) -> None:
             raise InputError(f"{path} is a directory, where a file is to be written. Move it, or choose another place.")
         if path.exists() and not os.access(path, os.W_OK):
             raise InputError(f"The file {path} cannot be written: no permission. Move it, or choose another place.")
+
+
+def refuse_special(path: Path) -> None:
+    """Raise if a path that exists is a directory, or anything else whose reading might never end, such as a pipe."""
+    try:
+        mode = path.stat().st_mode
+    except FileNotFoundError:
+        return
+    except (OSError, ValueError) as error:
+        raise InputError(f"The file {ascii(str(path))[1:-1]} cannot be read: {error}.") from None
+    if not stat.S_ISREG(mode):
+        kind = "a directory" if stat.S_ISDIR(mode) else "a pipe or a device"
+        raise InputError(f"The file {path} cannot be read: it is {kind}, not a file.")
 
 
 def read_toml(path: Path) -> dict[str, Any]:

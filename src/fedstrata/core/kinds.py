@@ -70,7 +70,8 @@ class Place(NamedTuple):
 
     def below(self, name: str) -> Place:
         """Return the place of an entry of the table that is at this place."""
-        return self._replace(what=f"{self.what}.{name}", key=None if self.key is None else f"{self.key}.{name}")
+        table, of, owner = self.what.partition(" of ")
+        return self._replace(what=f"{table}.{name}{of}{owner}", key=None if self.key is None else f"{self.key}.{name}")
 
 
 class Refused(Exception):

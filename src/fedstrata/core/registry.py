@@ -13,6 +13,10 @@ YOUR_OWN = "To add your own: fedstrata --import FILE ..."
 """The hint of registries that a user's file can add to."""
 
 
+IMPORTED: dict[str, str] = {}
+"""The files of the user that were imported to register objects, by name, with a digest of each."""
+
+
 class Registry(dict[str, T]):
     """Objects of one ``kind`` by name; :meth:`find` raises the error for an unknown name, with a ``hint``.
 

@@ -36,6 +36,11 @@ class Schedule(Options, ABC):
     def __call__(self, clock: Clock) -> float:
         """Return the rate at this time."""
 
+    @property
+    def stretches(self) -> bool:
+        """Whether its rates depend on the length of the run."""
+        return True
+
 
 class StepDecay(Schedule):
     """``value``, multiplied by ``factor`` at each of ``at``: fractions of training (0.5) or round numbers (50)."""
@@ -50,6 +55,11 @@ class StepDecay(Schedule):
         passed = sum(clock.round >= (a * clock.rounds if 0 < a < 1 else a) for a in self.at)
         return self.value * self.factor**passed
 
+    @property
+    def stretches(self) -> bool:
+        """Whether it decays at fractions of training."""
+        return any(0 < a < 1 for a in self.at)
+
 
 class RoundDecay(Schedule):
     """``value * factor**round``."""
@@ -61,6 +71,11 @@ class RoundDecay(Schedule):
     def __call__(self, clock: Clock) -> float:
         """Return the rate at this time."""
         return float(self.value * self.factor**clock.round)
+
+    @property
+    def stretches(self) -> bool:
+        """Whether its rates depend on the length of the run."""
+        return False
 
 
 class Power(Schedule):
@@ -74,6 +89,11 @@ class Power(Schedule):
     def __call__(self, clock: Clock) -> float:
         """Return the rate at this time."""
         return float(self.k / (self.n + clock.iteration) ** self.exponent)
+
+    @property
+    def stretches(self) -> bool:
+        """Whether its rates depend on the length of the run."""
+        return False
 
 
 class CubeRoot(Power):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import warnings
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,9 @@ from fedstrata.core.errors import InputError, MissingData, Unsolvable, invalid
 from fedstrata.data import intake
 from fedstrata.data.batch import Arrays as Arrays
 from fedstrata.data.part import Part as Part
+from fedstrata.data.tables.fitted import Fitted
+from fedstrata.data.tables.preparation import Plan, Preparation
+from fedstrata.data.tables.schema import Schema
 
 
 @dataclass(frozen=True, repr=False)
@@ -33,6 +37,9 @@ class FederatedData:
     name:         the name of the data in messages and tables.
     client_names: the names of the clients, if they have any.
     auxiliary:    samples on the server, grouped by class, if there are any.
+    plan:         for tables whose inputs are still raw values: how they become inputs of a model, once the clients have
+                  told the statistics that it needs.
+    fitted:       for tables, the preparation that made their inputs.
     one_place:    whether these are the rows of several clients in one place: then nothing is sent, and there are no
                   clients to measure.
     """
@@ -45,12 +52,19 @@ class FederatedData:
     name: str = "data"
     client_names: tuple[str, ...] = ()
     auxiliary: Part | None = None
+    plan: Plan | None = None
+    fitted: Fitted | None = None
     one_place: bool = False
 
     @property
     def clients(self) -> int:
         """Number of clients."""
         return len(self.train.offsets) - 1
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of an input of a model, for :func:`fedstrata.models.model`."""
+        return tuple(self.train.arrays[0].shape[1:]) if self.plan is None else (len(self.plan.names),)
 
     def name_of(self, client: int) -> str:
         """Return what messages call a client."""
@@ -99,7 +113,12 @@ class FederatedData:
         )
 
     def to(self, device: torch.device, dtype: torch.dtype) -> FederatedData:
-        """Return the data on ``device``, floating-point arrays as ``dtype``; shared arrays stay shared."""
+        """Return the data on ``device``, floating-point arrays as ``dtype``; shared arrays stay shared.
+
+        The raw values of tables stay as they are: they are prepared first.
+        """
+        if self.plan is not None:
+            return self
         moved: dict[int, torch.Tensor] = {}
 
         def move(arrays: Arrays) -> Arrays:
@@ -107,17 +126,41 @@ class FederatedData:
                 moved.setdefault(id(a), a.to(device, dtype if a.is_floating_point() else a.dtype)) for a in arrays
             )
 
+        return self._with_arrays(move)
+
+    def _with_arrays(self, change: Callable[[Arrays], Arrays]) -> FederatedData:
+        """Return the data with other arrays, in which rows have the same numbers."""
+
         def part(p: Part | None) -> Part | None:
-            return None if p is None else replace(p, arrays=move(p.arrays))
+            return None if p is None else replace(p, arrays=change(p.arrays))
 
         return replace(
             self,
-            train=replace(self.train, arrays=move(self.train.arrays)),
+            train=replace(self.train, arrays=change(self.train.arrays)),
             support=part(self.support),
             client_test=part(self.client_test),
             auxiliary=part(self.auxiliary),
-            test=None if self.test is None else move(self.test),
+            test=None if self.test is None else change(self.test),
         )
+
+    def prepared(self, fitted: Fitted) -> FederatedData:
+        """Return the data with the inputs that a preparation makes of the raw values of tables."""
+        made: dict[int, torch.Tensor] = {}
+
+        def change(arrays: Arrays) -> Arrays:
+            values, *others = arrays
+            if id(values) not in made:
+                made[id(values)] = torch.from_numpy(fitted.transform(values.cpu().numpy())).to(values.device)
+            return (made[id(values)], *others)
+
+        return replace(self._with_arrays(change), plan=None, fitted=fitted)
+
+    def statistics(self, client: int) -> np.ndarray:
+        """Return what a client tells of the raw values of its training rows, for the preparation."""
+        assert self.plan is not None
+        parts = [p for p in (self.train, self.support) if p is not None]
+        values = [p.arrays[0].cpu().numpy()[p.rows[p.offsets[client] : p.offsets[client + 1]].numpy()] for p in parts]
+        return self.plan.answer(np.concatenate(values))
 
     def with_support(self, share: float, seed: int = 0) -> FederatedData:
         """Return the data with ``share`` of each client's training rows as its support set.
@@ -256,6 +299,51 @@ class FederatedData:
         arrays = [intake.stacked(d, f"client {k}") for k, d in enumerate(clients)]
         pooled = None if test is None else intake.stacked(test, "test data")
         return FederatedData.from_arrays(arrays, test=pooled, classes=classes, name=name)
+
+    @staticmethod
+    def from_tables(
+        source: Any,
+        schema: Schema | str | Path,
+        *,
+        features: Sequence[str] = (),
+        drop: Sequence[str] = (),
+        prepare: Preparation | None = None,
+        holdout: float = 0.0,
+        support: float = 0.0,
+        seed: int = 0,
+        name: str = "tables",
+    ) -> FederatedData:
+        """Build from one table per site: ``FederatedData.from_tables("sites/*.csv", "schema.toml", holdout=0.3)``.
+
+        Every table is checked against the schema, and what is wrong is named with its site, column and rows. Inputs
+        are raw values until a run prepares them, by statistics of the training rows that the sites tell.
+
+        source:   a pattern, a path or a list of paths of CSV or Parquet files; pandas or polars frames, as a list or by
+                  the names of their sites; or one table, if the schema names the column of the sites.
+        schema:   the schema, or its file; ``fedstrata describe`` drafts one.
+        features: the columns to use, by default all of the schema; ``drop`` names those to leave out.
+        prepare:  how raw values become inputs.
+        holdout, support, seed: as in :meth:`with_holdout` and :meth:`with_support`.
+        name:     the name of the data in messages and tables.
+        """
+        from fedstrata.data.tables.checking import read_checked
+
+        chosen = schema if isinstance(schema, Schema) else Schema.read(schema)
+        chosen = chosen.select(features, drop) if features or drop else chosen
+        tables, doubts = read_checked(source, chosen)
+        for doubt in doubts:
+            warnings.warn(str(doubt), stacklevel=2)
+        every = tuple(torch.from_numpy(np.concatenate([getattr(t, a) for t in tables])) for a in ("values", "targets"))
+        ends = np.cumsum([len(table) for table in tables])
+        owned = [np.arange(end - len(table), end) for end, table in zip(ends, tables, strict=True)]
+        data = FederatedData(
+            Part.of(every, owned),
+            classes=chosen.target.size,
+            name=name,
+            client_names=tuple(table.name for table in tables),
+            plan=Plan(chosen, prepare or Preparation()),
+        )
+        return data.reserve(holdout, support, seed)
 
     @staticmethod
     def from_folder(folder: str | Path, *, classes: int | None = None) -> FederatedData:

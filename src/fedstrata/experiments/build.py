@@ -14,8 +14,10 @@ from fedstrata.core.named import build_named
 from fedstrata.core.options import check, options_of
 from fedstrata.data import SETS, Dataset, FederatedData, load
 from fedstrata.data.partitions import PARTITIONS
+from fedstrata.data.tables.preparation import Plan
+from fedstrata.data.tables.schema import Schema
 from fedstrata.experiments.config import Config
-from fedstrata.experiments.schema import WITH_FOLDER, DataTable, ModelTable
+from fedstrata.experiments.schema import DataTable, ModelTable
 from fedstrata.models import zoo
 from fedstrata.models.augment import AUGMENTATIONS
 from fedstrata.problems import PROBLEMS, ProblemKind
@@ -128,8 +130,8 @@ def _load(table: DataTable) -> Dataset:
 def build_data(config: Config) -> FederatedData:
     """Load the data that ``[data]`` names and partition them across the clients."""
     table, seed = config.data, config.data_seed
-    if table.folder is not None:
-        return _from_folder(table, table.folder, seed)
+    if table.own:
+        return _own_data(config)
     dataset = _load(table)
     if table.subset is not None:
         dataset = dataset.subset(table.subset, seed)
@@ -145,23 +147,46 @@ def build_data(config: Config) -> FederatedData:
     )
 
 
-def _from_folder(table: DataTable, folder: str, seed: int) -> FederatedData:
-    default = DataTable()
-    unused = [k for k in options_of(DataTable) if k not in WITH_FOLDER and getattr(table, k) != getattr(default, k)]
+def _own_data(config: Config) -> FederatedData:
+    """Read the user's own data: a folder of arrays, or tables."""
+    table, default = config.data, DataTable()
+    unused = [k for k in options_of(DataTable) if k not in table.own and getattr(table, k) != getattr(default, k)]
     if unused:
-        raise InputError(f"data.folder has one file per client: leave out data.{', data.'.join(unused)}.")
-    return FederatedData.from_folder(folder).reserve(table.holdout, table.support, seed)
+        raise InputError(f"data.{table.own[0]} has one file per client: leave out data.{', data.'.join(unused)}.")
+    if table.folder is not None:
+        return FederatedData.from_folder(table.folder).reserve(table.holdout, table.support, config.data_seed)
+    return FederatedData.from_tables(
+        table.tables if isinstance(table.tables, str) else list(table.tables or ()),
+        schema_of(config),
+        prepare=config.prepare,
+        holdout=table.holdout,
+        support=table.support,
+        seed=config.data_seed,
+    )
+
+
+def schema_of(config: Config) -> Schema:
+    """Return the schema of ``[data]``, from its file or its table, with the columns to use."""
+    table = config.data
+    if isinstance(table.schema, str):
+        schema = Schema.read(table.schema)
+    else:
+        schema = Schema.from_table(table.schema or {}, "data.schema", key="data.schema")
+    return schema.select(table.features, table.drop) if table.features or table.drop else schema
+
+
+def plan_of(config: Config) -> Plan | None:
+    """Return how the columns of tables become inputs; None if the data are no tables."""
+    return None if config.data.schema is None else Plan(schema_of(config), config.prepare)
 
 
 def build_model(config: Config, data: FederatedData) -> torch.nn.Module:
     """Build the model that ``[model]`` names for the shape of the data."""
-    inputs, *_, targets = data.train.arrays
+    targets = data.train.arrays[-1]
     width = 1 if targets.dim() == 1 else targets.shape[1]
     one_per_target = config.problem.options.get("loss") in ("binary_cross_entropy", "squared")
     outputs = width if one_per_target else data.classes or width
     outputs = PROBLEMS[config.problem.name].outputs or outputs
     name, options = config.model.name, config.model.options
     check_model(config)  # checked first: an option called seed would clash with the argument
-    return zoo.model(
-        name, tuple(inputs.shape[1:]), outputs, seed=config.train.seed, augment=config.model.augment, **options
-    )
+    return zoo.model(name, data.shape, outputs, seed=config.train.seed, augment=config.model.augment, **options)

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from fedstrata.clients.ranks import ranks_here
-from fedstrata.core.errors import InputError, invalid, is_number, unknown
+from fedstrata.core.errors import InputError, invalid, is_number, listed, unknown
 from fedstrata.core.files import folder_at, read_toml, refuse_blocked, refuse_used
+from fedstrata.core.schedules import Schedule
 from fedstrata.experiments import tables
-from fedstrata.experiments.comparison import FILES, Comparison
-from fedstrata.experiments.methods import Method, Outcome, Trial, check_methods, shared_measure
+from fedstrata.experiments.comparison import Comparison, files_of
+from fedstrata.experiments.methods import Method, Outcome, Trial, check_methods, default_measure, in_all
 from fedstrata.experiments.overlay import slug
 from fedstrata.experiments.pool import Say, check_jobs, run_all
 from fedstrata.training.callbacks import Callback, Titled
+from fedstrata.training.metrics.catalogue import RANKING, sign_of
 from fedstrata.training.stopping import BUDGETS
 
 
@@ -29,6 +31,7 @@ def compare_methods(
     shown: Sequence[str] = (),
     warnings: Sequence[str] = (),
     out: Path | None = None,
+    form: str = "png",
     jobs: int = 1,
     callbacks: Sequence[Callback] = (),
     say: Say = lambda line: None,
@@ -39,11 +42,12 @@ def compare_methods(
 
     shown:    measures that tables and plots will show.
     warnings: what a reader must know of the search that came before.
+    form:     of the pictures that will be written to ``out``.
     """
     check_jobs(jobs)
-    chosen = check_comparison(kind, methods, seeds, baseline, measure, shown)
+    chosen, judged_by = check_comparison(kind, methods, seeds, baseline, measure, shown)
     if out is not None:
-        refuse_blocked(out, *FILES)
+        refuse_blocked(out, *files_of(form))
         check_budgets(methods, seeds, out)
     if jobs > 1:
         methods = {label: method.with_threads(1) for label, method in methods.items()}
@@ -52,8 +56,8 @@ def compare_methods(
 
     def task(number: int, label: str, seed: int) -> Outcome:
         folder = None if out is None else folder_of_run(out, label, seed)
-        heard = [] if jobs > 1 else callbacks
-        listeners = [Titled(c, f"run {number} of {len(plan)}, {label} seed {seed}") for c in heard]
+        title = f"run {number} of {len(plan)}, {label} seed {seed}"
+        listeners = [Titled(callback, title) for callback in callbacks if jobs == 1]
         outcome = methods[label].run(seed, None, folder, listeners)
         return outcome if jobs == 1 else outcome.without_run()
 
@@ -68,7 +72,9 @@ def compare_methods(
     tasks = [partial(task, number, label, seed) for number, (label, seed) in enumerate(plan, 1)]
     run_all(tasks, jobs, done)
     groups = {label: [outcomes[label, seed] for seed in seeds] for label in methods}
-    return Comparison(kind, groups, chosen, main_measure(groups, measure), tuple(warnings))
+    if measure is None:
+        judged_by = _shared_measure(groups, judged_by)
+    return Comparison(kind, groups, chosen, judged_by, tuple(warnings))
 
 
 def check_comparison(
@@ -78,21 +84,32 @@ def check_comparison(
     baseline: str | None,
     measure: str | None,
     shown: Sequence[str] = (),
-) -> str:
-    """Return the baseline; raise if a run of any seed cannot work, or no method has the measure, or one to be shown."""
+) -> tuple[str, str]:
+    """Return the baseline, and the measure to judge by.
+
+    Raise if a run of any seed cannot work, if no method has the measure or one to be shown, or if methods cannot be
+    judged by it.
+    """
     if not methods:
         raise InputError("There is nothing to compare.")
     chosen = next(iter(methods)) if baseline is None else baseline
-    if chosen not in methods:
+    if not isinstance(chosen, str) or chosen not in methods:
         raise unknown(kind, chosen, methods, "baseline")
     check_methods(methods, seeds)
-    wanted = [*([] if measure is None else [measure]), *shown]
-    if wanted:
-        measured = {name for method in methods.values() for name in method.measures(seeds[0], Trial())}
-        for name in wanted:
-            if name not in measured:
-                raise unknown("measure", name, measured, "" if name == measure else "plot.measures")
-    return chosen
+    measured = [method.measures(seeds[0], Trial()) for method in methods.values()]
+    names = {name for each in measured for name in each}
+    for name in [*([] if measure is None else [measure]), *shown]:
+        if not isinstance(name, str) or name not in names:
+            raise unknown("measure", name, names, "" if name == measure else "plot.measures")
+    judged_by = default_measure(measured) if measure is None else measure
+    sign_of(judged_by)
+    return chosen, judged_by
+
+
+def _shared_measure(groups: Mapping[str, Sequence[Outcome]], expected: str) -> str:
+    """Return the first measure of ``RANKING`` that all finished runs have; ``expected`` if there is none."""
+    shared = in_all([o.final for group in groups.values() for o in group if o.final is not None])
+    return next((name for name in RANKING if name in shared), expected)
 
 
 def folder_of_run(out: Path, label: str, seed: int) -> Path:
@@ -101,21 +118,48 @@ def folder_of_run(out: Path, label: str, seed: int) -> Path:
 
 
 def check_budgets(methods: Mapping[str, Method], seeds: Sequence[int], out: Path) -> None:
-    """Raise if a run in ``out`` had a larger budget than it would have now: it may have used more than others may."""
+    """Raise if a run in ``out`` was begun under other conditions than the others would be now.
+
+    With a larger budget, it may have used more than the others may. With another length, schedules in fractions of
+    training gave its first rounds other rates.
+    """
     for label, method in methods.items():
         sends = method.where == "federated"
         limits = {name: getattr(method.settings, name) for name in BUDGETS if sends or name != "max_bytes"}
         for seed in seeds:
             file = folder_of_run(out, label, seed) / "config.toml"
-            before = read_toml(file).get("train", {}) if file.exists() else limits
+            if not file.exists():
+                continue
+            tables = read_toml(file)
+            before = tables.get("train", {})
             before = before if isinstance(before, Mapping) else {}
+            refused = f"The run in {file.parent} cannot be part of this comparison: its"
             for name, limit in limits.items():
                 old = before.get(name)
                 if limit is not None and (not is_number(old) or old > limit):
                     raise InputError(
-                        f"The run in {file.parent} cannot be part of this comparison: its {name} was {old}, and is "
-                        f"{limit} now, so it may have used more than the others. Choose another directory."
+                        f"{refused} {name} was {old}, and is {limit} now, so it may have used more than the others. "
+                        "Choose another directory."
                     )
+            rounds, stretched = method.settings.rounds, _stretched(tables, ("algorithm", "problem"))
+            if before.get("rounds") != rounds and stretched:
+                raise InputError(
+                    f"{refused} rounds were {before.get('rounds')}, and are {rounds} now, and {listed(stretched)} "
+                    "follows a schedule in fractions of training, so its first rounds had other rates than those of "
+                    "the others. Choose another directory."
+                )
+
+
+def _stretched(tables: Mapping[str, Any], keys: Iterable[str]) -> list[str]:
+    """Return the rates in these tables of a run that depend on its length."""
+    rates = []
+    for key in keys:
+        table = tables.get(key)
+        if isinstance(table, Mapping) and "schedule" in table:
+            rates += [key] if Schedule.from_table(table).stretches else []
+        elif isinstance(table, Mapping):
+            rates += [f"{key}.{rate}" for rate in _stretched(table, table)]
+    return rates
 
 
 def seeds_of(seeds: int | Sequence[int], first: int) -> Sequence[int]:
@@ -158,16 +202,3 @@ def folder_of(out: str | Path | None, resume: bool) -> Path | None:
     if not (resume and folder.is_dir()):
         refuse_used(folder, "Choose another, or pass resume=True.")
     return folder
-
-
-def main_measure(groups: Mapping[str, Sequence[Outcome]], wanted: str | None) -> str:
-    """Return the measure to judge by: the wanted one, or the first of ``RANKING`` that all finished runs have."""
-    finals = [o.final for group in groups.values() for o in group if o.final is not None]
-    if not finals:
-        return wanted or "loss"
-    if wanted is not None:
-        known = dict.fromkeys(name for final in finals for name in final)
-        if wanted not in known:
-            raise unknown("measure", wanted, known)
-        return wanted
-    return shared_measure(finals)

@@ -18,12 +18,15 @@ from fedstrata.experiments.judge import Difference, differences, final_values, i
 from fedstrata.experiments.methods import Outcome
 from fedstrata.training import plots
 from fedstrata.training.metrics.catalogue import measure as about
+from fedstrata.training.metrics.catalogue import sign_of
 
 if TYPE_CHECKING:
     import pandas
 
-FILES = ("compare.json", "verdicts.json", "table.md", "ranking.png", "plot.png")
-"""What a comparison writes, besides its runs."""
+
+def files_of(form: str = "png") -> list[str]:
+    """Return the names of the files that a comparison writes besides its runs, with pictures in this form."""
+    return ["compare.json", "verdicts.json", "table.md", f"ranking.{form}", f"plot.{form}"]
 
 
 @dataclass(frozen=True)
@@ -81,31 +84,27 @@ class Comparison:
     @property
     def best(self) -> str:
         """The label with the best mean of the measure, among those that have it in every seed."""
-        complete = [row for row in self.rows if self.measure in row and f"{self.measure}_seeds" not in row]
-        means = {row[self.kind]: row[self.measure] for row in complete}
+        means = {row[self.kind]: sign_of(self.measure) * row[self.measure] for row in self.rows if self.measure in row}
         if not means:
             raise FedstrataError(f"No method has {self.measure} in every seed, so none is the best.")
-        choose = max if about(self.measure).higher_is_better else min
-        return str(choose(means, key=lambda label: means[label]))
+        return str(max(means, key=lambda label: means[label]))
 
     @cached_property
     def rows(self) -> list[Row]:
         """One row per label: mean and standard deviation over seeds at the end of the runs, and ``values`` per seed.
 
-        A method of which a run diverged has no means: the mean of the others would flatter it.
+        A method of which a run diverged, or has no value, has no mean: the mean of the others would flatter it.
         """
         rows = []
         for label, group in self.outcomes.items():
             failed = sum(o.diverged for o in group)
             row: Row = {self.kind: label, "seeds": len(group), "diverged": failed}
             names = dict.fromkeys(name for o in group for name in o.final or {})
-            if not failed:
-                for name in names:
-                    values = final_values(group, name)
+            for name in names:
+                values = final_values(group, name)
+                if len(values) == len(group):
                     row[name] = statistics.fmean(values)
                     row[f"{name}_std"] = statistics.stdev(values) if len(values) > 1 else 0.0
-                    if len(values) < len(group):
-                        row[f"{name}_seeds"] = len(values)
             row["values"] = {name: [(o.final or {}).get(name) for o in group] for name in names}
             row["errors"] = [o.error for o in group if o.error is not None]
             rows.append(row)
@@ -124,23 +123,28 @@ class Comparison:
     def conditions(self) -> str:
         """A sentence on how the verdicts were reached."""
         judged = [d for d in self.differences().values() if isinstance(d, Difference)]
-        what, where = about(self.measure).heading, " on the training data" if self.on_training_data else ""
-        if self.seeds == 1:
-            return f"Gains in {what}{where} of a single seed: no intervals, and no verdicts."
+        what, where = about(self.measure).phrase, " on the training data" if self.on_training_data else ""
         kind = "training rows" if self.on_training_data else "test rows"
         rows = f" and {kind}" if judged and all(d.over_rows for d in judged) else ""
         correction = "; Holm's correction of p-values" if len(judged) > 1 else ""
-        text = f"Gains in {what}{where} with 95 % intervals over {self.seeds} seeds{rows}{correction}."
+        if len(self.outcomes) == 1:
+            text = f"A single method: nothing is compared. The measure is {what}{where}."
+        elif self.seeds == 1:
+            text = f"Gains in {what}{where} of a single seed: no intervals, and no verdicts."
+        else:
+            text = f"Gains in {what}{where} with 95 % intervals over {self.seeds} seeds{rows}{correction}."
         if self.on_training_data:
-            text += " There are no test data: how the methods do on new rows is unknown. Hold some out (holdout)."
+            text += (
+                " There are no test data for it: how the methods do on new rows is unknown. Hold some out (holdout)."
+            )
         return text
 
     @property
     def on_training_data(self) -> bool:
-        """Whether models were measured on the rows they were trained on, for want of test data."""
-        finished = [o for group in self.finished.values() for o in group]
-        models = [o for o in finished if o.rows is not None or {"auc", "accuracy"} & (o.final or {}).keys()]
-        return any("training" in str(o.summary.get("measured_on", {}).get("pooled", "")) for o in models)
+        """Whether the measure of some models is that of the rows they were trained on, for want of test data."""
+        models = [o for group in self.finished.values() for o in group if o.loss]
+        rows = about(self.measure).rows
+        return any("training" in str(o.summary.get("measured_on", {}).get(rows, "")) for o in models)
 
     def frame(self) -> pandas.DataFrame:
         """Return a pandas DataFrame with one row per method, seed and evaluation; needs ``fedstrata[frames]``."""
@@ -157,11 +161,15 @@ class Comparison:
 
         CSV has numbers in full: the mean, the standard deviation, and the ends of the 95 % interval over seeds.
         """
-        known = {name for row in self.rows for name in row["values"]}
+        measured = {name for row in self.rows for name in row["values"]}
         for name in measures:
-            if name not in known:
-                raise unknown("measure", name, known, "measures of a table")
-        return tables.formatted(self.rows, form, measures or None)
+            if name not in measured:
+                raise unknown("measure", name, measured, "measures of a table")
+        return tables.formatted(self.rows, form, measures or self.columns())
+
+    def columns(self, measures: Sequence[str] | None = None) -> list[str]:
+        """Return the measures of a table, by default the main ones: first what the verdicts are about."""
+        return list(dict.fromkeys([self.measure, *(measures or tables.columns_of(self.rows))]))
 
     def plot(self, path: str | Path = "compare.png", **options: Any) -> Path:
         """Plot the measures over rounds, or another ``axis``; see :func:`fedstrata.training.plots.plot`."""
@@ -177,27 +185,39 @@ class Comparison:
             rows.append(plots.Ranked(label, values, bounds, failed, *_shown(judged.get(label)), missing))
         return plots.plot_ranking(rows, path, self.baseline, measure=self.measure)
 
-    def write(self, folder: Path, measures: Sequence[str] | None) -> None:
-        """Write compare.json, verdicts.json and table.md, and with several seeds and methods ranking.png."""
+    @property
+    def judgement(self) -> Row:
+        """The verdicts, and what a reader needs to understand them."""
+        verdicts = {"baseline": self.baseline, "measure": self.measure, "verdicts": self.verdicts}
+        return verdicts | {"conditions": self.conditions, "warnings": list(self.warnings)}
+
+    @property
+    def is_ranked(self) -> bool:
+        """Whether there is a ranking to plot: several methods, with several seeds."""
+        return self.seeds > 1 and len(self.outcomes) > 1
+
+    def write(self, folder: Path, measures: Sequence[str] | None, form: str = "png") -> None:
+        """Write compare.json, verdicts.json, table.md and the ranking, if there is one."""
         make_folder(folder)
         judged = [d if isinstance(d, str) else {**vars(d), "verdict": d.verdict} for d in self.differences().values()]
-        content = {"baseline": self.baseline, "measure": self.measure, "verdicts": self.verdicts, "differences": judged}
-        content |= {"conditions": self.conditions, "warnings": list(self.warnings)}
         write_atomically(folder / "compare.json", json.dumps(self.rows, indent=2).encode())
-        write_atomically(folder / "verdicts.json", json.dumps(content, indent=2).encode())
-        words = "".join(f"- {sentence}\n" for sentence in self.verdicts)
-        text = f"{tables.as_markdown(self.rows, measures)}\n{self.measured}\n\n{words}\n{self.conditions}\n"
+        write_atomically(
+            folder / "verdicts.json", json.dumps({**self.judgement, "differences": judged}, indent=2).encode()
+        )
+        words = "".join(f"- {sentence}\n" for sentence in self.verdicts) + "\n" * bool(self.verdicts)
+        table = tables.as_markdown(self.rows, self.columns(measures))
+        text = f"{table}\n{self.measured}\n\n{words}{self.conditions}\n"
         text += "".join(f"\n{warning}\n" for warning in self.warnings)
         write_atomically(folder / "table.md", text.encode())
-        if self.seeds > 1 and len(self.outcomes) > 1:
-            self.plot_ranking(folder / "ranking.png")
+        if self.is_ranked:
+            self.plot_ranking(folder / f"ranking.{form}")
 
 
 def _shown(versus: Difference | str | None) -> tuple[float | None, tuple[float, float] | None, float | None]:
     """Return what a plot shows of a difference: its mean, as values and not as gains, its interval and p-value."""
     if not isinstance(versus, Difference):
         return None, None, None
-    sign = 1 if about(versus.measure).higher_is_better else -1
+    sign = sign_of(versus.measure)
     if versus.low is None or versus.high is None:
         return sign * versus.gain, None, versus.p
     low, high = sorted((sign * versus.low, sign * versus.high))

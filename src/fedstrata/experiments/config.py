@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import sys
 import traceback
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,12 @@ from fedstrata.clients.faults import Faults
 from fedstrata.core.errors import InputError, unknown, within
 from fedstrata.core.files import flatten, read_toml
 from fedstrata.core.options import Options, check, options_of, param
+from fedstrata.core.registry import IMPORTED
+from fedstrata.data.tables.preparation import Preparation
 from fedstrata.experiments import overlay
 from fedstrata.experiments.overlay import Tables, check_labels
 from fedstrata.experiments.schema import (
-    WITH_FOLDER,
+    SITES,
     AlgorithmTable,
     CompareTable,
     DataTable,
@@ -26,10 +29,11 @@ from fedstrata.experiments.schema import (
     PretrainTable,
     ProblemTable,
     TuneTable,
+    Tuning,
 )
 from fedstrata.problems import PROBLEMS
 from fedstrata.training.diagnostics import Diagnostics
-from fedstrata.training.metrics.catalogue import MEASURES, VALIDATION
+from fedstrata.training.metrics.catalogue import DECLARED, MEASURES, VALIDATION
 from fedstrata.training.metrics.evaluation import Evaluation
 from fedstrata.training.settings import Settings
 from fedstrata.training.stopping import costs_of
@@ -37,10 +41,10 @@ from fedstrata.training.stopping import costs_of
 WRITTEN = ("digest", "written_by")
 """Tables that only the config.toml of a run has."""
 
-OF_SEVERAL_RUNS = ("compare", "plot", "tune", "variants")
+OF_SEVERAL_RUNS = ("baselines", "compare", "plot", "tune", "variants")
 """Tables that a single run does not depend on."""
 
-OPTIONAL = ("channel", "compare", "diagnostics", "plot", "pretrain", "variants")
+OPTIONAL = ("baselines", "channel", "compare", "diagnostics", "plot", "prepare", "pretrain", "variants")
 """Tables that the config.toml of a run omits if nothing in them is set."""
 
 
@@ -49,6 +53,7 @@ class Config(Options, owner="the configuration"):
 
     label: str | None = param(None, "label of the run in plots; by default the algorithm's name")
     data: DataTable = param(DataTable(), "the data, and how they are partitioned across clients")
+    prepare: Preparation = param(Preparation(), "how the columns of tables become inputs of the model")
     model: ModelTable = param(ModelTable(), "the model")
     problem: ProblemTable = param(ProblemTable(), "the problem")
     pretrain: PretrainTable = param(PretrainTable(), "plain federated learning before the run")
@@ -61,6 +66,7 @@ class Config(Options, owner="the configuration"):
     diagnostics: dict[str, Any] = param({}, "what to record about local steps")
     tune: TuneTable = param(TuneTable(), "how to search for hyperparameters")
     compare: CompareTable = param(CompareTable(), "how to repeat runs")
+    baselines: dict[str, dict[str, Any]] = param({}, "the algorithm of a baseline, local or pooled, if not the first")
     plot: PlotTable = param(PlotTable(), "what to plot")
     variants: dict[str, dict[str, Any]] = param({}, "changes to the experiment, by label")
     digest: dict[str, str] = param({}, "digests of the data and the starting point, in the config.toml of a run")
@@ -71,8 +77,8 @@ class Config(Options, owner="the configuration"):
         default = Config()
         unset = [name for name in OPTIONAL if getattr(self, name) == getattr(default, name)]
         tables = {k: v for k, v in self.to_table().items() if k not in (*WRITTEN, *unset, *without)}
-        if self.data.folder is not None and "data" in tables:
-            tables["data"] = {k: v for k, v in tables["data"].items() if k in WITH_FOLDER}
+        if self.data.own and "data" in tables:
+            tables["data"] = {k: v for k, v in tables["data"].items() if k in self.data.own}
         kind = PROBLEMS.get(self.problem.name)
         if kind is not None and not kind.takes_model:
             tables.pop("model", None)
@@ -123,6 +129,22 @@ class Config(Options, owner="the configuration"):
         """Return the same experiment with another seed."""
         return self.replace(train=self.train.replace(seed=seed))
 
+    def with_data_seed(self, seed: int) -> Config:
+        """Return the experiment with this seed of the data, also in variants with other data; not if it has one."""
+        fixed = self.data.seed is not None or self.brings_data
+        config = self if fixed else self.replace(data=self.data.replace(seed=seed))
+        variants = {label: config.variant(label) for label in config.variants}
+        unfixed = [label for label, one in variants.items() if one.data.seed is None and not one.brings_data]
+        fixed_too = {k: overlay.merge(config.variants[k], {"data": {"seed": seed}}) for k in unfixed}
+        return config.replace(variants={**config.variants, **fixed_too})
+
+    def as_baseline(self, sites: str) -> Config:
+        """Return the experiment with each client alone, or all data in one place, and the baseline's own algorithm."""
+        table = {"name": self.algorithm.name, **self.baselines.get(sites, {})}
+        own = AlgorithmTable.from_table(table, key=f"baselines.{sites}")
+        config = self.with_algorithm(own.name, own.options)
+        return config.replace(data=self.data.replace(sites=sites), label=None)
+
     def variant(self, label: str) -> Config:
         """Return the experiment with the overrides of ``[variants.LABEL]``, without variants and with that label.
 
@@ -157,17 +179,18 @@ def read(
 ) -> Config:
     """Read a configuration file with one of its presets, the first by default, and apply ``key=value`` overrides.
 
-    tuned: whether its variants take the options in the file that the key ``tuned`` names.
+    tuned: whether it takes the options, and the seeds, in the file that the key ``tuned`` names.
     """
     raw = read_toml(Path(path))
     file = raw.pop("tuned", None)
-    if file is not None and tuned:
-        raw = overlay.with_tuned(raw, file, Path(path))
+    tuning = Tuning() if file is None or not tuned else overlay.tuning_in(file, Path(path))
+    raw = overlay.with_tuned(raw, tuning)
     raw, over = overlay.split_preset(overlay.with_names(raw), preset, str(path))
     raw = overlay.merge_experiment(raw, over)
     for text in overrides or []:
         raw = overlay.override(raw, text)
-    return parse(raw, str(path))
+    config = parse(raw, str(path))
+    return config if tuning.data_seed is None else config.with_data_seed(tuning.data_seed)
 
 
 def presets(path: str | Path) -> list[str]:
@@ -190,8 +213,11 @@ def parse(raw: Tables, where: str) -> Config:
     ):
         for name in names:
             counted = key == "compare.measure" and name in costs_of(config.settings)
-            if name.removeprefix(VALIDATION) not in MEASURES and not counted:
-                raise unknown("measure", name, MEASURES, f"{key}, {where}")
+            if name.removeprefix(VALIDATION) not in MEASURES | DECLARED and not counted:
+                raise unknown("measure", name, MEASURES | DECLARED, f"{key}, {where}")
+    for name in config.baselines:
+        if name not in SITES:
+            raise unknown("baseline", name, SITES, f"[baselines], {where}")
     for label in config.variants:
         _variant(config, label, f"variant {label!r} of {where}")
     check_labels("variant", config.variants, where)
@@ -199,7 +225,10 @@ def parse(raw: Tables, where: str) -> Config:
 
 
 def import_file(path: Path) -> None:
-    """Run a user's Python file, to register the algorithms, problems, models and data sets it defines."""
+    """Run a user's Python file, to register the algorithms, problems, models and data sets it defines.
+
+    What it contains is part of the identity of searches and comparisons, which are not resumed with another content.
+    """
     if not path.exists():
         raise InputError(f"--import: there is no file {path}.")
     spec = importlib.util.spec_from_file_location(f"fedstrata_user_{path.stem}", path)
@@ -209,6 +238,7 @@ def import_file(path: Path) -> None:
     sys.modules[spec.name] = module
     try:
         spec.loader.exec_module(module)
+        IMPORTED[path.name] = blake2b(path.read_bytes(), digest_size=8).hexdigest()
     except (Exception, SystemExit) as error:
         del sys.modules[spec.name]
         raise InputError(f"{path}: {_line(error, path)}{type(error).__name__}: {error}") from error

@@ -130,7 +130,8 @@ def config_methods(
     """Return what to compare or tune: ``"algorithm"`` or ``"variant"``, and the methods by label.
 
     These are the algorithms in ``names``, or every variant of the experiment if it is None. ``local`` and ``pooled``,
-    among the names or the ``baselines``, are the first of them with each client alone, or all data in one place.
+    among the names or the ``baselines``, are the first of them with each client alone, or all data in one place, and
+    the algorithm in ``[baselines.NAME]``, if there is one.
     """
     kind, configs = candidates(config, None if names is None else [name for name in names if name not in SITES])
     if not configs:
@@ -141,5 +142,5 @@ def config_methods(
     for sites in dict.fromkeys([*(n for n in names or () if n in SITES), *baselines]):
         if sites in configs:
             raise InputError(f"There is already a {kind} called {sites}: rename it, or leave out the baseline {sites}.")
-        configs[sites] = first.replace(data=first.data.replace(sites=sites), label=None)
+        configs[sites] = first.as_baseline(sites)
     return kind, {label: ConfigMethod(label, one) for label, one in configs.items()}

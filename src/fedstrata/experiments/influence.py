@@ -10,7 +10,6 @@ import torch
 
 from fedstrata.data.federated import FederatedData
 from fedstrata.problems.erm import scores
-from fedstrata.problems.problem import Problem
 from fedstrata.training.local import LocalRun
 from fedstrata.training.metrics.evaluation import pooled
 from fedstrata.training.metrics.measures import classifies, correct, has_auc, predict
@@ -25,7 +24,7 @@ def rows_of(run: Run | LocalRun, data: FederatedData) -> dict[str, np.ndarray] |
     are averaged, as their measures are. ``mark`` identifies the rows: equal marks mean the same test data.
     ``training_rows`` is the number of training rows, [1], and ``fewest`` that of test rows in the rarest class, [1].
     """
-    each = [_influences(one.problem, one.x, data) for one in (run.runs if isinstance(run, LocalRun) else [run])]
+    each = [_influences(one, data) for one in (run.runs if isinstance(run, LocalRun) else [run])]
     rows = [one for one in each if one is not None]
     if len(rows) < len(each):
         return None
@@ -46,7 +45,9 @@ def marks_of(arrays: Sequence[torch.Tensor]) -> np.ndarray:
     return np.frombuffer(b"".join(digests), dtype=np.uint64)
 
 
-def _influences(problem: Problem, x: torch.Tensor, data: FederatedData) -> dict[str, np.ndarray] | None:
+def _influences(run: Run, data: FederatedData) -> dict[str, np.ndarray] | None:
+    problem, x = run.problem, run.x
+    data = data if run.fitted is None or data.plan is None else data.prepared(run.fitted)
     if problem.predict is None or problem.losses is None:
         return None
     outputs, targets = predict(problem, x, pooled(data.to(x.device, x.dtype)))

@@ -23,10 +23,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from fedstrata.core.files import Row
+from fedstrata.core.intervals import LEVEL, half_width
 from fedstrata.experiments.methods import Outcome
 from fedstrata.training.metrics.catalogue import measure as about
-
-LEVEL = 0.05
+from fedstrata.training.metrics.catalogue import sign_of
 
 ROUNDING = 1e-12
 """Differences below this fraction of the values are rounding errors: the seeds are then one observation."""
@@ -53,6 +53,7 @@ class Difference:
     seeds:  how many seeds both have finished.
     over_rows: whether the interval also covers the choice of test rows.
     p:      the p-value, corrected for the number of ``comparisons``; None with a single seed, or without any variance.
+            If the difference is the same in every seed, ``low`` and ``high`` are that difference.
     """
 
     label: str
@@ -77,9 +78,12 @@ class Difference:
     def words(self) -> str:
         """The verdict in a sentence."""
         form = "{:.3f}" if abs(self.gain) >= 0.0005 or self.gain == 0 else "{:.2g}"
-        if self.p is None or self.low is None or self.high is None:
-            why = "with one seed" if self.seeds == 1 else "from these seeds and test rows"
+        if self.low is None or self.high is None:
+            why = "with one seed" if self.seeds == 1 else "with so few test rows"
             return f"{self.label} cannot be judged against {self.baseline} {why}: {form.format(self.gain)}."
+        if self.p is None:
+            by, better = f"{abs(self.gain):,.6g}", self.label if self.gain > 0 else self.baseline
+            return f"{self.label} differs from {self.baseline} by exactly {by} in every seed: {better} is better."
         low, high = self.low, self.high
         gain = self.gain
         if self.verdict == "behind":
@@ -104,14 +108,8 @@ def interval(values: Sequence[float]) -> Interval:
     mean, n = float(np.mean(values)), len(values)
     if n < 2:
         return Interval(mean, None, None)
-    half = _half_width(float(np.var(values, ddof=1)) / n, n - 1)
+    half = half_width(float(np.var(values, ddof=1)) / n, n - 1)
     return Interval(mean, mean - half, mean + half)
-
-
-def _half_width(variance: float, freedom: float) -> float:
-    from scipy.special import stdtrit  # takes longer to import than the rest of this package
-
-    return float(stdtrit(freedom, 1 - LEVEL / 2)) * math.sqrt(variance)
 
 
 def differences(outcomes: Mapping[str, Sequence[Outcome]], baseline: str, measure: str) -> dict[str, Difference | str]:
@@ -141,7 +139,7 @@ def _no_verdict(group: Sequence[Outcome], label: str, measure: str) -> str | Non
         return f"{label} diverged in {failed} of {len(group)} seed{'s' * (len(group) > 1)}: no verdict."
     without = sum(measure not in (outcome.final or {}) for outcome in group)
     return (
-        f"{label} has no {about(measure).heading} in {without} of {len(group)} seeds: no verdict." if without else None
+        f"{label} has no {about(measure).phrase} in {without} of {len(group)} seeds: no verdict." if without else None
     )
 
 
@@ -151,18 +149,18 @@ def _incomparable(group: Sequence[Outcome], baseline: Sequence[Outcome], measure
     if not _same_test_rows(group, baseline):
         return f"{labels} were measured on different test data: no verdict."
     one, other = ({o.summary.get("measured_on", {}).get("clients") for o in part} for part in (group, baseline))
-    if measure.endswith(("_mean", "_worst", "_spread")) and one != other:
+    if about(measure).rows == "clients" and one != other:
         return f"{labels} were measured on different data of the clients: no verdict."
     if "loss" in measure and {o.loss for o in group} != {o.loss for o in baseline}:
-        return f"{labels} have different losses: no verdict on {about(measure).heading}."
+        return f"{labels} have different losses: no verdict on {about(measure).phrase}."
     return None
 
 
 def difference(group: Sequence[Outcome], baseline: Sequence[Outcome], measure: str) -> Difference:
     """Compare a method with the baseline over the seeds that both have run; ``p`` is not corrected."""
-    sign = 1.0 if about(measure).higher_is_better else -1.0
-    theirs = {outcome.seed: outcome for outcome in baseline}
-    pairs = [(one, theirs[one.seed]) for one in group if one.seed in theirs]
+    sign = sign_of(measure)
+    of_baseline = {outcome.seed: outcome for outcome in baseline}
+    pairs = [(one, of_baseline[one.seed]) for one in group if one.seed in of_baseline]
     gains = np.array([sign * (_value(a, measure) - _value(b, measure)) for a, b in pairs])
     n, gain = len(gains), float(gains.mean())
     names = group[0].label, baseline[0].label
@@ -176,13 +174,13 @@ def difference(group: Sequence[Outcome], baseline: Sequence[Outcome], measure: s
     largest = max(abs(_value(outcome, measure)) for pair in pairs for outcome in pair)
     if variance == 0 or (np.ptp(gains) <= ROUNDING * largest and not of_rows):
         if abs(gain) > ROUNDING * largest:  # the seeds are one observation, not several
-            return Difference(*names, measure, n, gain, None, None, None, over_rows)
+            return Difference(*names, measure, n, gain, gain, gain, None, over_rows)
         return Difference(*names, measure, n, 0.0, 0.0, 0.0, 1.0, over_rows)
     if math.isnan(variance):  # a single test row of a class
         return Difference(*names, measure, n, gain, None, None, None, over_rows)
     rows_freedom = _fewest(pairs, measure) - 1
     freedom = variance**2 / (of_seeds**2 / (n - 1) + (of_rows or 0.0) ** 2 / max(rows_freedom, 1))
-    half = _half_width(variance, freedom)
+    half = half_width(variance, freedom)
     from scipy.special import stdtr
 
     p = 2 * float(stdtr(freedom, -abs(gain) / math.sqrt(variance)))
@@ -234,8 +232,8 @@ def _same_test_rows(group: Sequence[Outcome], baseline: Sequence[Outcome]) -> bo
     """Whether two methods were measured on the same rows with each seed, as far as that is known."""
     if {o.summary.get("data") for o in group} != {o.summary.get("data") for o in baseline}:
         return False
-    theirs = {o.seed: o.rows for o in baseline}
-    pairs = [(o.rows, theirs.get(o.seed)) for o in group]
+    of_baseline = {o.seed: o.rows for o in baseline}
+    pairs = [(o.rows, of_baseline.get(o.seed)) for o in group]
     return all(a is None or b is None or np.array_equal(a["mark"], b["mark"]) for a, b in pairs)
 
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,20 +14,22 @@ import numpy as np
 import torch
 
 from fedstrata.algorithms.algorithm import Algorithm
-from fedstrata.core.errors import Diverged, invalid, listed, within
+from fedstrata.core.errors import Diverged, InputError, listed, within
 from fedstrata.core.files import Row
 from fedstrata.data.federated import FederatedData
 from fedstrata.experiments.influence import rows_of
 from fedstrata.problems.problem import Problem
 from fedstrata.training.callbacks import Callback
-from fedstrata.training.fingerprint import digest_of
+from fedstrata.training.fingerprint import digest_of, identity_of
 from fedstrata.training.local import LocalRun
-from fedstrata.training.metrics.catalogue import RANKING
+from fedstrata.training.metrics.catalogue import COSTS, MORE_COSTS, RANKING
 from fedstrata.training.metrics.evaluation import Evaluate, Evaluation, pooled_is_training
 from fedstrata.training.metrics.measures import as_numbers
+from fedstrata.training.rounds import prepare
 from fedstrata.training.run import Run
 from fedstrata.training.settings import Settings
 from fedstrata.training.stopping import costs_of, with_validation
+from fedstrata.training.train import make_clients
 
 Options = Mapping[str, Any]
 Trained = tuple[Run | LocalRun, FederatedData]
@@ -45,7 +46,7 @@ class Outcome:
     summary: the summary of the run; empty if it diverged.
     error:   why it diverged.
     rows:    the influence of each row of the test data on each measure; see :func:`rows_of`.
-    loss:    which loss its measures are of, where that is known.
+    loss:    which loss of a sample its measures are of; empty if the problem has no model.
     """
 
     label: str
@@ -130,10 +131,13 @@ class Method(ABC):
 
     @torch.no_grad()
     def measures(self, seed: int, trial: Trial) -> list[str]:
-        """Return the names of the measures that the run of a seed has, and of what it uses."""
+        """Return the names of the measures that the run of a seed has at its start, and of what it uses."""
         problem, data, evaluate = self.start(seed, trial)
-        data = data.to(problem.x0.device, problem.x0.dtype)
         data, validation = with_validation(data, self.settings, elsewhere=False)
+        settings = self.settings.replace(seed=seed, participation=1.0, faults=None, device="cpu", compile=False)
+        clients = make_clients(problem, data, settings)
+        prepare(clients)
+        problem, data = clients.problem, clients.engine.side.data
         measured = as_numbers((evaluate or Evaluation())(problem, data, problem.x0, problem.y0), {})
         if evaluate is None or isinstance(evaluate, Evaluation):  # not defined on these data, such as AUC on one class
             measured = {name: value for name, value in measured.items() if not math.isnan(value)}
@@ -170,18 +174,28 @@ class Method(ABC):
 
 
 def _loss_of(run: Run | LocalRun) -> str:
-    """Return a name of the loss of each sample: two methods with different ones cannot be judged by it."""
-    losses: Any = (run.runs[0] if isinstance(run, LocalRun) else run).problem.losses
-    losses = losses.func if isinstance(losses, partial) else losses
-    return f"{getattr(losses, '__module__', '')}.{getattr(losses, '__qualname__', type(losses).__name__)}"
+    """Return what the loss of each sample computes: two methods with different ones cannot be judged by it."""
+    losses = (run.runs[0] if isinstance(run, LocalRun) else run).problem.losses
+    return "" if losses is None else " ".join(identity_of(losses).values())
 
 
-def shared_measure(finals: Sequence[Row]) -> str:
-    """Return the first measure of ``RANKING`` that all of these rows have."""
-    shared = [name for name in RANKING if all(name in final for final in finals)]
-    if not shared:
-        raise invalid("measure", None, f"given: the methods have none of {listed(list(RANKING))} in common")
-    return shared[0]
+def in_all(measured: Collection[Collection[str]]) -> list[str]:
+    """Return the names that are in all of these rows or lists, in the order of the first."""
+    first = next(iter(measured), ())
+    return [name for name in first if all(name in names for names in measured)]
+
+
+def default_measure(measured: Collection[Collection[str]]) -> str:
+    """Return what to judge by if nobody says so: the first measure of ``RANKING`` that is in all of these lists."""
+    shared = in_all(measured)
+    chosen = next((name for name in RANKING if name in shared), None)
+    if chosen is None:
+        own = [name for name in shared if name not in (*COSTS, *MORE_COSTS)]
+        raise InputError(
+            f"Name the measure to judge by: of {', '.join(RANKING)}, the first of which is the default, the runs have "
+            f"none in common. What they have in common: {listed(own) or 'nothing'}."
+        )
+    return chosen
 
 
 def check_methods(

@@ -17,9 +17,10 @@ from fedstrata.core.registry import Registry
 from fedstrata.core.schedules import SCHEDULES
 from fedstrata.data import SETS
 from fedstrata.data.partitions import PARTITIONS
-from fedstrata.experiments.schema import AlgorithmTable, DataTable, ModelTable, PretrainTable, ProblemTable
+from fedstrata.experiments.schema import AlgorithmTable, DataTable, ModelTable, PretrainTable, ProblemTable, Tuning
 from fedstrata.models import MODELS
 from fedstrata.problems import PROBLEMS
+from fedstrata.training.settings import Settings
 
 Tables = dict[str, Any]
 
@@ -104,22 +105,29 @@ def merge_experiment(base: Tables, over: Tables) -> Tables:
 # --- results of tuning ------------------------------------------------------------------------------------------------
 
 
-def with_tuned(raw: Tables, file: Any, path: Path) -> Tables:
-    """Return the tables of ``path`` with its variants' options replaced by those in ``file``, a ``tuned.toml``.
-
-    Options of variants that the experiment does not have are left out, so that several experiments can share a file.
-    """
+def tuning_in(file: Any, path: Path) -> Tuning:
+    """Read the file that the key ``tuned`` of the file ``path`` names."""
     if not isinstance(file, str) or not file:
         raise invalid("key tuned", file, "the path of a file that `fedstrata tune` wrote", str(path))
     where = path.parent / file
-    tables, variants = read_toml(where).get("variants"), raw.get("variants", {})
-    valid = isinstance(tables, dict) and all(isinstance(t, dict) and [*t] == ["algorithm"] for t in tables.values())
-    if not valid or not isinstance(tables, dict):
-        raise InputError(f"The file {where} must have tables such as [variants.fedavg.algorithm] only. ({path})")
-    if not isinstance(variants, dict):
+    return Tuning.from_table(read_toml(where), f"{where}, tuned in {path}", key="")
+
+
+def with_tuned(raw: Tables, tuning: Tuning) -> Tables:
+    """Return the tables with tuned options of variants and baselines, and with a seed that no trial has used.
+
+    Options of variants that the experiment does not have are left out, so that several experiments can share a file.
+    """
+    variants, baselines, train = (raw.get(key, {}) for key in ("variants", "baselines", "train"))
+    if not all(isinstance(table, dict) for table in (variants, baselines, train)):
         return raw
-    found = {label: merge(old, tables.get(label, {})) for label, old in variants.items() if isinstance(old, dict)}
-    return {**raw, "variants": {**variants, **found}}
+    best = {k: merge(old, tuning.variants.get(k, {})) for k, old in variants.items() if isinstance(old, dict)}
+    tuned: Tables = {**raw, "variants": {**variants, **best}} if variants else {**raw}
+    if tuning.baselines:
+        tuned["baselines"] = merge(baselines, tuning.baselines)
+    if train.get("seed", options_of(Settings)["seed"].default) in tuning.trial_seeds:
+        tuned["train"] = {**train, "seed": max(tuning.trial_seeds) + 1}
+    return tuned
 
 
 # --- presets ----------------------------------------------------------------------------------------------------------

@@ -133,7 +133,7 @@ def pretrain(
     with closing(RunDirectory(out)) as directory:
         if ranks_here().first:
             data = digest_of(experiment.problem, experiment.data)["data"]
-            directory.open({**config, "digest": {"data": data}}, resume)
+            directory.open({**config, "digest": {**config.get("digest", {}), "data": data}}, resume)
         experiment.start_from(pretraining.run(out / "pretrain", callbacks))
 
 

@@ -38,6 +38,7 @@ from fedstrata.training import testing
 from fedstrata.training.callbacks import Callback, ShowProgress, TensorBoard
 from fedstrata.training.diagnostics import Diagnostics
 from fedstrata.training.local import LocalRun, train_local
+from fedstrata.training.metrics.catalogue import declare_measure
 from fedstrata.training.metrics.evaluation import Evaluation
 from fedstrata.training.run import Run
 from fedstrata.training.train import train
@@ -82,6 +83,7 @@ __all__ = [
     "compositional_auc",
     "damaml",
     "data",
+    "declare_measure",
     "erm",
     "fair",
     "maml",

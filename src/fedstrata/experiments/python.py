@@ -11,6 +11,7 @@ from torch import nn
 
 from fedstrata.algorithms.algorithm import Algorithm
 from fedstrata.core.errors import invalid
+from fedstrata.core.files import refuse_blocked
 from fedstrata.data.federated import FederatedData
 from fedstrata.experiments.compare import compare_in, folder_of, seeds_of
 from fedstrata.experiments.comparison import Comparison
@@ -18,7 +19,7 @@ from fedstrata.experiments.methods import Method
 from fedstrata.experiments.object_methods import DataOf, ObjectMethod, ProblemOf
 from fedstrata.experiments.overlay import check_labels
 from fedstrata.experiments.schema import SITES, TuneTable
-from fedstrata.experiments.tune import Tuned, tune_methods
+from fedstrata.experiments.tune import Tuned, files_of, tune_methods
 from fedstrata.problems.problem import Problem
 from fedstrata.training.callbacks import Callback
 from fedstrata.training.fingerprint import settings_of
@@ -55,7 +56,8 @@ def compare(
     seeds:     how many seeds, counted from ``seed``, or the seeds themselves.
     baseline:  the label to compare the others with; by default the first.
     baselines: "local" and "pooled" also run the first method with each client alone, and with all data in one place.
-    measure:   the measure to judge by; by default distance if the solution is known, else auc, accuracy or loss.
+    measure:   the measure to judge by; by default distance if the solution is known, else auc, accuracy or loss. One of
+               your own ``evaluate`` must be declared: see :func:`fedstrata.declare_measure`.
     evaluate:  as in :func:`fs.train`.
     out:       a directory for the runs, which must be new unless ``resume`` is set.
     resume:    resume what is in ``out``.
@@ -91,7 +93,7 @@ def tune(
     """Tune the hyperparameters of methods on validation data, by the same rule for each.
 
         tuned = fs.tune({"fedavg": (problem, fs.FedAvg()), "fgda": (auc, fs.FGDA())}, data, trials=8, rounds=50)
-        tuned.best["fedavg"]                     # an algorithm; tuned.compare(range(5)) runs all on the test data
+        tuned.best["fedavg"]         # an algorithm; tuned.compare(5) runs all on the test data with five other seeds
 
     methods, data, settings, evaluate, out, resume, jobs, callbacks: as in :func:`fs.compare`.
     trials:       trials for each hyperparameter that is searched; its own settings and the defaults are extra.
@@ -104,6 +106,7 @@ def tune(
     extend:       whether to search beyond an edge at which the best value lies.
     search:       ``{label: {option: (low, high)}}``, instead of the ranges that algorithms declare.
     """
+    ranges: Any = {} if search is None else search  # checked with the other options
     chosen = TuneTable(
         trials=trials,
         seeds=seeds,
@@ -113,10 +116,12 @@ def tune(
         rounds=trial_rounds,
         halving=halving,
         extend=extend,
-        search={label: dict(ranges) for label, ranges in (search or {}).items()},
+        search=ranges,
     )
     built = _methods(methods, data, settings, evaluate, ())
     folder = folder_of(out, resume)
+    if folder is not None:
+        refuse_blocked(folder, *files_of(built))
     tuned = tune_methods(
         "method",
         built,
@@ -152,9 +157,10 @@ def _methods(
         raise invalid("data", type(data).__name__, "FederatedData, or a function that returns them for a seed")
     first = next(iter(built.values()))
     baselines = (baselines,) if isinstance(baselines, str) else baselines
+    fits = isinstance(baselines, Sequence) and all(sites in SITES and sites not in built for sites in baselines)
+    if not fits or len(set(baselines)) < len(baselines):
+        raise invalid("baselines", baselines, "'local', 'pooled' or both, once each, and not the label of a method")
     for sites in baselines:
-        if sites not in SITES or sites in built:
-            raise invalid("baselines", baselines, "'local', 'pooled' or both, once each, and not the label of a method")
         assert isinstance(first, ObjectMethod)
         built[sites] = ObjectMethod(sites, first.problem, first.own, data, settings, evaluate, sites)
     return built

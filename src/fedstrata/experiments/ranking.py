@@ -6,38 +6,27 @@ import math
 from collections.abc import Sequence
 from functools import partial
 
-from fedstrata.core.files import Row
-from fedstrata.experiments.methods import shared_measure
 from fedstrata.experiments.search import Space
 from fedstrata.experiments.trials import Tried
-from fedstrata.training.metrics.catalogue import measure as about
+from fedstrata.training.metrics.catalogue import sign_of
 
 QUARTER = 0.25
 
 
 class Ranking:
-    """Ranks trials by a measure; without one, by the first of ``RANKING`` that the first trials share."""
+    """Ranks trials by a measure."""
 
-    def __init__(self, measure: str | None) -> None:
-        self.measure = measure
-
-    def settle(self, finals: Sequence[Row]) -> None:
-        """Choose the measure from the last rows of runs, unless there is one."""
-        if self.measure is None and finals:
-            self.measure = shared_measure(finals)
+    def __init__(self, measure: str) -> None:
+        self.measure, self._sign = measure, sign_of(measure)
 
     def value(self, trial: Tried, rounds: int | None = None) -> float | None:
         """Return the mean of the measure over seeds; None if a seed diverged, or the trial was not run."""
-        return None if self.measure is None else trial.value(self.measure, rounds)
+        return trial.value(self.measure, rounds)
 
     def gain(self, trial: Tried) -> float | None:
         """Return the value of a trial, larger is better."""
         value = self.value(trial)
         return None if value is None else self._sign * value
-
-    @property
-    def _sign(self) -> int:
-        return 1 if about(self.measure or "loss").higher_is_better else -1
 
     def sorted(self, trials: Sequence[Tried], rounds: int | None = None) -> list[Tried]:
         """Return trials, best first and failures last; the longest first, unless only ``rounds`` count."""

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fedstrata.core.errors import InputError, within
+from fedstrata.core.registry import IMPORTED
 from fedstrata.experiments.build import Experiment
 from fedstrata.experiments.config import OF_SEVERAL_RUNS, Config
 from fedstrata.experiments.pretrain import Pretraining, pretrain
@@ -29,12 +30,15 @@ def run_config(
 ) -> Run | LocalRun:
     """Train a configuration; config.toml in ``out`` records every setting that the run depends on.
 
-    In a comparison (``compared``) diagnostics skip what an algorithm does not report.
+    In a comparison (``compared``) diagnostics skip what an algorithm does not report, and a run is not resumed if a
+    file that the user has imported was changed: the others would have been trained with other code.
     """
     with labelled(config):
         built = Experiment(config) if experiment is None else experiment
         tables = config.to_toml(*OF_SEVERAL_RUNS, "pretrain")
         tables |= {"algorithm": built.algorithm.to_table()}
+        if compared and IMPORTED:
+            tables |= {"digest": {"imported": ", ".join(f"{name} {digest}" for name, digest in IMPORTED.items())}}
         pretraining = Pretraining.of(built)
         if pretraining is not None:
             tables |= {"pretrain": pretraining.table}

@@ -84,6 +84,16 @@ class DataTable(Options, owner="the data table"):
         "`test_targets`; further inputs of a model are `inputs_1`, `inputs_2`, ...), and optionally a pooled "
         "`test.npz`",
     )
+    tables: str | Sequence[str] | None = param(
+        None,
+        'your own tables instead: a pattern such as `"sites/*.csv"`, or a list of CSV or Parquet files, one per site; '
+        "or one file, if the schema names the column of the sites",
+    )
+    schema: str | dict[str, Any] | None = param(
+        None, "the schema of the tables: a file that `fedstrata describe` drafts, or its content as a table"
+    )
+    features: Sequence[str] = param((), "columns of the tables to use; by default all of the schema")
+    drop: Sequence[str] = param((), "columns of the schema to leave out")
     clients: int = param(10, "number of clients", least=1)
     partition: str | dict[str, Any] = param(
         "iid", 'a partition by name, or with its options: `{ name = "dirichlet", alpha = 0.3 }`'
@@ -107,10 +117,27 @@ class DataTable(Options, owner="the data table"):
                 f"The key data.positives applies only with data.imbalance, the fraction of positives. "
                 f"Got {list(self.positives)} without it."
             )
+        if self.tables is None and (self.features or self.drop):
+            raise InputError("The keys data.features and data.drop apply only with data.tables.")
+        if self.tables is not None and self.schema is None:
+            raise InputError(
+                "The key data.tables needs data.schema, the file that says what the columns are: draft one with "
+                "fedstrata describe TABLES --target COLUMN --draft schema.toml."
+            )
+        if self.tables is not None and self.folder is not None:
+            raise InputError("The keys data.tables and data.folder both name your own data: set one of them.")
+
+    @property
+    def own(self) -> tuple[str, ...]:
+        """The keys that apply if the data are the user's own; empty if they are a data set."""
+        return WITH_FOLDER if self.folder is not None else WITH_TABLES if self.tables is not None else ()
 
 
 WITH_FOLDER = ("folder", "directory", "holdout", "support", "sites", "seed")
 """The keys of ``[data]`` that apply to the user's own data, in ``data.folder``."""
+
+WITH_TABLES = ("tables", "schema", "features", "drop", "directory", "holdout", "support", "sites", "seed")
+"""The keys of ``[data]`` that apply to the user's own tables, in ``data.tables``."""
 
 
 class CompareTable(Options, owner="the compare table"):
@@ -134,7 +161,7 @@ class CompareTable(Options, owner="the compare table"):
 
 
 class PlotTable(Options, owner="the plot table"):
-    """What the plot of a comparison shows: the keyword arguments of :func:`fedstrata.training.plots.plot`."""
+    """What the plot of a comparison shows, and the format of its files."""
 
     measures: Sequence[str] | None = param(
         None, "measures in the panels of the plot and in the tables; by default up to three"
@@ -148,9 +175,18 @@ class PlotTable(Options, owner="the plot table"):
         choices=RANGES,
     )
 
+    format: str | None = param(
+        None, "format of the plots of a comparison or a search; by default png", choices=("png", "pdf", "svg")
+    )
+
     def __post_init__(self) -> None:
         if self.measures == ():
             raise invalid("key plot.measures", [], "a list of at least one measure")
+
+    @property
+    def shown(self) -> dict[str, Any]:
+        """The keyword arguments of :func:`fedstrata.training.plots.plot`."""
+        return {name: value for name, value in self.to_table().items() if name != "format"}
 
 
 class TuneTable(Options, owner="the tune table"):
@@ -186,6 +222,9 @@ class TuneTable(Options, owner="the tune table"):
         least=2,
     )
     extend: bool = param(True, "if the best value lies at an edge of its range, search once more beyond the edge")
+    baselines: bool = param(
+        True, "also tune the baselines of [compare]; otherwise they take the best settings of the first method"
+    )
     search: dict[str, dict[str, tuple[float, float]]] = param(
         {}, "`search.NAME.OPTION = [low, high]` replaces the search range of the algorithm or variant NAME"
     )
@@ -196,4 +235,21 @@ class TuneTable(Options, owner="the tune table"):
         if self.sampler in ("tpe", "gp") and (self.rounds is not None or self.halving is not None):
             raise InputError(
                 f"The sampler {self.sampler} learns from trials of full length: leave out tune.rounds and tune.halving."
+            )
+
+
+class Tuning(Options, owner="the file of tuned settings"):
+    """What ``fedstrata tune`` writes for variants."""
+
+    variants: dict[str, dict[str, dict[str, Any]]] = param({}, "the best options, as [variants.LABEL.algorithm]")
+    baselines: dict[str, dict[str, Any]] = param({}, "the algorithms of the baselines, with their best options")
+    trial_seeds: tuple[int, ...] = param((), "the seeds of the trials, which a comparison does not use again", least=0)
+    data_seed: int | None = param(
+        None, "the seed of the data in every trial: with another one, test rows could be rows of the trials", least=0
+    )
+
+    def __post_init__(self) -> None:
+        if not all([*tables] == ["algorithm"] for tables in self.variants.values()):
+            raise InputError(
+                "The variants of a file of tuned settings have tables such as [variants.fedavg.algorithm]."
             )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from fedstrata.core.errors import invalid, listed
 from fedstrata.core.files import Row
@@ -56,9 +56,10 @@ def untrained_in_all(summaries: Mapping[str, Sequence[Row]]) -> list[str]:
         names = list(dict.fromkeys(name for summary in group for name in summary.get("untrained", ())))
         if names:
             seed = " with some seed" if any(len(s["untrained"]) < len(names) for s in group) else ""
+            whose = "its untrained model" if len(names) == 1 else "their untrained models"
             sentences.append(
-                f"{label}: {listed(names)} of {group[0]['clients']} clients cannot train alone{seed}; the means "
-                "include the untrained model there."
+                f"{label}: {listed(names)} ({len(names)} of {group[0]['clients']} clients) could not train "
+                f"alone{seed}; means include {whose}."
             )
     return sentences
 
@@ -85,7 +86,7 @@ def mean_and_spread(row: Row, measures: Sequence[str] | None = None) -> Row:
         first = next((m for m in measures or IN_TABLES if m in row["values"]), "loss")
         return cells | {measure(first).heading: diverged_in(row)}
     for key in measures or IN_TABLES:
-        if key in row:
+        if key in row["values"]:
             cells[measure(key).heading] = _mean_and_spread(row, key)
     return cells | {"sent up": size(row["bytes_up"]), "seconds": f"{row['seconds']:.1f}"}
 
@@ -109,26 +110,20 @@ def as_markdown(rows: Sequence[Row], measures: Sequence[str] | None = None) -> s
 def columns_of(rows: Sequence[Row]) -> list[str]:
     """Return the measures that a table shows if none are named: the main ones, and a user's own."""
     names = dict.fromkeys(name for row in rows for name in row["values"])
-    own = [
-        name
-        for name in names
-        if name.removeprefix(VALIDATION) not in MEASURES and name not in ("round", *COSTS, *MORE_COSTS)
-    ]
+    ours = (*MEASURES, "round", *COSTS, *MORE_COSTS)
+    own = [name for name in names if name.removeprefix(VALIDATION) not in ours]
     return [*(name for name in IN_TABLES if name in names), *own]
 
 
 def cells_of(rows: Sequence[Row], measures: Sequence[str] | None = None) -> list[list[str]]:
     """Return the cells of a table of a comparison, with a head: measures and costs of each method."""
     columns = measures or columns_of(rows)
-    kind = next(iter(rows[0]))
-    head = [kind, *(measure(column).heading for column in columns), "samples", "bytes up", "seconds", "diverged"]
-    lines = [head]
+    kind, costs = next(iter(rows[0])), [cost for cost in _COSTS_IN_WORDS if cost not in columns]
+    lines = [[kind, *(measure(name).heading for name in (*columns, *costs)), "diverged"]]
     for row in rows:
-        cells = [_mean_and_spread(row, c) if c in row else "–" for c in columns]
-        costs = ["–"] * 3
-        if "samples" in row:
-            costs = [f"{row['samples']:,.0f}", size(row["bytes_up"]), f"{row['seconds']:.1f}"]
-        lines.append([row[kind], *cells, *costs, f"{row['diverged']} of {row['seeds']}"])
+        cells = [_mean_and_spread(row, c) if c in row["values"] and not row["diverged"] else "–" for c in columns]
+        cells += [_COSTS_IN_WORDS[cost](row[cost]) if cost in row else "–" for cost in costs]
+        lines.append([row[kind], *cells, f"{row['diverged']} of {row['seeds']}"])
     return lines
 
 
@@ -143,17 +138,17 @@ def numbers_of(rows: Sequence[Row], measures: Sequence[str] | None = None) -> li
     ``_seeds`` is the number of seeds that a mean is over: 0 without one, as for a method that diverged.
     """
     columns = measures or columns_of(rows)
-    kind, costs = next(iter(rows[0])), ("samples", "bytes_up", "bytes_down", "seconds")
+    kind = next(iter(rows[0]))
+    costs = [cost for cost in ("samples", "bytes_up", "bytes_down", "seconds") if cost not in columns]
     parts = [f"{column}{part}" for column in columns for part in ("", "_std", "_low", "_high", "_seeds")]
     lines: list[list[Cell]] = [[kind, "seeds", "diverged", *parts, *costs]]
     for row in rows:
         cells: list[Cell] = [row[kind], row["seeds"], row["diverged"]]
         for column in columns:
             values = [v for v in row["values"].get(column, ()) if v is not None] if column in row else []
-            found = interval(values) if values else None
+            mean = interval(values) if values else None
             spread = row[f"{column}_std"] if len(values) > 1 else None
-            numbers = [None] * 4 if found is None else [found.mean, spread, found.low, found.high]
-            cells += [*numbers, len(values)]
+            cells += [*([None] * 4 if mean is None else [mean.mean, spread, mean.low, mean.high]), len(values)]
         lines.append(cells + [row.get(cost) for cost in costs])
     return lines
 
@@ -192,10 +187,12 @@ def _latex(text: str) -> str:
 
 
 def _mean_and_spread(row: Row, name: str) -> str:
+    """Format the mean over seeds; there is none if some have no value, since it would flatter the method."""
+    if name not in row:
+        return f"no value in {row['values'][name].count(None)} of {row['seeds']}"
     mean, spread = row[name], row[f"{name}_std"]
     form = ".3f" if mean == 0 or 0.01 <= abs(mean) < 10_000 else ".2e"
-    fewer = f" ({row[f'{name}_seeds']} of {row['seeds']})" if f"{name}_seeds" in row else ""
-    return f"{mean:{form}}{fewer}" if row["seeds"] == 1 else f"{mean:{form}} ± {spread:{form}}{fewer}"
+    return f"{mean:{form}}" if row["seeds"] == 1 else f"{mean:{form}} ± {spread:{form}}"
 
 
 def size(count: float) -> str:
@@ -205,3 +202,11 @@ def size(count: float) -> str:
             return f"{count:.3g} {unit}"
         count /= 1000
     return f"{count:.3g} GB"
+
+
+_COSTS_IN_WORDS: dict[str, Callable[[float], str]] = {
+    "samples": "{:,.0f}".format,
+    "bytes_up": size,
+    "seconds": "{:.1f}".format,
+}
+"""The costs that every table shows, and how."""

@@ -12,7 +12,6 @@ from fedstrata.experiments.pool import Say, run_all
 from fedstrata.experiments.ranking import Ranking
 from fedstrata.experiments.trials import Key, Store, Tried
 from fedstrata.training.callbacks import Callback, Titled
-from fedstrata.training.metrics.catalogue import RANKING
 
 
 @dataclass(frozen=True)
@@ -62,7 +61,6 @@ class TrialRuns:
         run_all([partial(self._task, trial, rounds, seed) for trial, rounds, seed in missing], self.jobs, done)
         for trial, rounds in todo:
             self._finish(trial, rounds, results)
-        self.ranking.settle([row for trial, rounds in todo for row in trial.finals[rounds] if row is not None])
 
     def _task(self, trial: Tried, rounds: int, seed: int) -> Outcome:
         change = Trial(trial.options, rounds, self.share)
@@ -75,10 +73,9 @@ class TrialRuns:
 
     def _report(self, trial: Tried, rounds: int) -> None:
         seeds, measure = trial.finals[rounds], self.ranking.measure
-        values = [(name, trial.value(name, rounds)) for name in ((measure,) if measure else RANKING)]
-        lost = sum(f is None for f in seeds)
+        value, lost = self.ranking.value(trial, rounds), sum(final is None for final in seeds)
         failed = f"diverged in {lost} of {len(seeds)} seeds" if lost else f"has no {measure} in some seed"
-        result = next((f"{name} {value:.4f}" for name, value in values if value is not None), failed)
+        result = failed if value is None else f"{measure} {value:.4f}"
         shown = ", ".join(f"{k} = {v}" for k, v in trial.options.items()) or "its own settings"
         length = f" ({rounds} rounds)" if rounds < self.methods[trial.label].settings.rounds else ""
         self.say(f"{trial.label} trial {trial.number}{length}: {shown} -> {result}")

@@ -1,36 +1,35 @@
-"""The result of tuning methods, and tuning a configuration file."""
+"""Tuning methods, and the result of it."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-import tomli_w
 
 from fedstrata.algorithms.algorithm import Algorithm
+from fedstrata.core.errors import listed
 from fedstrata.core.files import Row, write_atomically
 from fedstrata.core.frames import frame
+from fedstrata.data.federated import FederatedData
 from fedstrata.experiments import tables
-from fedstrata.experiments.build import build_algorithm
 from fedstrata.experiments.compare import compare_in, seeds_of
 from fedstrata.experiments.comparison import Comparison
-from fedstrata.experiments.config import Config
 from fedstrata.experiments.influence import marks_of
 from fedstrata.experiments.methods import Method, Trial
-from fedstrata.experiments.overlay import Tables, merge, slug
+from fedstrata.experiments.overlay import Tables, slug
 from fedstrata.experiments.pool import Say
-from fedstrata.experiments.schema import SITES, AlgorithmTable, TuneTable
+from fedstrata.experiments.schema import TuneTable
 from fedstrata.experiments.search import Space, joined
 from fedstrata.experiments.trials import Tried, claim
 from fedstrata.experiments.tuner import Tuner
 from fedstrata.training import plots
 from fedstrata.training.callbacks import Callback
+from fedstrata.training.fingerprint import digest_of
 from fedstrata.training.metrics.catalogue import VALIDATION
-from fedstrata.training.metrics.evaluation import pooled, pooled_is_training
 
 if TYPE_CHECKING:
     import pandas
@@ -86,7 +85,7 @@ class Tuned:
 
     def frame(self) -> pandas.DataFrame:
         """Return a pandas DataFrame with one row per trial; needs ``fedstrata[frames]``."""
-        return frame([{**row, **row.pop("options")} for row in self.rows])
+        return frame([{k: v for k, v in row.items() if k != "options"} | row["options"] for row in self.rows])
 
     def table(self, form: Literal["markdown", "latex", "csv"] = "markdown") -> str:
         """Return the best trial of each method as a table in Markdown, LaTeX or CSV."""
@@ -152,25 +151,33 @@ class Tuned:
         """
         final = seeds_of(seeds, self.trial_seeds.stop)
         how: dict[str, Any] = {"baseline": baseline, "measure": measure or self.measure, "jobs": jobs}
-        how |= {"callbacks": callbacks, "warnings": [*self.warnings, *self.seen(final[0])]}
+        how |= {"callbacks": callbacks, "warnings": [*self.warnings, *self.seen(final)]}
         return compare_in(self.kind, self.tuned_methods, final, out, resume, **how)
 
-    def seen(self, final: int) -> list[str]:
-        """Warn if trials were trained or validated on rows that this seed has as test rows."""
-        method = next(iter(self.methods.values()))
-        trial, test = (method.start(seed, Trial())[1] for seed in (self.trial_seeds[0], final))
-        if pooled_is_training(test):
-            return []
-        rows = marks_of(pooled(test))
-        if np.array_equal(np.sort(rows), np.sort(marks_of(pooled(trial)))):
-            return []  # the same split: rows that occur twice are the user's own
-        used = int(np.isin(rows, marks_of([a[trial.train.stored_rows] for a in trial.train.arrays])).sum())
-        if not used:
-            return []
-        return [
-            f"Warning: {used:,} of {len(rows):,} test rows of seed {final} were rows of the trials, since every seed "
-            "splits the data anew. Hold the test rows out once, with the same seed for all."
-        ]
+    def seen(self, seeds: Sequence[int]) -> list[str]:
+        """Warn if trials have used these seeds, or rows that are test rows with the first of them."""
+        warnings, used = [], [str(seed) for seed in seeds if seed in self.trial_seeds]
+        if used:
+            warnings.append(
+                f"Warning: seed{'s' * (len(used) > 1)} {listed(used)} had trials, from which the best were chosen, so "
+                "the results are optimistic. Compare with other seeds."
+            )
+        labels_of: dict[str, list[str]] = {}
+        data: dict[str, list[FederatedData]] = {}
+        for label, method in self.methods.items():
+            starts = [method.start(seed, Trial())[:2] for seed in (self.trial_seeds[0], seeds[0])]
+            key = " ".join(digest_of(*start)["data"] for start in starts)
+            labels_of.setdefault(key, []).append(label)
+            data.setdefault(key, [own for _, own in starts])
+        for key, labels in labels_of.items():
+            count, of = seen_rows(*data[key])
+            if count:
+                warnings.append(
+                    f"Warning: {listed(labels)}: {count:,} of {of:,} test rows of seed {seeds[0]} were rows of the "
+                    "trials, since every seed splits the data anew. Hold the test rows out once, with the same seed "
+                    "for all."
+                )
+        return warnings
 
     def searched(self, label: str) -> Space:
         """Return the ranges of a method, with what was added beyond their edges."""
@@ -184,15 +191,36 @@ class Tuned:
             sentences.append(f"{label}: searched {', '.join(ranges) or 'nothing'}.")
         return sentences
 
-    def write(self, folder: Path) -> None:
-        """Write trials.json, tune.md, search.png and a plot of the response to the hyperparameters of each method."""
+    def write(self, folder: Path, form: str = "png") -> None:
+        """Write trials.json, tune.md, and plots of the search and of the response to each method's hyperparameters."""
         write_atomically(folder / "trials.json", json.dumps(self.rows, indent=1).encode())
         notes = "".join(f"- {note}\n" for note in [*self.notes, *self._ranges()])
         write_atomically(folder / "tune.md", f"{self.table()}\n{notes}".encode())
-        self.plot(folder / "search.png")
+        self.plot(folder / f"search.{form}")
         for label, space in self.spaces.items():
             if space and label not in self.failed:
-                self.plot_response(label, folder / f"response-{slug(label)}.png")
+                self.plot_response(label, folder / f"response-{slug(label)}.{form}")
+
+
+def files_of(labels: Iterable[str], form: str = "png") -> list[str]:
+    """Return the names of the files that the search of these methods writes, besides its trials."""
+    return ["trials.json", "tune.md", f"search.{form}", *(f"response-{slug(label)}.{form}" for label in labels)]
+
+
+def seen_rows(trial: FederatedData, test: FederatedData) -> tuple[int, int]:
+    """Return how many test rows of ``test`` are training rows of ``trial``, and of how many."""
+    rows, before = _test_rows(test), _test_rows(trial)
+    if np.array_equal(np.sort(rows), np.sort(before)):
+        return 0, len(rows)  # the same split: rows that occur twice are the user's own
+    return int(np.isin(rows, marks_of([a[trial.train.stored_rows] for a in trial.train.arrays])).sum()), len(rows)
+
+
+def _test_rows(data: FederatedData) -> np.ndarray:
+    """Return a number for each test row, pooled or of a client, that identifies it."""
+    parts = [data.test] if data.test is not None else []
+    if data.client_test is not None:
+        parts.append(tuple(a[data.client_test.stored_rows] for a in data.client_test.arrays))
+    return np.concatenate([np.empty(0, np.uint64), *map(marks_of, parts)])
 
 
 def _failures(trials: Sequence[Tried]) -> int:
@@ -219,50 +247,5 @@ def tune_methods(
     if folder is not None:
         claim(folder, identity)
     trials = tuner.search()
-    measure = tuner.ranking.measure
-    assert measure is not None
     spaces, failed = (tuner.spaces, tuner.extended), tuple(tuner.failed)
-    return Tuned(kind, dict(methods), trials, *spaces, measure, tuner.notes, tuner.seeds, failed)
-
-
-# --- configuration files ---------------------------------------------------------------------------------------------
-
-
-def identity_of(config: Config, names: Sequence[str] | None, methods: Mapping[str, Method]) -> str:
-    """Return what the results of a search of a configuration depend on, its data included."""
-    seeds = range(config.train.seed, config.train.seed + config.tune.seeds)
-    digests = {label: [method.digest(seed) for seed in seeds] for label, method in methods.items()}
-    chosen = None if names is None else list(names)
-    settings = {"names": chosen, "digests": digests, **config.to_toml("compare", "plot")}
-    return json.dumps(settings, sort_keys=True)
-
-
-def best_config(config: Config, tuned: Tuned) -> Config:
-    """Return the experiment with the best options: of its variants, or of the algorithms that were tuned."""
-    if tuned.kind == "variant":
-        old = config.variants
-        changed = {k: merge(old[k], {"algorithm": options}) for k, options in tuned.options.items() if k in old}
-        return config.replace(variants={**old, **changed})
-    complete = {name: _complete(config, name, options) for name, options in tuned.options.items() if name not in SITES}
-    main = config.algorithm.name if config.algorithm.name in complete else next(iter(complete))
-    tables = {**config.algorithms, **complete}
-    return config.replace(algorithms=tables, algorithm=AlgorithmTable(name=main, options=complete[main]))
-
-
-def _complete(config: Config, name: str, options: Mapping[str, Any]) -> Tables:
-    """Return all options of an algorithm, so that a comparison fills in none from ``[algorithm]``."""
-    table = build_algorithm(config.with_algorithm(name, dict(options))).to_table()
-    return {k: v for k, v in table.items() if k != "name"}
-
-
-def variant_tables(tuned: Tuned) -> str:
-    """Return the best options as ``[variants.LABEL.algorithm]`` tables."""
-    return tomli_w.dumps({"variants": {label: {"algorithm": options} for label, options in tuned.options.items()}})
-
-
-def write_config(config: Config, tuned: Tuned, folder: Path) -> None:
-    """Write tuned.toml, the tables of the variants, or best.toml, the experiment with tuned algorithms."""
-    if tuned.kind == "variant":
-        write_atomically(folder / "tuned.toml", variant_tables(tuned).encode())
-    else:
-        write_atomically(folder / "best.toml", tomli_w.dumps(best_config(config, tuned).to_toml()).encode())
+    return Tuned(kind, dict(methods), trials, *spaces, tuner.ranking.measure, tuner.notes, tuner.seeds, failed)

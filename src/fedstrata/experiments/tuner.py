@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from fedstrata.core.errors import FedstrataError, InputError, listed, unknown
-from fedstrata.experiments.methods import Method, Trial, check_methods
+from fedstrata.experiments.methods import Method, Trial, check_methods, default_measure, in_all
 from fedstrata.experiments.notes import budget_in_words, warnings_of
 from fedstrata.experiments.pool import Say, check_jobs
 from fedstrata.experiments.ranking import Ranking, edges_of
@@ -49,17 +50,29 @@ class Tuner:
         self.extended: dict[str, Space] = {label: {} for label in methods}
         self.rungs = {label: rungs_of(table, method.settings.rounds) for label, method in methods.items()}
         self.trials: dict[str, list[Tried]] = {label: self._given(label) for label in methods}
-        self.ranking = Ranking(table.measure)
+        first = {label: Trial(trials[0].options, None, table.share) for label, trials in self.trials.items()}
+        check_methods(self.methods, self.seeds, first)
+        self.ranking = Ranking(self._measure(first))
         shown = () if jobs > 1 else callbacks
         self.runs = TrialRuns(self.methods, self.seeds, table.share, Store(folder), self.ranking, jobs, shown, say)
         self.notes: list[str] = []
         self.failed: list[str] = []
-        first = {label: Trial(trials[0].options, None, table.share) for label, trials in self.trials.items()}
-        check_methods(self.methods, self.seeds, first)
-        for label, method in self.methods.items() if table.measure is not None else ():
-            known = method.measures(seed, first[label])
-            if table.measure not in known:
-                raise unknown("measure", table.measure, known, f"tune.measure, {label}")
+
+    def _measure(self, first: Mapping[str, Trial]) -> str:
+        """Return what to rank trials by: what the table names, or what all have on validation and on test data."""
+        measured = {
+            label: in_all([method.measures(seed, first[label]) for seed in self.seeds])
+            for label, method in self.methods.items()
+        }
+        if self.table.measure is None:
+            everywhere = list(measured.values())
+            with suppress(InputError):  # if they cannot be measured on test data, a comparison says why
+                everywhere += [method.measures(self.seed, Trial()) for method in self.methods.values()]
+            return default_measure(everywhere)
+        for label, names in measured.items():
+            if self.table.measure not in names:
+                raise unknown("measure", self.table.measure, names, f"tune.measure, {label}")
+        return self.table.measure
 
     # --- what to try --------------------------------------------------------------------------------------------
 
@@ -131,7 +144,7 @@ class Tuner:
         """Say why a method has no best trial."""
         trials = self.trials[label]
         if not any(trial.diverged for trial in trials):
-            return f"No trial of {label} has {self.ranking.measure or 'a measure in common'} in every seed."
+            return f"No trial of {label} has {self.ranking.measure} in every seed."
         return (
             f"Every trial of {label} diverged in at least one seed. Search smaller learning rates: "
             f"[tune.search.{json.dumps(label)}]."

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import tomllib
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from flwr.app import Context, Message
@@ -14,7 +15,7 @@ from flwr.serverapp import Grid, ServerApp
 from fedstrata.clients.faults import Faults
 from fedstrata.core.errors import FedstrataError
 from fedstrata.core.files import write_atomically
-from fedstrata.experiments.build import Experiment
+from fedstrata.experiments.build import Experiment, plan_of
 from fedstrata.experiments.config import Config, parse
 from fedstrata.federation.experiment import check_config, error_file, import_modules, tables_for_nodes
 from fedstrata.federation.node.answer import reply_to
@@ -84,7 +85,8 @@ def serve(
     policy = config.faults or Faults()
     state = ServerState.of(out, resume)
     nodes = Nodes(transport, roster, state.run, policy)
-    experiment = Experiment(config, data_of_nodes(nodes, state, server_data, say))
+    data = replace(data_of_nodes(nodes, state, server_data, say), plan=plan_of(config))
+    experiment = Experiment(config, data)
     changed = {"algorithm": experiment.algorithm.to_table(), "federation": {"nodes": list(roster.names)}}
     return train(
         experiment.problem,

@@ -123,7 +123,7 @@ def write_node_data(data: FederatedData, folder: Path, names: list[str]) -> None
     server = folder / "server" / "data"
     server.mkdir(parents=True, exist_ok=True)
     auxiliary = data.auxiliary
-    save_arrays(server / "test.npz", data.test)
+    save_arrays(server / "test.npz", None if data.plan is not None else data.test)  # nodes measure tables themselves
     save_arrays(
         server / "auxiliary.npz", None if auxiliary is None else tuple(a[auxiliary.rows] for a in auxiliary.arrays)
     )

@@ -12,7 +12,7 @@ from fedstrata.algorithms import ALGORITHMS
 from fedstrata.clients.cohort import cohort_size
 from fedstrata.core.errors import InputError, invalid
 from fedstrata.core.registry import Registry
-from fedstrata.experiments.build import build_algorithm, check_model, named_problem
+from fedstrata.experiments.build import build_algorithm, check_model, named_problem, schema_of
 from fedstrata.experiments.config import OF_SEVERAL_RUNS, Config, import_file
 from fedstrata.models import MODELS
 from fedstrata.models.augment import AUGMENTATIONS
@@ -66,6 +66,8 @@ def tables_for_nodes(config: Config) -> dict[str, Any]:
     split: dict[str, Any] = {name: getattr(data, name) for name in ("holdout", "support") if getattr(data, name)}
     if data.seed is not None:
         split["seed"] = data.seed
+    if data.schema is not None:
+        split["schema"] = schema_of(config).to_table()
     tables = config.to_toml(*OF_SEVERAL_RUNS, "data", "pretrain")
     return tables | ({"data": split} if split else {})
 

@@ -46,7 +46,7 @@ def run_locally(
     commands()
     check_config(config, nodes)
     _check_directories(config, nodes, folder, out, resume)
-    split = config.data if config.data.folder is not None else config.data.replace(clients=nodes)
+    split = config.data if config.data.own else config.data.replace(clients=nodes)
     data = Experiment(config.replace(data=split)).data
     if data.clients != nodes:
         raise invalid("number of nodes", nodes, f"{data.clients}, the number of clients in the data")

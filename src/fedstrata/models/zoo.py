@@ -33,6 +33,9 @@ F = TypeVar("F", bound=Callable[..., nn.Module])
 MODELS: Registry[Callable[..., nn.Module]] = Registry("model", hint=YOUR_OWN)
 """Every model by its name in a configuration file."""
 
+_RECIPE = "_recipe_of_fedstrata"
+"""An attribute of the modules that :func:`model` returns."""
+
 NORM = param("group", "normalisation layers; 'batch' also needs batchnorm = 'batch' in the problem")
 WIDTH = param(32, "channels of the first layer", least=1)
 
@@ -241,11 +244,19 @@ def model(
         torch.manual_seed(seed)
         try:
             built = build(shape, outputs, **values)
-            return nn.Sequential(*layers, built) if layers else built
+            made = nn.Sequential(*layers, built) if layers else built
         except InputError:
             raise
         except (TypeError, RuntimeError, ValueError) as error:
             raise InputError(f"The model {name} cannot be built with the options {options}: {error}") from None
+    if isinstance(made, nn.Module):  # a user's function may return anything
+        setattr(made, _RECIPE, {"name": name, "shape": list(shape), "outputs": outputs, **options})
+    return made
+
+
+def recipe_of(module: nn.Module) -> dict[str, Any] | None:
+    """Return the arguments of :func:`model` that built a module, without augmentation; None if it was built by hand."""
+    return getattr(module, _RECIPE, None)
 
 
 def register(function: F) -> F:

@@ -61,7 +61,7 @@ class Damaged(FedstrataError):
 class Checkpoint:
     """What a run needs to resume: the last finished round, the server's vectors, counts, clients' rows.
 
-    evaluations: how many rows metrics.jsonl has up to this round; None if that is not known.
+    evaluations: a digest of each row that metrics.jsonl has up to this round; None if that is not known.
     """
 
     round: int
@@ -69,7 +69,7 @@ class Checkpoint:
     counts: dict[str, Any]
     seconds: float
     rows: Iterable[dict[str, torch.Tensor]] = ()
-    evaluations: int | None = None
+    evaluations: Sequence[str] | None = None
 
 
 DURABLE_SECONDS = 30.0
@@ -213,8 +213,8 @@ class Checkpoints:
         self._saved_rows = sum(segment["rows"] for segment in self._segments)
         rows = (self._read(segment) for segment in manifest["clients"])
         evaluations = manifest.get("evaluations")
-        numbers = {"round": manifest["round"], "seconds": manifest["seconds"], "evaluations": evaluations or 0}
-        wrong = next((name for name, value in numbers.items() if not is_number(value)), None)
+        evaluations = evaluations if isinstance(evaluations, list) else None
+        wrong = next((name for name in ("round", "seconds") if not is_number(manifest[name])), None)
         if wrong is not None or not isinstance(manifest["counts"], dict) or not manifest["counts"]:
             raise Damaged(f"{path.name} has no valid {wrong or 'counts'}")
         return Checkpoint(manifest["round"], state, manifest["counts"], manifest["seconds"], rows, evaluations)

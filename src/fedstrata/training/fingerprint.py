@@ -37,16 +37,17 @@ def settings_of(
         "algorithm": algorithm.to_table(),
         "problem": {"name": problem.name, "size": len(problem.x0), **_plain(problem.options)},
         "data": {"name": data.name, "clients": data.clients},
-        "evaluate": _measured_by(Evaluation() if evaluate is None else evaluate),
+        "evaluate": identity_of(Evaluation() if evaluate is None else evaluate),
     }
 
 
-def _measured_by(evaluate: Any, depth: int = 0) -> dict[str, Any]:
+def identity_of(computation: Any, depth: int = 0) -> dict[str, Any]:
     """Return the options of an evaluation, or the name of a function and a digest of what it computes."""
-    if isinstance(evaluate, Options):
-        return evaluate.to_table()
-    function: Any = evaluate.func if isinstance(evaluate, partial) else evaluate
-    given = (evaluate.args, evaluate.keywords) if isinstance(evaluate, partial) else getattr(evaluate, "__dict__", {})
+    if isinstance(computation, Options):
+        return computation.to_table()
+    bound = isinstance(computation, partial)
+    function: Any = computation.func if bound else computation
+    given = (computation.args, computation.keywords) if bound else getattr(computation, "__dict__", {})
     function = function if hasattr(function, "__qualname__") else type(function).__call__
     name = f"{getattr(function, '__module__', '')}.{function.__qualname__}"
     code = getattr(function, "__code__", None)
@@ -95,7 +96,7 @@ def _text(value: object, depth: int = 0) -> str:
         numbers = np.ascontiguousarray(torch.as_tensor(value).detach().cpu().numpy())
         return blake2b(numbers.tobytes() + repr((numbers.shape, numbers.dtype)).encode(), digest_size=8).hexdigest()
     if isinstance(value, FunctionType | partial):
-        return repr(sorted(_measured_by(value, depth + 1).items()))
+        return repr(sorted(identity_of(value, depth + 1).items()))
     return type(value).__qualname__
 
 
@@ -108,7 +109,7 @@ def _plain(options: Mapping[str, object]) -> dict[str, object]:
 def _name(function: object) -> str:
     """Return the name of a function, with a digest of what it computes if it is written in Python."""
     name = str(getattr(function, "__name__", repr(function)))
-    digest = _measured_by(function).get("digest") if callable(function) else None
+    digest = identity_of(function).get("digest") if callable(function) else None
     return name if digest is None else f"{name} {digest}"
 
 
@@ -124,6 +125,9 @@ def digest_of(problem: Problem, data: FederatedData) -> dict[str, str]:
         for tensor in group:
             digest.update(tensor.detach().cpu().contiguous().numpy().data)
         out[name] = digest.hexdigest()
+    if data.plan is not None:
+        prepared = repr(sorted(data.plan.how.to_table().items()))
+        out["tables"] = blake2b(f"{data.plan.schema.digest} {prepared}".encode(), digest_size=8).hexdigest()
     return out
 
 

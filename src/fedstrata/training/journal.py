@@ -11,9 +11,10 @@ from fedstrata.clients.clients import Clients
 from fedstrata.clients.engine import Engine
 from fedstrata.clients.ranks import Ranks
 from fedstrata.core.errors import Diverged, invalid
-from fedstrata.core.files import Row
+from fedstrata.core.files import Row, digest_of_row
 from fedstrata.training.callbacks import Callback
 from fedstrata.training.checkpoint import Checkpoint
+from fedstrata.training.risk.risks import SCORES, counts_as_bytes
 from fedstrata.training.run import SOLUTION, Run
 from fedstrata.training.rundir import RunDirectory
 
@@ -24,13 +25,16 @@ CALLER = 6
 class Journal:
     """Records a run: calls its callbacks, and writes its run directory on the first rank.
 
-    history:  one row per evaluation.
+    history:  one row per evaluation, and ``digests`` the digest of each.
     left_out: how often each client was left out of an exchange.
+
+    A checkpoint has a digest of each row before it: a row that was changed since is dropped when the run is resumed.
     """
 
     def __init__(self, directory: RunDirectory | None, callbacks: Sequence[Callback], ranks: Ranks, kept: bool) -> None:
         self.directory, self.callbacks, self.ranks, self.kept = directory, callbacks, ranks, kept
         self.history: list[Row] = []
+        self.digests: list[str] = []
         self.left_out: dict[int, int] = {}
 
     @property
@@ -81,11 +85,13 @@ class Journal:
         if saved is None and any(row["round"] for row in metrics.keep()):
             warnings.warn(f"No checkpoint in {directory.path} to resume from: starting at round 0.", stacklevel=CALLER)
         done = -1 if saved is None else saved.round
-        self.history = metrics.keep(done)
-        lost = (saved.evaluations or 0) - len(self.history) if saved is not None else 0
+        written = None if saved is None else saved.evaluations
+        self.history = metrics.keep(done, written)
+        self.digests = [digest_of_row(row) for row in self.history]
+        lost = len(written or ()) - len(self.history)
         if lost > 0:
-            what = f"{metrics.path} lacks {lost} of the {lost + len(self.history)} rows up to round {done}"
-            warnings.warn(f"{what}: resuming without them.", stacklevel=CALLER)
+            what = f"{metrics.path} lacks {lost} of the {lost + len(self.history)} rows that were written"
+            warnings.warn(f"{what} up to round {done}: resuming without them.", stacklevel=CALLER)
         self._count_left_out(directory.faults.keep(done))
 
     # --- during the run -----------------------------------------------------------------------------------------
@@ -93,6 +99,7 @@ class Journal:
     def row(self, row: Row) -> None:
         """Record an evaluation."""
         self.history.append(row)
+        self.digests.append(digest_of_row(row))
         if self.directory is not None:
             self.directory.metrics.append(row)
         for callback in self.callbacks:
@@ -126,7 +133,7 @@ class Journal:
             for _ in rows:  # all ranks must iterate to the end
                 pass
         else:
-            checkpoint = dataclasses.replace(checkpoint, rows=rows, evaluations=len(self.history))
+            checkpoint = dataclasses.replace(checkpoint, rows=rows, evaluations=self.digests)
             self.directory.checkpoints.save(checkpoint, complete)
         engine.saved(checkpoint.round)
 
@@ -144,5 +151,9 @@ class Journal:
         flat = run.problem.flat
         self.directory.write_tensors(SOLUTION, run.solution)
         self.directory.write_tensors("model.safetensors", flat.state_dict(run.x[: flat.size]) if flat else run.solution)
+        if run.fitted is not None:
+            run.predictor().write(self.directory.path / "model")
+        if run.risks is not None and run.risks.held_out is not None:
+            self.directory.write_bytes(SCORES, counts_as_bytes(run.risks.held_out))
         self.directory.write_summary(run.summary)
         plot({run.summary["algorithm"]: [run.history]}, self.directory.path / "plot.png")

@@ -17,6 +17,7 @@ from fedstrata.clients.ranks import ranks_here
 from fedstrata.core.errors import Diverged, InputError, Unsolvable, invalid
 from fedstrata.core.files import Row, folder_at
 from fedstrata.data.federated import FederatedData
+from fedstrata.data.tables.fitted import Fitted
 from fedstrata.problems.problem import Problem
 from fedstrata.training.callbacks import Callback, Titled
 from fedstrata.training.fingerprint import digest_of, settings_of
@@ -92,7 +93,7 @@ def train_local(
     with closing(RunDirectory(folder_at(out))) as directory:
         first = problem if isinstance(problem, Problem) else problem(data.only(np.array([0])))
         config = settings_of(first, data, algorithm, settings, evaluate) if config is None else config
-        directory.open({**config, "digest": digest_of(first, data)}, resume)
+        directory.open({**config, "digest": {**config.get("digest", {}), **digest_of(first, data)}}, resume)
         run = _train_each(problem, data, algorithm, settings, evaluate, directory.path / "clients", callbacks)
         directory.metrics.path.unlink(missing_ok=True)
         directory.metrics.append(*run.history)
@@ -116,11 +117,11 @@ def _train_each(
     same = pooled(data)  # all models are measured on the same rows, besides each client's own
     for client in range(data.clients):
         own, name = replace(data.only(np.array([client])), test=same), data.name_of(client)
-        theirs = problem if isinstance(problem, Problem) else problem(own)
+        its_problem = problem if isinstance(problem, Problem) else problem(own)
         folder = None if out is None else out / f"client-{client:04d}"
         try:
             run = train(
-                theirs,
+                its_problem,
                 own,
                 algorithm,
                 settings=settings.for_local(data.clients),
@@ -133,7 +134,7 @@ def _train_each(
             raise Diverged(f"{name}, trained alone: {failure}", failure.history) from None
         except Unsolvable as failure:
             untrained[name], error = str(failure), failure
-            run = _at_start(theirs, own, evaluation)
+            run = _at_start(its_problem, own, evaluation)
         runs.append(run)
     if error is not None and len(untrained) == data.clients:
         raise error
@@ -143,12 +144,15 @@ def _train_each(
 @torch.no_grad()
 def _at_start(problem: Problem, data: FederatedData, evaluate: Evaluate) -> Run:
     """Return the run of a client that cannot train."""
+    fitted = None if data.plan is None else Fitted.neutral(data.plan)
+    if fitted is not None:
+        data = data.prepared(fitted).to(problem.x0.device, problem.x0.dtype)
     measures = as_numbers(evaluate(problem, data, problem.x0, problem.y0), {})
     row = dict.fromkeys(("round", *COSTS), 0) | {
         name: value for name, value in measures.items() if math.isfinite(value)
     }
     about = evaluate.about(problem, data, problem.x0, problem.y0) if isinstance(evaluate, Evaluation) else {}
-    return Run(problem.x0, problem.y0, [row], {**row, **about}, problem)
+    return Run(problem.x0, problem.y0, [row], {**row, **about}, problem, fitted)
 
 
 def _joined(
@@ -184,9 +188,9 @@ def _together(rows: list[Row]) -> Row:
     together |= {"bytes_up": 0, "bytes_down": 0} | {name: sum(row[name] for row in rows) for name in SUMS}
     for name in dict.fromkeys(key for row in rows for key in row if key not in ("round", *COSTS)):
         values = np.array([row[name] for row in rows if name in row])
-        about = measure(name)
-        if name.endswith("_worst"):
-            together[name] = float(values.min() if about.higher_is_better else values.max())
+        better = measure(name).higher_is_better
+        if name.endswith("_worst") and better is not None:
+            together[name] = float(values.min() if better else values.max())
         elif name.endswith("_spread"):
             mean = f"{name.removesuffix('_spread')}_mean"
             together[name] = float(np.std([row[mean] for row in rows if mean in row]))

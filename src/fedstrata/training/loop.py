@@ -25,6 +25,7 @@ from fedstrata.training.checkpoint import Checkpoint
 from fedstrata.training.journal import Journal
 from fedstrata.training.metrics.evaluation import Evaluate
 from fedstrata.training.metrics.measures import as_numbers
+from fedstrata.training.risk.risks import Risks, learn_risks
 from fedstrata.training.rounds import one_round, prepare, start
 from fedstrata.training.run import Run
 from fedstrata.training.settings import Settings
@@ -41,6 +42,7 @@ class Loop:
 
     done:    how many rounds are finished.
     state:   the server's state; ``tensors`` are its named tensors.
+    risks:   for tables with two classes, what the run knows of its scores in the end.
     trained: the seconds spent in rounds, without tracing.
     best:    with early stopping, the best solution so far.
     """
@@ -60,6 +62,7 @@ class Loop:
         self.validation = validation
         self.data = clients.engine.side.data
         self.ranks = journal.ranks
+        self.risks: Risks | None = None
         self.state: Any = None
         self.tensors: dict[str, torch.Tensor] = {}
         self.done = 0
@@ -110,11 +113,14 @@ class Loop:
             self.prepare()
             for callback in journal.callbacks:
                 callback.on_start(self.algorithm.name, self.done, rounds, self._note())
+            recorded = len(journal.history)
             if not journal.history or (journal.history[-1]["round"] < self.done and self._due()):
                 self.measure()  # before the first round, or because the row was lost
             reason = self._stops()
             if reason is not None and journal.history[-1]["round"] < self.done:
                 self.measure()  # the last row of a run that had ended was lost
+            if self.done and len(journal.history) > recorded:
+                self.checkpoint()  # it knows the new row
             while self.done < rounds and reason is None:
                 self.round()
                 reason = self._budget()
@@ -124,7 +130,9 @@ class Loop:
                 reason = reason or self._stops()
                 if self.done % self.settings.checkpoint_every == 0 or last or reason is not None:
                     self.checkpoint()
-            result = Run(*self.chosen(), journal.history, summary_of(self, reason), self.problem)
+            self.learn_risks()
+            solution, summary = self.chosen(), summary_of(self, reason)
+            result = Run(*solution, journal.history, summary, self.problem, self.data.fitted, self.risks)
             journal.finish(result)
         except QuorumError as error:
             journal.faults(self.clients)
@@ -164,6 +172,7 @@ class Loop:
     def prepare(self) -> None:
         """Prepare the clients, and start the algorithm unless the run is resumed."""
         prepare(self.clients, max(0, self.done - 1))
+        self._take_prepared()
         if not self.done:
             with self._training():
                 self.state = start(self.algorithm, self.clients)
@@ -171,6 +180,13 @@ class Loop:
             if self.journal.kept:
                 check_restorable(self.algorithm, self.state)
             check_same(self.algorithm, "start", {"x": self.algorithm.solution(self.state)[0]}, {"x": self.problem.x0})
+
+    def _take_prepared(self) -> None:
+        """Measure on prepared data, if the data are tables."""
+        self.data = self.clients.engine.side.data
+        if self.validation is not None and self.validation.data.plan is not None and self.data.fitted is not None:
+            held = self.validation.data.prepared(self.data.fitted)
+            self.validation = self.validation._replace(data=held.to(self.problem.x0.device, self.problem.x0.dtype))
 
     def round(self) -> None:
         """Run one round."""
@@ -220,6 +236,13 @@ class Loop:
             f"{self.journal.last_checkpoint}",
             self.journal.history,
         )
+
+    def learn_risks(self) -> None:
+        """Calibrate the scores of a model for tables with two classes."""
+        if self.data.fitted is None or self.data.classes != 2 or self.problem.predict is None:
+            return
+        self.clients.begin(-1)
+        self.risks = learn_risks(self.clients, self.chosen()[0], self.settings.calibrate)
 
     def chosen(self) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Return the solution of the run: the last one or, with early stopping, the best."""

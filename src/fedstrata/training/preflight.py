@@ -11,6 +11,7 @@ from fedstrata.clients.privacy import check_privacy
 from fedstrata.core.errors import InputError, invalid
 from fedstrata.data.federated import FederatedData
 from fedstrata.data.sampling import SAMPLINGS, check_balanced
+from fedstrata.data.tables.fitted import Fitted
 from fedstrata.problems.levels import level_sizes
 from fedstrata.problems.problem import Problem
 from fedstrata.training.metrics.evaluation import Evaluate, Evaluation
@@ -31,6 +32,7 @@ def check_run(
     """
     _check_kinds(problem, data, algorithm, evaluate)
     device_of(settings, problem)
+    data = data if data.plan is None else data.prepared(Fitted.neutral(data.plan))
     problem.check(data)
     _check_sampling(problem, data, settings)
     _check_dual(problem, data, algorithm, settings)

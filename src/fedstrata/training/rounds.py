@@ -20,6 +20,7 @@ from fedstrata.clients.clients import Clients
 from fedstrata.clients.engine import Learned
 from fedstrata.clients.queries import QUERIES
 from fedstrata.core.clock import Clock
+from fedstrata.data.tables.fitted import Fitted
 from fedstrata.problems.problem import Problem
 from fedstrata.problems.queries import Query
 
@@ -44,15 +45,30 @@ def problem_of_round(problem: Problem, learned: Sequence[Learned], number: int, 
 def prepare(clients: Clients, number: int = 0) -> None:
     """Answer the problem's queries, and switch to the informed problem, before ``number``, the first round to run.
 
-    The answers are in every checkpoint, so a resumed run does not ask again.
+    The clients' tables are prepared first, if they have any. The answers are in every checkpoint, so a resumed run does
+    not ask again.
     """
     clients.begin(-1)
     engine = clients.engine
-    _enter(clients, number, engine.learned)
+    tables = prepare_tables(clients)
+    _enter(clients, number, engine.learned[tables:])
     while (query := clients.problem.query) is not None:
         skipped = query.optional and (engine.channel.noise > 0 or not engine.side.data.classes)
         engine.learned.append(None if skipped else learn(query, clients))
         engine.adopt(query.informed(clients.problem, engine.learned[-1]))
+
+
+def prepare_tables(clients: Clients) -> int:
+    """Make inputs of the raw values of the clients' tables; return how many answers this took: 0 without tables."""
+    engine = clients.engine
+    plan = engine.side.data.plan
+    if plan is None:
+        return 0
+    if not engine.learned:
+        answers = clients.gather(QUERIES["column_statistics"]).double().cpu().numpy()
+        engine.learned.append(torch.from_numpy(plan.fit(answers).vector))
+    engine.prepare(Fitted.of(plan, engine.learned))
+    return 1
 
 
 def learn(query: Query, clients: Clients) -> torch.Tensor:

@@ -16,9 +16,13 @@ from torch import nn
 from fedstrata.core.errors import InputError, invalid, is_finite
 from fedstrata.core.files import Row, Rows, folder_at, make_folder, refuse_used, write_atomically
 from fedstrata.core.frames import frame
+from fedstrata.data.tables.fitted import Fitted
 from fedstrata.problems.problem import Problem
 from fedstrata.training.checkpoint import to_safetensors
 from fedstrata.training.metrics.catalogue import PER_CLIENT
+from fedstrata.training.risk.predictor import Predictor
+from fedstrata.training.risk.risks import Risks
+from fedstrata.training.risk.thresholds import Threshold, choose_threshold, goal_of
 
 if TYPE_CHECKING:
     import pandas
@@ -33,6 +37,8 @@ class Run:
 
     x, y:     the solution (y is None without a dual).
     history:  one row per evaluation: round, steps, samples, bytes_up, bytes_down, seconds, measures.
+    fitted:   for tables, how their raw values become inputs of the model.
+    risks:    for tables with two classes, the calibration of its scores and the counts behind thresholds.
     summary:  the last row, what it was measured on, and what was chosen automatically.
     """
 
@@ -41,6 +47,8 @@ class Run:
     history: list[Row]
     summary: Row
     problem: Problem
+    fitted: Fitted | None = None
+    risks: Risks | None = None
 
     def __repr__(self) -> str:
         measures = [f"{k} {v:.4g}" for k, v in self.final.items() if k in PER_CLIENT]
@@ -100,11 +108,36 @@ class Run:
                 raise invalid(f"shape of {name} in {path}", got, f"{wants}, that of the problem {problem.name}")
             if value is None or start is None:
                 continue
-            if value.dtype != start.dtype or not bool(torch.isfinite(value).all()):
-                raise invalid(f"{name} in {path}", str(value.dtype), f"finite numbers of type {start.dtype}")
+            if value.dtype != start.dtype:
+                raise invalid(f"{name} in {path}", str(value.dtype), f"numbers of type {start.dtype}")
+            bad = int((~torch.isfinite(value)).sum())
+            if bad:
+                raise InputError(
+                    f"The run in {path} is damaged: {bad} of {value.numel()} entries of {name} are NaN or infinite."
+                )
         assert x is not None
         _check_record(summary, history, path)
         return Run(x, y, history, summary, problem)
+
+    def predictor(self) -> Predictor:
+        """Return the trained model with the preparation of its tables and its calibration, for new rows."""
+        if self.fitted is None:
+            raise InputError("Only a run on tables can score new rows: FederatedData.from_tables(...).")
+        calibration = None if self.risks is None else self.risks.calibration
+        names = ("algorithm", "problem", "data", "clients", "client_names", "measured_on")
+        about = {name: self.summary[name] for name in (*names, *PER_CLIENT) if name in self.summary}
+        return Predictor(self.fitted, self.model(), calibration, None, about)
+
+    def predict(self, source: Any, keep: Sequence[str] = ()) -> pandas.DataFrame:
+        """Score the rows of a file or a frame; see :meth:`fedstrata.training.risk.predictor.Predictor.predict`."""
+        return self.predictor().predict(source, keep)
+
+    def threshold(self, **goal: float) -> Threshold:
+        """Choose a threshold on held-out rows: ``run.threshold(sensitivity=0.9)``, or specificity, ppv or alerts."""
+        if self.risks is None or self.risks.held_out is None:
+            why = "" if self.risks is None else f" {self.risks.why}"
+            raise InputError(f"A threshold needs held-out rows of tables with two classes: holdout=0.2.{why}")
+        return choose_threshold(self.risks.held_out, *goal_of(goal))
 
     def model(self) -> nn.Module:
         """Return the trained model as an ordinary module, in evaluation mode: the one at ``x``.

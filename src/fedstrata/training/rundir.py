@@ -123,6 +123,10 @@ class RunDirectory:
         """Write summary.json."""
         write_atomically(self.path / "summary.json", json.dumps(summary, indent=2).encode())
 
+    def write_bytes(self, name: str, content: bytes) -> None:
+        """Write a file."""
+        write_atomically(self.path / name, content)
+
     def write_tensors(self, name: str, tensors: dict[str, torch.Tensor]) -> None:
         """Write a .safetensors file: the solution, or the model."""
         write_atomically(self.path / name, to_safetensors(tensors))

@@ -86,6 +86,11 @@ class Settings(Options, owner="the run"):
         None,
         "measure on the validation data that patience judges by; by default as in [compare]",
     )
+    calibrate: Literal["auto", "none", "platt", "isotonic"] = param(
+        "auto",
+        "for tables with two classes: how scores become risks at the end; auto is platt for models that only rank, and "
+        "none where outputs are logits",
+    )
     state_memory: int = param(
         4 << 30,
         "if a variable that clients keep needs more bytes than this, it goes to a memory-mapped file; by default 4 GiB",

@@ -33,6 +33,12 @@ def summary_of(loop: Loop, reason: str | None) -> Row:
         summary["delta"] = settings.channel.delta
     if settings.faults is not None:
         summary["left_out"] = {data.name_of(k): n for k, n in sorted(loop.journal.left_out.items())}
+    if loop.risks is not None:
+        calibration = loop.risks.calibration
+        summary["scores_are"] = "risks" if calibration is not None else "no probabilities"
+        summary["calibration"] = "none" if calibration is None else calibration.method
+        summary["score_bytes"] = loop.risks.nbytes
+        summary |= {"note": loop.risks.why} if loop.risks.why else {}
     if isinstance(loop.evaluation, Evaluator):
         about = loop.evaluation.about(loop.problem, data, *loop.chosen()) if loop.ranks.first else {}
         summary |= loop.ranks.from_first(about)

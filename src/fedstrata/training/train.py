@@ -94,7 +94,11 @@ def train(
         loop = Loop(algorithm, settings, clients, evaluation, journal, pretrain, validation)
         try:
             if out is not None:
-                saved = journal.open({**config, "digest": digest_of(problem, own)}, resume, settings.rounds)
+                saved = journal.open(
+                    {**config, "digest": {**config.get("digest", {}), **digest_of(problem, own)}},
+                    resume,
+                    settings.rounds,
+                )
                 if saved is not None:
                     loop.restore(saved)
             with torch.no_grad(), prepared(settings.threads):
@@ -106,7 +110,7 @@ def train(
     ranks = ranks_here()
     if ranks.size == 1 or divides(problem, data, algorithm, settings):
         return run(ranks)[0]
-    return lead(ranks, partial(run, ALONE)) if ranks.first else follow(ranks, problem, settings)
+    return lead(ranks, partial(run, ALONE)) if ranks.first else follow(ranks, problem, data, settings)
 
 
 def make_clients(

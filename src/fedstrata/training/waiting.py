@@ -14,6 +14,7 @@ from fedstrata.core.errors import Diverged, FedstrataError, InputError, MissingD
 from fedstrata.core.files import Row
 from fedstrata.core.schedules import Epochs, Interval
 from fedstrata.data.federated import FederatedData
+from fedstrata.data.tables.fitted import Fitted
 from fedstrata.problems.problem import Problem
 from fedstrata.training.callbacks import Callback
 from fedstrata.training.rounds import problem_of_round
@@ -62,7 +63,7 @@ def lead(ranks: Ranks, work: Callable[[Sequence[Callback]], tuple[Run, Sequence[
     return run
 
 
-def follow(ranks: Ranks, problem: Problem, settings: Settings) -> Run:
+def follow(ranks: Ranks, problem: Problem, data: FederatedData, settings: Settings) -> Run:
     """Wait for the run of the first rank; return it, or raise its error."""
     while (result := ranks.from_first(None)) == _TRAINING:
         pass
@@ -72,5 +73,8 @@ def follow(ranks: Ranks, problem: Problem, settings: Settings) -> Run:
         raise _ERRORS.get(result["error"], FedstrataError)(result["message"])
     solution = {name: tensor.to(problem.x0.device) for name, tensor in ranks.tensors(None).items()}
     learned, last = from_lists(result["learned"]), result["summary"]["round"] - 1
+    fitted = None
+    if data.plan is not None:
+        fitted, learned = Fitted.of(data.plan, learned), learned[1:]
     problem = problem_of_round(problem, learned, last, settings.rounds)
-    return Run(solution["x"], solution.get("y"), result["history"], result["summary"], problem)
+    return Run(solution["x"], solution.get("y"), result["history"], result["summary"], problem, fitted)

@@ -11,7 +11,7 @@ import torch
 
 from fedstrata.core.named import registered
 from fedstrata.core.registry import YOUR_OWN, Registry
-from fedstrata.data import tables
+from fedstrata.data import cells
 from fedstrata.data.dataset import Dataset
 
 SETS: Registry[Callable[..., Dataset]] = Registry("data set", hint=YOUR_OWN)
@@ -67,7 +67,7 @@ def split(targets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def split_and_standardise(name: str, inputs: np.ndarray, targets: np.ndarray) -> Dataset:
     """Build a binary data set from one table of numbers: fixed stratified 80/20 split, standardised columns."""
     train, test = split(targets)
-    scaled, test_scaled = tables.standardise(inputs[train], inputs[test])
+    scaled, test_scaled = cells.standardise(inputs[train], inputs[test])
     return build(name, scaled, targets[train], test_scaled, targets[test], 2)
 
 

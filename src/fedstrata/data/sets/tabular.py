@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedstrata.data import formats, tables
+from fedstrata.data import cells, formats
 from fedstrata.data.dataset import Dataset
 from fedstrata.data.download import SOURCES, Directory, Progress, data_directory, find, locate
 from fedstrata.data.sets.common import build, data_set, split, split_and_standardise
@@ -113,28 +113,28 @@ def mammography(data_dir: Directory = None, progress: Progress = None) -> Datase
     return split_and_standardise("mammography", table.numbers, table.targets)
 
 
-def read_adult(path: Path) -> tables.Table:
+def read_adult(path: Path) -> cells.Table:
     """Read UCI Adult (``adult.data`` or ``adult.test``): target 1 is an income above 50,000, ``?`` is a category."""
-    rows = [row for row in tables.read_cells(path, ",", '"') if not row[0].startswith("|")]
+    rows = [row for row in cells.read_cells(path, ",", '"') if not row[0].startswith("|")]
     rows = [[*row[:-1], row[-1].rstrip(".")] for row in rows]
-    return tables.table_of(path, rows, _ADULT_WIDTH, _ADULT_NUMBERS, "<=50K", ">50K")
+    return cells.table_of(path, rows, _ADULT_WIDTH, _ADULT_NUMBERS, "<=50K", ">50K")
 
 
-def read_bank(path: Path) -> tables.Table:
+def read_bank(path: Path) -> cells.Table:
     """Read UCI Bank Marketing (``bank-additional-full.csv``): target 1 is a customer who took the deposit."""
-    rows = tables.read_cells(path, ";", '"')
+    rows = cells.read_cells(path, ";", '"')
     if not rows or tuple(rows[0]) != BANK_HEADER:
         raise formats.unreadable(path, f"its first line must be the header {';'.join(BANK_HEADER)}")
-    return tables.table_of(path, rows[1:], len(BANK_HEADER), _BANK_NUMBERS, "no", "yes")
+    return cells.table_of(path, rows[1:], len(BANK_HEADER), _BANK_NUMBERS, "no", "yes")
 
 
-def read_mammography(path: Path) -> tables.Table:
+def read_mammography(path: Path) -> cells.Table:
     """Read the mammography CSV: six numbers and the label, -1 or 1, which may be quoted; target 1 is the label 1."""
-    return tables.table_of(path, tables.read_cells(path, ",", "'"), 7, range(6), "-1", "1")
+    return cells.table_of(path, cells.read_cells(path, ",", "'"), 7, range(6), "-1", "1")
 
 
-def _encoded(name: str, train: tables.Table, test: tables.Table) -> Dataset:
-    inputs, test_inputs = tables.encode(train, test)
+def _encoded(name: str, train: cells.Table, test: cells.Table) -> Dataset:
+    inputs, test_inputs = cells.encode(train, test)
     return build(name, inputs, train.targets, test_inputs, test.targets, 2)
 
 

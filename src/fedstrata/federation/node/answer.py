@@ -6,17 +6,19 @@ import json
 import math
 import tomllib
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
+from fedstrata.clients.engine import Learned, from_lists
 from fedstrata.clients.state import LostState
 from fedstrata.clients.work import WorkError
 from fedstrata.core.errors import FedstrataError, InputError, invalid
 from fedstrata.core.machine import prepared
 from fedstrata.data.federated import FederatedData
+from fedstrata.data.tables.fitted import Fitted
 from fedstrata.experiments.build import Experiment
 from fedstrata.experiments.config import Config, parse
 from fedstrata.federation import keys, wire
@@ -69,17 +71,20 @@ def _answer(
         return describe(own, config), []
     data, content = federated_view(own, call, config), wire.unpack(message.get("form"), arrays)
     if call.kind == "measure":
-        return _measure(config, data, content), []
+        return _measure(config, data, from_lists(call.learned), content), []
     if call.kind == "work":
         return work(config, data, call, content, node)
     raise invalid("kind of call", call.kind, "describe, work or measure")
 
 
-def _measure(config: Config, data: FederatedData, point: Any) -> Header:
+def _measure(config: Config, data: FederatedData, learned: Sequence[Learned], point: Any) -> Header:
     """Return the measures of a model on the node's test data, and the number of its samples."""
     if data.test is None or len(data.test[0]) == 0:
         return {"rows": 0, "measures": {}}
     problem = Experiment(config, data).problem
+    if data.plan is not None:
+        data = data.prepared(Fitted.of(data.plan, learned))
+    assert data.test is not None
     x, y = point
     with torch.no_grad(), prepared(config.train.threads):
         measures = plain_evaluation(config)(problem, data.to(problem.x0.device, problem.x0.dtype), x, y)

@@ -8,10 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
-from fedstrata.core.errors import InputError
+from fedstrata.core.errors import InputError, invalid
 from fedstrata.data import intake
 from fedstrata.data.federated import Arrays, FederatedData, Part
+from fedstrata.data.tables.checking import read_checked
+from fedstrata.data.tables.preparation import Plan
+from fedstrata.experiments.build import plan_of
 from fedstrata.experiments.config import Config
 from fedstrata.federation.wire import Call
 
@@ -39,10 +43,12 @@ class NodeData:
 
 def read_data(node: Mapping[str, Any], config: Config) -> NodeData:
     """Read the data that the node's configuration names: a file, or a folder with train.npz, support.npz, test.npz."""
-    path = path_of(node, "data")
+    path, plan = path_of(node, "data"), plan_of(config)
     if not path.exists():
         raise InputError(f"There is no {path}, the data in the node's configuration.")
-    parts = _parts_of_folder(path) if path.is_dir() else _parts_of_file(path)
+    if path.is_file() and path.suffix != ".npz":
+        return _of_table(path, plan)
+    parts = (_parts_of_folder if path.is_dir() else _parts_of_file)(path, plan)
     train = parts.get("train")
     if train is None:
         raise InputError(f"The folder {path} must contain train.npz, with inputs and targets.")
@@ -57,23 +63,45 @@ def read_data(node: Mapping[str, Any], config: Config) -> NodeData:
     return NodeData(train, parts.get("support"), parts.get("test"))
 
 
-def _parts_of_folder(folder: Path) -> dict[str, Arrays]:
+def _of_table(path: Path, plan: Plan | None) -> NodeData:
+    """Read a table, checked against the experiment's schema."""
+    if plan is None:
+        raise InputError(
+            f"The node's data are a table, {path.name}, but the experiment has no schema: set data.schema."
+        )
+    (table,), _ = read_checked(path, plan.schema)
+    return NodeData((torch.from_numpy(table.values), torch.from_numpy(table.targets)), None, None)
+
+
+def _parts_of_folder(folder: Path, plan: Plan | None) -> dict[str, Arrays]:
     files = {part: folder / f"{part}.npz" for part in ("train", "support", "test")}
     parts = {part: intake.read_parts(file)["train"] for part, file in files.items() if file.exists()}
-    return _checked(parts, {part: str(file) for part, file in files.items()})
+    return _checked(parts, {part: str(file) for part, file in files.items()}, plan)
 
 
-def _parts_of_file(file: Path) -> dict[str, Arrays]:
+def _parts_of_file(file: Path, plan: Plan | None) -> dict[str, Arrays]:
     parts = intake.read_parts(file, "support", "test")
-    return _checked(parts, {part: f"{part} of {file}" for part in parts})
+    return _checked(parts, {part: f"{part} of {file}" for part in parts}, plan)
 
 
-def _checked(parts: Mapping[str, Any], titles: Mapping[str, str]) -> dict[str, Arrays]:
+def _checked(parts: Mapping[str, Any], titles: Mapping[str, str], plan: Plan | None) -> dict[str, Arrays]:
     """Return the arrays of each part, checked; those for the inner levels and for tests must be like the others."""
     checked: dict[str, Arrays] = {}
     for part, arrays in parts.items():
-        checked[part] = intake.checked(arrays, titles[part], checked.get("train"), "the training data")
+        if plan is not None:
+            checked[part] = _raw(arrays, titles[part], plan)
+        else:
+            checked[part] = intake.checked(arrays, titles[part], checked.get("train"), "the training data")
     return checked
+
+
+def _raw(arrays: Any, title: str, plan: Plan) -> Arrays:
+    """Return the raw values and the targets of a table that another program has read; cells may be missing."""
+    values, targets = (np.asarray(array) for array in arrays)
+    if values.ndim != 2 or values.shape[1] != len(plan.columns) or values.dtype != np.float64 or np.isinf(values).any():
+        wants = f"raw values of {len(plan.columns)} columns: float64, finite or NaN"
+        raise invalid(f"inputs of {title}", f"{values.dtype} of shape {values.shape}", wants)
+    return torch.from_numpy(np.ascontiguousarray(values)), intake.checked((np.nan_to_num(values), targets), title)[1]
 
 
 def describe(own: NodeData, config: Config) -> dict[str, Any]:
@@ -82,11 +110,14 @@ def describe(own: NodeData, config: Config) -> dict[str, Any]:
     The number of samples is included only if the run weights clients by it.
     """
     parts = [arrays for arrays in (own.train, own.support, own.test) if arrays is not None]
+    plan = plan_of(config)
     rows = len(own.train[0]) + (0 if own.support is None else len(own.support[0]))
     return {
         "shapes": [list(a.shape[1:]) for a in own.train],
         "dtypes": [str(a.dtype).removeprefix("torch.") for a in own.train],
-        "classes": intake.count_classes(*(arrays[-1] for arrays in parts), partial=True),
+        "classes": intake.count_classes(*(a[-1] for a in parts), partial=True)
+        if plan is None
+        else plan.schema.target.size,
         "rows": rows if config.train.weighting == "samples" else 1,
     }
 
@@ -98,7 +129,7 @@ def federated_view(own: NodeData, call: Call, config: Config) -> FederatedData:
         return Part.of(arrays, [np.arange(len(arrays[0]))])
 
     support, test = (None if arrays is None else part(arrays) for arrays in (own.support, own.test))
-    data = FederatedData(part(own.train), support, own.test, test, call.classes, "federation")
+    data = FederatedData(part(own.train), support, own.test, test, call.classes, "federation", plan=plan_of(config))
     if config.data.holdout:
         train, held = data.train.hold_out(config.data.holdout, config.data_seed)
         if len(held.rows):  # a small site may have none; its rows are then all for training

@@ -21,6 +21,7 @@ from fedstrata.core.machine import prepared
 from fedstrata.core.trees import tree_map
 from fedstrata.data.federated import FederatedData
 from fedstrata.data.sampling import SAMPLINGS
+from fedstrata.data.tables.fitted import Fitted
 from fedstrata.experiments.build import Experiment
 from fedstrata.experiments.config import Config
 from fedstrata.federation import wire
@@ -45,6 +46,8 @@ def work(
     fault.before_work()
     experiment = Experiment(config, data)
     learned = from_lists(call.learned)
+    if data.plan is not None and learned:  # not yet, if the call asks for the statistics
+        data, learned = data.prepared(Fitted.of(data.plan, learned)), learned[1:]
     problem = experiment.problem.to(torch.device(settings.device))
     problem = problem_of_round(problem, learned, call.round, settings.rounds)
     request = _request(experiment.algorithm, call, message, settings.rounds, problem.x0.device)

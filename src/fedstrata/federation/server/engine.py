@@ -32,6 +32,7 @@ class Federated(Engine):
     """
 
     secret_noise = True
+    elsewhere = True
 
     def __init__(self, side: ClientSide, channel: Channel, policy: Faults, nodes: Nodes, state: ServerState) -> None:
         super().__init__(side, channel, policy)

@@ -41,7 +41,7 @@ class FederatedEvaluation:
         """Return the measures at x (and y)."""
         measures: Measures = {}
         if self._on_nodes:
-            rows, self._each = self._ask(x, y)
+            rows, self._each = self._ask(data, x, y)
             for name in sorted({name for each in self._each for name in each}):
                 values = np.array([each.get(name, math.nan) for each in self._each])
                 measured = ~np.isnan(values)
@@ -51,10 +51,14 @@ class FederatedEvaluation:
             measures["measured_clients"] = float(sum(map(bool, self._each)))
         return measures if self._pooled is None else measures | self._pooled(problem, data, x, y)
 
-    def _ask(self, x: torch.Tensor, y: torch.Tensor | None) -> tuple[np.ndarray, list[dict[str, float]]]:
+    def _ask(
+        self, data: FederatedData, x: torch.Tensor, y: torch.Tensor | None
+    ) -> tuple[np.ndarray, list[dict[str, float]]]:
         """Return the number of samples that each node measured on, and its measures, empty if it has none."""
         names = self._nodes.roster.names
-        replies, refused = self._nodes.ask_all(self._nodes.call("measure", classes=self._classes), *wire.pack((x, y)))
+        learned = [] if data.fitted is None else [data.fitted.vector.tolist()]
+        call = self._nodes.call("measure", classes=self._classes, learned=learned)
+        replies, refused = self._nodes.ask_all(call, *wire.pack((x, y)))
         if refused:
             reasons = (f"{names[k]} ({error.detail})" for k, error in sorted(refused.items()))
             self._say(f"Not measured: {', '.join(reasons)}")
@@ -68,7 +72,7 @@ class FederatedEvaluation:
     def about(self, problem: Problem, data: FederatedData, x: torch.Tensor, y: torch.Tensor | None) -> dict[str, Any]:
         """Return which data the measures use, and the measures of each node at x (and y)."""
         if self._on_nodes and self._each is None:  # a resumed run with nothing left to do
-            _, self._each = self._ask(x, y)
+            _, self._each = self._ask(data, x, y)
         each = self._each or []
         names = sorted({name for measures in each for name in measures} & set(PER_CLIENT))
         return {

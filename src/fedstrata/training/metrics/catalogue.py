@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from fedstrata.core.errors import InputError, invalid
+
 
 @dataclass(frozen=True)
 class Measure:
     """A number that says how good a model is.
 
-    label:            its name in plots, if it is more than the heading.
-    higher_is_better: whether a larger value is better.
+    label:            its name in sentences, if it is more than the heading.
+    higher_is_better: whether a larger value is better; None if nobody has said so.
     tiny:             whether it may be far below 1, so that it is printed with significant digits.
     """
 
     name: str
     label: str = ""
-    higher_is_better: bool = False
+    higher_is_better: bool | None = False
     tiny: bool = False
 
     @property
@@ -25,10 +27,26 @@ class Measure:
         return self.name.replace("_", " ")
 
     @property
+    def phrase(self) -> str:
+        """Its name inside a sentence."""
+        return self.label or " ".join("AUC" if word == "auc" else word for word in self.heading.split())
+
+    @property
     def title(self) -> str:
         """Its name in plots."""
-        text = self.label or " ".join("AUC" if word == "auc" else word for word in self.heading.split())
-        return text[:1].upper() + text[1:]
+        return self.phrase[:1].upper() + self.phrase[1:]
+
+    @property
+    def rows(self) -> str:
+        """The rows that it is measured on, as ``measured_on`` calls them: "pooled" or "clients"; empty if on neither.
+
+        Costs, the distance to a solution, the objective of training and measures on validation rows are on neither.
+        """
+        if self.name.startswith(VALIDATION):
+            return ""
+        if self.name in POOLED or self.name.startswith("adapted_"):
+            return "pooled"
+        return "clients" if self.name.endswith(("_mean", "_worst", "_spread")) else ""
 
 
 _ALL = (
@@ -63,7 +81,10 @@ _ALL = (
 )
 
 MEASURES: dict[str, Measure] = {measure.name: measure for measure in _ALL}
-"""All measures by name; which of them a run has depends on its problem, data and evaluation."""
+"""Our measures by name; which of them a run has depends on its problem, data and evaluation."""
+
+DECLARED: dict[str, Measure] = {}
+"""The measures of users' own evaluation functions, as far as they are declared."""
 
 
 VALIDATION = "validation_"
@@ -81,9 +102,38 @@ MORE_COSTS = ("failed", "epsilon")
 
 
 def measure(name: str) -> Measure:
-    """Return the properties of a measure; a user's own measure gets the defaults."""
-    base = MEASURES.get(name.removeprefix(VALIDATION), Measure(name))
+    """Return the properties of a measure, or of a cost."""
+    plain = name.removeprefix(VALIDATION)
+    unknown = Measure(plain, higher_is_better=False if plain in (*COSTS, *MORE_COSTS) else None)
+    base = (MEASURES | DECLARED).get(plain, unknown)
     return base if base.name == name else replace(base, name=name, label="")
+
+
+def declare_measure(name: str, *, higher_is_better: bool, label: str = "") -> None:
+    """Declare a measure of your own evaluation function, so that methods and trials can be judged by it.
+
+        fs.declare_measure("f1", higher_is_better=True)
+        fs.compare(methods, data, evaluate=my_evaluation, measure="f1")
+
+    label: its name in plots and sentences; by default the name.
+    """
+    if not isinstance(name, str) or not name or name in MEASURES or name.startswith(VALIDATION):
+        wants = f"a name of your own that does not begin with {VALIDATION}, e.g. 'f1'"
+        raise invalid("name of declare_measure", name, wants)
+    if not isinstance(higher_is_better, bool):
+        raise invalid("higher_is_better of declare_measure", higher_is_better, "True or False")
+    DECLARED[name] = Measure(name, label, higher_is_better)
+
+
+def sign_of(name: str) -> int:
+    """Return 1 if a larger value of a measure is better, and -1 if a smaller one is; raise if nobody has said so."""
+    better = measure(name).higher_is_better
+    if better is None:
+        raise InputError(
+            f"It is not known whether a larger {name} is better. Declare it once, in Python or in a file for --import: "
+            f"fs.declare_measure({name!r}, higher_is_better=True), or False."
+        )
+    return 1 if better else -1
 
 
 PER_CLIENT = ("loss", "accuracy", "auc")

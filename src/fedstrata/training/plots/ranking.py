@@ -105,7 +105,7 @@ def plot_ranking(
 
 def _sorted(rows: Iterable[Ranked], measure: str) -> list[Ranked]:
     """Return the methods, best first; those that diverged with some seed, and with all, come last."""
-    sign = -1 if not measure or catalogue.measure(measure).higher_is_better else 1
+    sign = -catalogue.sign_of(measure) if measure else -1
 
     def key(row: Ranked) -> tuple[bool, bool, float]:
         return not row.complete, not row.values, sign * row.mean if row.values else 0.0
@@ -121,7 +121,7 @@ def _draw_values(panel: Axes, rows: Sequence[Ranked], looks: Mapping[str, Style]
     panel.set_xlim(*_limits(seeds, [row.interval for row in rows if row.complete], log))
     for place, row in enumerate(rows):
         if not row.values:
-            panel.text(0.02, place, "no run finished", **_beside(panel))
+            panel.text(0.02, place, "no value" if row.missing else "no run finished", **_beside(panel))
             continue
         look = looks[row.label]
         if len(row.values) > 1 or not row.complete:
@@ -175,14 +175,14 @@ def _draw_interval(
 def _limits(values: Sequence[float], intervals: Iterable[Interval | None], log: bool) -> Interval:
     """Return limits that show all values, and intervals unless they are much wider than the values and the others."""
     ends = np.array([end for interval in intervals if interval is not None for end in interval])
-    known = np.array(values)
+    shown = np.array(values)
     if log:
-        known, ends = np.log(known), np.log(ends[ends > 0])
-    if len(known) and len(ends):
-        typical = float(np.quantile([abs(end - known).min() for end in ends], 0.25))
-        reach = max(known.max() - known.min(), 4 * typical) or np.inf
-        ends = np.clip(ends, known.min() - reach, known.max() + reach)
-    low, high = limits_of(np.concatenate([known, ends]), False)
+        shown, ends = np.log(shown), np.log(ends[ends > 0])
+    if len(shown) and len(ends):
+        typical = float(np.quantile([abs(end - shown).min() for end in ends], 0.25))
+        reach = max(shown.max() - shown.min(), 4 * typical) or np.inf
+        ends = np.clip(ends, shown.min() - reach, shown.max() + reach)
+    low, high = limits_of(np.concatenate([shown, ends]), False)
     return (math.exp(low), math.exp(high)) if log else (low, high)
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from fedstrata.core.errors import InputError
 from fedstrata.training.metrics import catalogue
-from fedstrata.training.plots.axes import finish, focus, is_wide, limits_of, name_of
+from fedstrata.training.plots.axes import finish, focus, is_wide, limits_of
 from fedstrata.training.plots.figures import (
     CROSS,
     FADED,
@@ -59,18 +59,18 @@ def plot_search(
     says whether a larger value is better.
     """
     best = {label: _best_so_far(group, measure) for label, group in trials.items()}
-    known = [values[np.isfinite(values)] for values in best.values()]
-    curves = [(np.arange(len(values)), values, values, values) for values in known if len(values)]
+    finite = [values[np.isfinite(values)] for values in best.values()]
+    curves = [(np.arange(len(values)), values, values, values) for values in finite if len(values)]
     if not curves:
         raise InputError("No trial of the search has a value, so there is nothing to plot.")
     looks = styles(trials)
     figure, axes = new_figure(1, 1, (4.6, 3.6))
     panel: Axes = axes[0, 0]
-    focus(curves, is_wide(np.concatenate(known), measure)).set(panel)
+    focus(curves, is_wide(np.concatenate(finite), measure)).set(panel)
     for label, group in trials.items():
         _draw_search(panel, group, best[label], looks[label])
     panel.set_xlabel("Trials")
-    panel.set_ylabel(f"Best validation {_in_sentence(measure)} so far" if measure else "Best value so far")
+    panel.set_ylabel(f"Best validation {catalogue.measure(measure).phrase} so far" if measure else "Best value so far")
     finish(panel, "round")
     if title is not None:
         figure.suptitle(as_text(title))
@@ -125,13 +125,7 @@ def plot_response(
 
 def _sign(measure: str) -> int:
     """Return the factor that makes a smaller value better; without a measure, a larger value is better."""
-    return -1 if not measure or catalogue.measure(measure).higher_is_better else 1
-
-
-def _in_sentence(measure: str) -> str:
-    """Return the name of a measure as it is written inside a sentence."""
-    name = name_of(measure) if measure else "value"
-    return name if name.startswith("AUC") else name[:1].lower() + name[1:]
+    return -catalogue.sign_of(measure) if measure else -1
 
 
 def _best_so_far(trials: Sequence[Trial], measure: str) -> np.ndarray:
@@ -186,5 +180,5 @@ def _draw_response(
         panel.axvline(best.options[name], color=FADED, linewidth=0.8, linestyle=":", zorder=1)
     panel.set_xlabel(name)
     if panel.get_subplotspec().is_first_col():  # type: ignore[union-attr]
-        panel.set_ylabel(f"Validation {_in_sentence(measure)}" if measure else "Value")
+        panel.set_ylabel(f"Validation {catalogue.measure(measure).phrase}" if measure else "Value")
     finish(panel)

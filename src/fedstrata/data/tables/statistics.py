@@ -1,0 +1,97 @@
+"""What a site computes from its raw values, and what of it leaves the site.
+
+A site answers with sums: for a column its number of values, their mean and the sum of their squared deviations; how
+often each category occurs; how many values lie below each point of a grid. None of these numbers is a row, and none of
+the counts is below ``minimum`` (unless it is 0), neither by itself nor as the difference of two others:
+
+- A column with fewer values than ``minimum`` counts as empty. If fewer than ``minimum`` of its cells are missing, the
+  number of values is told as a smaller one, so that the number of missing cells cannot be told from it.
+- A category with fewer rows than ``minimum`` counts as absent. If the rows of all such categories together are fewer
+  than ``minimum``, the next larger category counts as absent too.
+- The number of values below a point of the grid is rounded to a multiple of ``minimum``, up or down by an offset that
+  only the site knows, so that the sum over many sites is right on average.
+
+With ``minimum = 1`` all of them are exact.
+"""
+
+from __future__ import annotations
+
+import math
+from hashlib import blake2b
+
+import numpy as np
+
+
+def told(count: int, total: int, minimum: int) -> int:
+    """Return the number of present values that a site tells, of ``total`` rows."""
+    if count < minimum:
+        return 0
+    if 0 < total - count < minimum:
+        return max(0, math.floor((total - minimum) / minimum) * minimum)
+    return count
+
+
+def moments(values: np.ndarray, minimum: int) -> np.ndarray:
+    """Return the number, the mean and the sum of squared deviations of each column's values: [p, 3].
+
+    values: raw values [n, p] with NaN where a cell is missing.
+    """
+    answers = np.zeros((values.shape[1], 3))
+    for j, column in enumerate(values.T):
+        present = column[~np.isnan(column)]
+        count = told(len(present), len(column), minimum)
+        if count:
+            mean = math.fsum(present) / len(present)
+            squares = math.fsum((present - mean) ** 2) / len(present)
+            answers[j] = count, mean, count * squares
+    return answers
+
+
+def merged(answers: np.ndarray) -> np.ndarray:
+    """Return the moments of all sites together, of those of each: [N, p, 3] -> [p, 3]."""
+    counts, means, squares = np.moveaxis(answers, 2, 0)
+    total = counts.sum(0)
+    mean = (counts * means).sum(0) / np.maximum(total, 1)
+    return np.stack([total, mean, (squares + counts * (means - mean) ** 2).sum(0)], axis=1)
+
+
+def category_counts(column: np.ndarray, size: int, minimum: int) -> np.ndarray:
+    """Return how often each of ``size`` categories occurs in a column of codes: [size]."""
+    codes = column[~np.isnan(column)].astype(np.int64)
+    counts: np.ndarray = np.bincount(codes[codes >= 0], minlength=size)[:size].astype(np.float64)
+    hidden = counts < minimum
+    while 0 < counts[hidden].sum() < minimum and not hidden.all():
+        visible = np.flatnonzero(~hidden)
+        hidden[visible[np.argmin(counts[visible])]] = True
+    counts[hidden] = 0
+    return counts
+
+
+def below(column: np.ndarray, points: np.ndarray, minimum: int) -> np.ndarray:
+    """Return how many values of a column are at most each point of an increasing grid: [len(points)].
+
+    Values above the last point count there.
+    """
+    present = np.sort(column[~np.isnan(column)])
+    total = told(len(present), len(column), minimum)
+    exact = np.searchsorted(present, points, side="right")
+    most = max(0, math.floor((total - minimum) / minimum) * minimum)
+    counts: np.ndarray = np.minimum((exact + _offset(present, minimum)) // minimum * minimum, most).astype(np.float64)
+    counts[exact == len(present)] = total
+    counts[-1] = total
+    return counts
+
+
+def _offset(values: np.ndarray, minimum: int) -> int:
+    """Return a number below the minimum that follows from the values themselves: whoever lacks them cannot know it."""
+    return int.from_bytes(blake2b(values.tobytes(), digest_size=8).digest(), "little") % minimum
+
+
+def quantile(grid: np.ndarray, counts: np.ndarray, share: float) -> float:
+    """Return a quantile of values of which ``counts`` [b] are at most each point of ``grid`` [b].
+
+    It lies between the two values nearest to it, in proportion, as NumPy computes it.
+    """
+    place = share * (counts[-1] - 1)
+    near = [grid[np.searchsorted(counts, rank, side="right")] for rank in (math.floor(place), math.ceil(place))]
+    return float(near[0] + (place - math.floor(place)) * (near[1] - near[0]))

@@ -1,0 +1,200 @@
+"""The preparation of tables: equal to scikit-learn's on the pooled table, from sums that tell of no small group."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.compose import ColumnTransformer
+from sklearn.impute import SimpleImputer
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import OneHotEncoder, RobustScaler, StandardScaler
+
+import fedstrata as fs
+from fedstrata.data.tables import Column, Schema, Target, statistics
+from fedstrata.data.tables.preparation import Fitted, Plan, Preparation
+
+COLUMNS = (
+    Column("age", range=(0, 120), step=1.0, missing="median", indicator=True),
+    Column("pressure", range=(0.0, 300.0), missing="mean"),
+    Column("stage", "ordinal", categories=("I", "II", "III", "IV"), missing="median"),
+    Column("smoker", "flag", categories=("no", "yes"), missing="most_frequent"),
+    Column("region", "category", categories=("a", "b", "c", "d"), missing="most_frequent", indicator=True),
+    Column("seen", "date", range=("2020-01-01", "2022-01-01"), missing="mean"),
+    Column("group", "category", categories=("x", "y"), missing="constant", fill="y"),
+)
+
+
+def sites(rows: tuple[int, ...] = (120, 45, 300), seed: int = 0, lost: float = 0.1) -> list[np.ndarray]:
+    rng, tables = np.random.default_rng(seed), []
+    for k, n in enumerate(rows):
+        values = np.column_stack(
+            [
+                rng.integers(20, 95, n) + k,
+                rng.normal(120 + 10 * k, 15, n),
+                rng.choice(4, n, p=(0.4, 0.3, 0.2, 0.1)),
+                rng.integers(0, 2, n),
+                rng.choice(4, n, p=(0.5, 0.3, 0.19, 0.01)),
+                18262 + rng.integers(0, 700, n),
+                rng.integers(0, 2, n),
+            ]
+        ).astype(np.float64)
+        values[rng.random(values.shape) < lost] = np.nan
+        tables.append(values)
+    return tables
+
+
+def plan_of(columns: tuple[Column, ...], **how: object) -> Plan:
+    return Plan(Schema(target=Target("died"), columns=columns), Preparation(**how))
+
+
+def fitted(tables: list[np.ndarray], columns: tuple[Column, ...] = COLUMNS, **how: object) -> Fitted:
+    plan = plan_of(columns, **how)
+    return plan.fit(np.stack([plan.answer(values) for values in tables]))
+
+
+def reference(scale: str) -> ColumnTransformer:
+    """The same in scikit-learn: statistics of present cells, then imputing."""
+
+    def numbers(strategy: str) -> list[object]:
+        scaler = {"standard": [StandardScaler()], "robust": [RobustScaler()], "none": []}[scale]
+        return [*scaler, SimpleImputer(strategy=strategy)]
+
+    def one_hot(size: int, **how: object) -> object:
+        return make_pipeline(SimpleImputer(**how), OneHotEncoder(categories=[np.arange(size)], sparse_output=False))
+
+    return ColumnTransformer(
+        [
+            ("age", make_pipeline(*numbers("median")[:-1], SimpleImputer(strategy="median", add_indicator=True)), [0]),
+            ("pressure", make_pipeline(*numbers("mean")), [1]),
+            ("stage", make_pipeline(*numbers("median")), [2]),
+            ("smoker", SimpleImputer(strategy="most_frequent"), [3]),
+            ("region", one_hot(4, strategy="most_frequent"), [4]),
+            ("missing", make_pipeline(SimpleImputer(strategy="most_frequent", add_indicator=True)), [4]),
+            ("seen", make_pipeline(*numbers("mean")), [5]),
+            ("group", one_hot(2, strategy="constant", fill_value=1), [6]),
+        ]
+    )
+
+
+@pytest.mark.parametrize("scale", ["standard", "none", "robust"])
+def test_equals_scikit_learn_on_the_pooled_table(scale: str) -> None:
+    columns = tuple(c if c.name != "pressure" or scale != "robust" else c.replace(step=1.0) for c in COLUMNS)
+    tables = sites()
+    if scale == "robust":
+        tables = [np.column_stack([t[:, :1], np.round(t[:, 1]), t[:, 2:]]) for t in tables]
+    pooled = np.concatenate(tables)
+    made = fitted(tables, columns, scale=scale, minimum=1)
+    wanted = np.delete(reference(scale).fit_transform(pooled), 9, axis=1)  # the values beside the indicator
+    np.testing.assert_allclose(made.transform(pooled), wanted, rtol=1e-9, atol=1e-9)
+    assert len(made.names) == wanted.shape[1]
+
+
+def test_names_follow_the_columns() -> None:
+    names = fitted(sites(), minimum=1, rare=20).names
+    assert names[:5] == ("age", "age missing", "pressure", "stage", "smoker")
+    regions = [*(f"region={c}" for c in "abcd"), "region=other", "region missing"]
+    assert names[5:] == (*regions, "seen", "group=x", "group=y", "group=other")
+
+
+def test_rare_categories_share_an_input() -> None:
+    tables = sites()
+    counts = np.bincount(np.concatenate(tables)[:, 4][~np.isnan(np.concatenate(tables)[:, 4])].astype(int))
+    made = fitted(tables, minimum=1, rare=int(counts[3]) + 1)
+    values = np.tile(tables[0][0], (4, 1))
+    values[:, 4] = np.arange(4)
+    at = made.names.index("region=a")
+    np.testing.assert_array_equal(made.transform(values)[:, at : at + 5], np.eye(5)[[0, 1, 2, 4]])
+
+
+def test_frequencies() -> None:
+    tables = sites()
+    made = fitted(tables, minimum=1, encode="frequency")
+    codes = np.concatenate(tables)[:, 4]
+    shares = np.bincount(codes[~np.isnan(codes)].astype(int)) / (~np.isnan(codes)).sum()
+    values = np.tile(tables[0][0], (4, 1))
+    values[:, 4] = np.arange(4)
+    np.testing.assert_allclose(made.transform(values)[:, made.names.index("region")], shares)
+
+
+def test_an_unknown_category_is_none_of_them() -> None:
+    made = fitted(sites(), minimum=1)
+    values = sites()[0][:1].copy()
+    values[0, 4] = -1.0
+    at = made.names.index("region=a")
+    np.testing.assert_array_equal(made.transform(values)[0, at : at + 4], 0.0)
+
+
+def test_numbers_are_clipped_to_their_range() -> None:
+    made = fitted(sites(), minimum=1, scale="none")
+    values = np.tile(np.nan_to_num(sites()[0][:1]), (2, 1))
+    values[:, 0] = -5.0, 500.0
+    assert made.transform(values)[:, 0].tolist() == [0.0, 120.0]
+
+
+def test_a_median_needs_a_range() -> None:
+    with pytest.raises(fs.InputError, match=r"'weight' needs both ends of its range"):
+        plan_of((Column("weight"),))
+
+
+def test_a_column_that_no_site_can_tell_of_is_an_error() -> None:
+    with pytest.raises(fs.InputError, match="No site can tell anything of the column 'pressure'"):
+        fitted([values * np.where(np.arange(7) == 1, np.nan, 1) for values in sites()])
+
+
+def test_the_same_on_the_tensors_of_an_exported_module() -> None:
+    import torch
+
+    made = fitted(sites(), minimum=1)
+    values = torch.from_numpy(np.concatenate(sites()))
+    exported = torch.export.export(made.module, (values[:7],), dynamic_shapes=({0: torch.export.Dim("rows")},))
+    torch.testing.assert_close(exported.module()(values), made.module(values))
+
+
+# --- what leaves a site ----------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    rows=st.integers(0, 60),
+    lost=st.floats(0, 1),
+    minimum=st.integers(1, 12),
+    seed=st.integers(0, 1000),
+)
+def test_no_count_below_the_minimum_leaves_a_site(rows: int, lost: float, minimum: int, seed: int) -> None:
+    values = sites((rows,), seed, lost)[0]
+    plan = plan_of(COLUMNS, scale="robust", rare=2, minimum=minimum)
+    parts = np.split(plan.answer(values), np.cumsum(plan.sizes)[:-1])
+    q, c = len(plan.averaged), len(plan.counted)
+    counts = [part[0] for part in parts[:q]]
+    cells = [cell for part in parts[q : q + c] for cell in part]
+    cumulative = [np.diff(part, prepend=0.0) for part in parts[q + c :]]
+    told = [*counts, *cells, *(cell for part in cumulative for cell in part)]
+    assert all(cell == 0 or cell >= minimum for cell in told)
+    present = (~np.isnan(values)).sum(0)
+    for j, count in zip(plan.averaged, counts, strict=True):
+        assert count == 0 or rows - count == 0 or rows - count >= minimum
+        assert count <= present[j]
+    for part in parts[q + c :]:
+        assert part[-1] == 0 or rows - part[-1] == 0 or rows - part[-1] >= minimum
+    for j, part in zip(plan.counted, parts[q : q + c], strict=True):
+        hidden = present[j] - part.sum()
+        assert hidden == 0 or hidden >= minimum or part.sum() == 0
+
+
+def test_moments_merge_like_those_of_all_rows() -> None:
+    tables = sites(lost=0.0)
+    merged = statistics.merged(np.stack([statistics.moments(values, 1) for values in tables]))
+    pooled = np.concatenate(tables)
+    np.testing.assert_allclose(merged[:, 1], pooled.mean(0), rtol=1e-13)
+    np.testing.assert_allclose(np.sqrt(merged[:, 2] / merged[:, 0]), pooled.std(0), rtol=1e-12)
+
+
+@given(st.lists(st.integers(0, 30), min_size=1, max_size=40), st.sampled_from([0.0, 0.25, 0.5, 0.75, 1.0, 0.1]))
+def test_quantiles_equal_those_of_numpy(values: list[int], share: float) -> None:
+    column, grid = np.array(values, dtype=np.float64), np.arange(31.0)
+    counts = statistics.below(column, grid + 0.5, 1)
+    assert math.isclose(statistics.quantile(grid, counts, share), np.quantile(column, share), abs_tol=1e-9)
