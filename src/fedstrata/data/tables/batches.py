@@ -6,9 +6,11 @@ every cell that is wrong is found, with its line.
 
 from __future__ import annotations
 
+import os
 import re
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -18,7 +20,7 @@ from fedstrata.core.errors import InputError
 from fedstrata.data.tables.converting import Field, Problem
 from fedstrata.data.tables.schema import FileFormat
 from fedstrata.data.tables.sources import SiteFile, check_distinct_names
-from fedstrata.data.tables.streams import BLOCK, GZIP, first_bytes, is_parquet, unreadable
+from fedstrata.data.tables.streams import BLOCK, is_parquet, unreadable
 from fedstrata.data.tables.textfiles import TextFile, counter
 
 if TYPE_CHECKING:
@@ -28,7 +30,11 @@ ROWS = 100_000
 """At most so many rows of a frame or a Parquet file are read at a time."""
 
 RETRIES = 3
-"""So many columns of a text file are found not to be numbers one by one; then all are read as text."""
+"""So many columns of a piece of a file are found not to be numbers one by one; then all are read as text."""
+
+MOST_WORKERS = 8
+
+BOM = b"\xef\xbb\xbf"
 
 
 class Batch(NamedTuple):
@@ -70,7 +76,7 @@ class Table:
         """Yield the raw values of these columns, and the cells of others as text."""
         names = [name for name in self.names if name in fields or name in texts]
         if self._file is not None:
-            yield from self._of_text(self._file, fields, texts, names)
+            yield from _Parser(self._file, names, fields, texts).batches()
             return
         for cells in self._typed(names):
             columns = dict(zip(names, cells.columns, strict=True))
@@ -97,34 +103,6 @@ class Table:
         except (pa.ArrowException, OSError) as error:
             raise unreadable(Path(self.site.place), f"it is not a Parquet file: {_first_line(error)}") from None
 
-    def _of_text(
-        self, file: TextFile, fields: Mapping[str, Field], texts: Sequence[str], names: Sequence[str]
-    ) -> Iterator[Batch]:
-        import pyarrow as pa
-
-        quick = {name for name in names if name in fields and fields[name].is_quick and name not in texts}
-        done = 0
-        for retry in range(RETRIES + 1):
-            before = 0
-            try:
-                for cells in _arrow_batches(file, names, quick):
-                    skip = min(cells.num_rows, max(0, done - before))
-                    before += cells.num_rows
-                    if skip < cells.num_rows:
-                        columns = dict(zip(names, cells.slice(skip).columns, strict=True))
-                        yield _batch(cells.num_rows - skip, columns, fields, texts, quick)
-                        done = before
-                return
-            except _Words as words:
-                quick.discard(words.column)
-            except pa.ArrowInvalid as error:
-                column = re.match(r"In CSV column #(\d+)", str(error))
-                if column is None or not quick:
-                    raise _refused(file, error) from None
-                quick.discard(file.names[int(column[1])])
-            if retry == RETRIES - 1:
-                quick.clear()
-
 
 class _Words(Exception):
     """A column has words that pyarrow takes for numbers, such as infinity."""
@@ -133,35 +111,110 @@ class _Words(Exception):
         self.column = column
 
 
-def _arrow_batches(file: TextFile, names: Sequence[str], quick: set[str]) -> Iterator[pyarrow.RecordBatch]:
-    """Yield batches of these columns: numbers for those in ``quick``, text for the others."""
-    import pyarrow as pa
-    from pyarrow import csv
+class _Parser:
+    """Turns the rows of a text file into batches.
 
-    if file.scan.lines <= file.blank + file.header:
-        return
-    places = {name: str(i) for i, name in enumerate(file.names)}
-    plain = file.form.encoding.lower() in ("utf-8", "utf8") and first_bytes(file.path, 2) != GZIP
-    with nullcontext() if plain else file.stream() as stream:
-        reader = csv.open_csv(
-            str(file.path) if plain else stream,
-            read_options=csv.ReadOptions(
-                block_size=BLOCK,
-                column_names=list(places.values()),
-                skip_rows=file.blank,
-                skip_rows_after_names=int(file.header),
-            ),
-            parse_options=csv.ParseOptions(delimiter=file.delimiter, newlines_in_values=not file.scan.plain),
-            convert_options=csv.ConvertOptions(
-                column_types={places[n]: pa.float64() if n in quick else pa.string() for n in names},
-                include_columns=[places[n] for n in names],
-                null_values=[str(cell) for cell in file.form.missing],
-                strings_can_be_null=False,
-                decimal_point=file.form.decimal,
-            ),
-        )
-        with reader:
+    A column in which pyarrow finds something else than numbers is read as text from there on.
+    """
+
+    def __init__(self, file: TextFile, names: Sequence[str], fields: Mapping[str, Field], texts: Sequence[str]) -> None:
+        self.file, self.names, self.fields, self.texts = file, names, fields, texts
+        self._quick = {name for name in names if name in fields and fields[name].is_quick and name not in texts}
+
+    def batches(self) -> Iterator[Batch]:
+        """Yield the rows; those of a file without blank lines and line breaks in quotes are read in several threads."""
+        import pyarrow as pa
+
+        if not self.file.scan.plain:
+            try:
+                yield from map(self._as_text, self._streamed())
+            except pa.ArrowInvalid as error:
+                raise _refused(self.file, error) from None
+            return
+        workers = min(MOST_WORKERS, os.cpu_count() or 1)
+        with ThreadPoolExecutor(workers) as pool:
+            waiting: deque[Future[list[Batch]]] = deque()
+            for lines in self._pieces():
+                waiting.append(pool.submit(self._parse, lines))
+                if len(waiting) > workers:
+                    yield from waiting.popleft().result()
+            while waiting:
+                yield from waiting.popleft().result()
+
+    def _pieces(self) -> Iterator[bytes]:
+        """Yield whole lines of about a block, without the header."""
+        rest, header = b"", self.file.header
+        with self.file.stream() as stream:
+            while block := stream.read(BLOCK):
+                lines = (rest + block).removeprefix(BOM if header else b"")
+                end = max(lines.rfind(b"\n"), lines.rfind(b"\r")) + 1
+                lines, rest = lines[:end], lines[end:]
+                if header and end:
+                    first = min(place for place in (lines.find(b"\n"), lines.find(b"\r")) if place >= 0)
+                    lines, header = lines[first + 1 :], False
+                if lines.strip(b"\r\n"):
+                    yield lines
+        if rest and not header:
+            yield rest
+
+    def _parse(self, lines: bytes) -> list[Batch]:
+        import pyarrow as pa
+        from pyarrow import csv
+
+        quick = set(self._quick)
+        for retry in range(RETRIES + 2):
+            options = self._options(quick, len(lines) + 1, use_threads=False)
+            try:
+                table = csv.read_csv(pa.BufferReader(lines), **options)
+                return [self._batch(cells, quick) for cells in table.to_batches()]
+            except _Words as words:
+                quick.discard(words.column)
+            except pa.ArrowInvalid as error:
+                column = re.match(r"In CSV column #(\d+)", str(error))
+                if column is None or not quick:
+                    raise _refused(self.file, error) from None
+                quick.discard(self.file.names[int(column[1])])
+            if retry >= RETRIES:
+                quick.clear()
+            self._quick &= quick
+        raise AssertionError("text can be read as text")
+
+    def _streamed(self) -> Iterator[pyarrow.RecordBatch]:
+        from pyarrow import csv
+
+        if self.file.scan.lines <= self.file.blank + self.file.header:
+            return
+        options = self._options(set(), BLOCK, skip_rows=self.file.blank, skip_rows_after_names=int(self.file.header))
+        with self.file.stream() as stream, csv.open_csv(stream, **options) as reader:
             yield from reader
+
+    def _options(self, quick: set[str], block: int, **reading: Any) -> dict[str, Any]:
+        import pyarrow as pa
+        from pyarrow import csv
+
+        places = {name: str(i) for i, name in enumerate(self.file.names)}
+        names, form = list(places.values()), self.file.form
+        types = {places[n]: pa.float64() if n in quick else pa.string() for n in self.names}
+        return {
+            "read_options": csv.ReadOptions(block_size=block, column_names=names, **reading),
+            "parse_options": csv.ParseOptions(
+                delimiter=self.file.delimiter, newlines_in_values=not self.file.scan.plain
+            ),
+            "convert_options": csv.ConvertOptions(
+                column_types=types,
+                include_columns=list(types),
+                null_values=[str(cell) for cell in form.missing],
+                strings_can_be_null=False,
+                decimal_point=form.decimal,
+            ),
+        }
+
+    def _as_text(self, cells: pyarrow.RecordBatch) -> Batch:
+        return self._batch(cells, set())
+
+    def _batch(self, cells: pyarrow.RecordBatch, quick: set[str]) -> Batch:
+        columns = dict(zip(self.names, cells.columns, strict=True))
+        return _batch(cells.num_rows, columns, self.fields, self.texts, quick)
 
 
 def _batch(
