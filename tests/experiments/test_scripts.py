@@ -12,6 +12,9 @@ from types import ModuleType
 import pytest
 
 from fedstrata.algorithms.algorithm import ALGORITHMS
+from fedstrata.experiments.comparison import Comparison
+from fedstrata.experiments.config_tune import Plan
+from fedstrata.experiments.tune import Tuned
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
 
@@ -71,3 +74,31 @@ def test_evidence_is_tuned_and_compared_as_by_the_command(tmp_path: Path, monkey
     tuned = tomllib.loads((tmp_path / "tuned" / "experiment.toml").read_text())
     assert tuned["data_seed"] == 0 and tuned["trial_seeds"] == [0, 1] and "pooled" in tuned["baselines"]
     assert result["settings"]["data"]["seed"] == 0 and result["settings"]["train"]["seed"] == 2
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_every_split_is_tuned_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    evidence = script(EXPERIMENTS / "evidence.py", monkeypatch)
+    path = tmp_path / "experiment.toml"
+    path.write_text(EXPERIMENT)
+    seen: list[tuple[int, range]] = []
+    search = evidence.tune_and_compare
+
+    def watched(plan: Plan, *words: object, **how: object) -> tuple[Tuned, Comparison | None]:
+        tuned, comparison = search(plan, *words, **how)
+        assert comparison is not None and not tuned.seen([o.seed for o in comparison.outcomes["a"]])
+        seen.append((plan.config.data_seed, tuned.trial_seeds))
+        return tuned, comparison
+
+    monkeypatch.setattr(evidence, "tune_and_compare", watched)
+    evidence.run(str(path), None, 1, 5, tmp_path / "out", splits=2)
+    assert seen == [(0, range(2)), (3, range(3, 5))]
+    result = json.loads((tmp_path / "results" / "experiment.json").read_text())
+    assert result["seeds"] == [2, 5] and "over 2 seeds and test rows" in result["conditions"]
+    assert {trial["split"] for trial in result["tuning"]["trials"]} == {0, 1}
+    assert "seeds 2, 5, commit" in evidence.block_of(tmp_path, "experiment")
+    assert evidence.on_which([["x", "y"], ["x", "z"]]) == ["x", "y (Split 0.)", "z (Split 1.)"]
+    assert tomllib.loads((tmp_path / "tuned" / "experiment.toml").read_text())["trial_seeds"] == [0, 1]
+    path.write_text(EXPERIMENT[: EXPERIMENT.index("[tune]")])
+    with pytest.raises(SystemExit, match=r"has no \[tune\] table"):
+        evidence.run(str(path), None, 1, 5, tmp_path / "out", splits=2)

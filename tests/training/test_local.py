@@ -8,12 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas
 import pytest
 import torch
 from torch import nn
 
 import fedstrata as fs
 from fedstrata.data.part import Part
+from fedstrata.data.tables import Schema
+from fedstrata.data.tables.preparation import Preparation
 from support import without_seconds
 
 REAL = os.environ.get("FEDSTRATA_DATA", "")
@@ -131,6 +134,21 @@ def test_a_client_that_cannot_train_keeps_the_start() -> None:
     alone = data.only(np.array([0]))
     with pytest.raises(fs.InputError, match="both 0 and 1"):
         fs.train_local(problem, alone, fs.LocalSGDA(lr=0.3), rounds=1)
+
+
+def test_a_site_alone_prepares_its_own_table() -> None:
+    rng = np.random.default_rng(0)
+    frames = {}
+    for site, n in (("a", 40), ("b", 30)):
+        x, lost = rng.normal(size=n), site == "b"
+        frames[site] = pandas.DataFrame({"x": x, "z": np.nan if lost else x, "died": (x + rng.normal(size=n) > 0) * 1})
+    columns = [{"name": name, "kind": "numeric", "range": [-9, 9], "optional": True} for name in ("x", "z")]
+    schema = Schema.from_table({"version": 1, "target": {"name": "died"}, "columns": columns}, "the schema")
+    data = fs.FederatedData.from_tables(frames, schema, prepare=Preparation(minimum=25), holdout=0.3)
+    net = fs.models.model("logreg", data.shape, 1, seed=0)
+    local = fs.train_local(fs.erm(net, "binary_cross_entropy"), data, fs.FedAvg(lr=0.5), rounds=5, threads=1)
+    assert not local.summary["untrained"], "neither a small count nor a column that it lacks keeps a site from training"
+    assert local.final["auc_worst"] > 0.6
 
 
 def test_a_local_run_is_written_and_resumed(tmp_path: Path) -> None:

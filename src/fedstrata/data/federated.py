@@ -97,6 +97,11 @@ class FederatedData:
             client_names=tuple(self.client_names[k] for k in clients) if self.client_names else (),
         )
 
+    def alone(self, client: int) -> FederatedData:
+        """Return the data of a client that trains alone: it prepares its own table, and tells nobody of its counts."""
+        plan = None if self.plan is None else self.plan.of_one_site()
+        return replace(self.only(np.array([client])), plan=plan)
+
     def pooled(self) -> FederatedData:
         """Return the data with all clients joined into one: what training would have if all rows were in one place."""
 

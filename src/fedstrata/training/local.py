@@ -91,7 +91,7 @@ def train_local(
     if out is None:
         return _train_each(problem, data, algorithm, settings, evaluate, None, callbacks)
     with closing(RunDirectory(folder_at(out))) as directory:
-        first = problem if isinstance(problem, Problem) else problem(data.only(np.array([0])))
+        first = problem if isinstance(problem, Problem) else problem(data.alone(0))
         config = settings_of(first, data, algorithm, settings, evaluate) if config is None else config
         directory.open({**config, "digest": {**config.get("digest", {}), **digest_of(first, data)}}, resume)
         run = _train_each(problem, data, algorithm, settings, evaluate, directory.path / "clients", callbacks)
@@ -116,7 +116,7 @@ def _train_each(
     evaluation = Evaluation() if evaluate is None else evaluate
     same = pooled(data)  # all models are measured on the same rows, besides each client's own
     for client in range(data.clients):
-        own, name = replace(data.only(np.array([client])), test=same), data.name_of(client)
+        own, name = replace(data.alone(client), test=same), data.name_of(client)
         its_problem = problem if isinstance(problem, Problem) else problem(own)
         folder = None if out is None else out / f"client-{client:04d}"
         try:

@@ -145,6 +145,24 @@ def test_a_column_that_no_site_can_tell_of_is_an_error() -> None:
         fitted([values * np.where(np.arange(7) == 1, np.nan, 1) for values in sites()])
 
 
+@pytest.mark.parametrize("how", [{}, {"scale": "robust"}, {"encode": "frequency"}], ids=str)
+def test_a_site_alone_does_without_a_column_that_it_lacks(how: dict[str, object]) -> None:
+    (values,), lacking = sites((40,)), [1, 2, 4, 5]
+    values[:, lacking] = np.nan
+    plan = plan_of(tuple(c.replace(step=1.0) if c.name == "pressure" else c for c in COLUMNS), **how)
+    with pytest.raises(fs.InputError, match="No site can tell anything"):
+        plan.fit(plan.answer(values)[None])
+    alone = plan.of_one_site()
+    made = alone.fit(alone.answer(values)[None])
+    inputs = made.transform(np.concatenate(sites()))
+    assert np.isfinite(inputs).all() and made.names == plan.names
+    for name in ("pressure", "stage", "seen"):
+        assert not inputs[:, made.names.index(name)].any(), "it knows nothing of what others have there"
+    ages = values[:, 0][~np.isnan(values[:, 0])]
+    if not how:
+        assert made.vector[len(COLUMNS)] == pytest.approx(ages.mean()), "its own counts are exact"
+
+
 def test_the_same_on_the_tensors_of_an_exported_module() -> None:
     import torch
 

@@ -8,7 +8,7 @@ in one exchange as sums (:mod:`fedstrata.data.tables.statistics`); statistics ar
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
@@ -44,10 +44,15 @@ class Preparation(Options, owner="the preparation"):
 
 @dataclass(frozen=True)
 class Plan:
-    """What a preparation asks the sites, and which inputs it makes: known before any statistics are."""
+    """What a preparation asks the sites, and which inputs it makes: known before any statistics are.
+
+    alone: whether it is for the table of one site that tells nobody: a column without any value, which is an error
+           where sites together know nothing of it, is then 0 in every row.
+    """
 
     schema: Schema
     how: Preparation
+    alone: bool = False
 
     def __post_init__(self) -> None:
         for j in self.graded:
@@ -59,6 +64,10 @@ class Plan:
     def columns(self) -> tuple[Column, ...]:
         """The columns of the raw values."""
         return self.schema.features
+
+    def of_one_site(self) -> Plan:
+        """Return the plan for a site that prepares its own table: all counts are exact."""
+        return replace(self, how=self.how.replace(minimum=1), alone=True)
 
     # --- which columns ------------------------------------------------------------------------------------------
 
@@ -148,14 +157,18 @@ class Plan:
         below = {j: part.sum(0) for j, part in zip(self.graded, parts[q + c :], strict=True)}
         means = dict(zip(self.averaged, moments, strict=True))
         numbers = [*((j, m[0]) for j, m in means.items()), *((j, part[-1]) for j, part in below.items())]
-        for j, number in [*numbers, *((j, part.sum()) for j, part in counts.items())]:
-            if number == 0:
+        empty = [j for j, n in [*numbers, *((j, part.sum()) for j, part in counts.items())] if n == 0]
+        for j in empty:
+            if not self.alone:
                 raise Unsolvable(
                     f"No site can tell anything of the column {self.columns[j].name!r}: everywhere it has fewer than "
                     f"{self.how.minimum} values, the minimum of the preparation. Drop it, or lower the minimum."
                 )
         fill, centre, scale = np.zeros(len(self.columns)), np.zeros(len(self.columns)), np.ones(len(self.columns))
         for j, column in enumerate(self.columns):
+            if j in empty:
+                scale[j] = math.inf if j in self.scaled else 1.0  # so the input is 0, whatever other tables have there
+                continue
             quantiles = (
                 {s: statistics.quantile(self.grid(j), below[j], s) for s in (0.25, 0.5, 0.75)} if j in below else {}
             )
@@ -171,7 +184,9 @@ class Plan:
                 scale[j] = _or_one(math.sqrt(squares / count), abs(centre[j]))
             elif j in self.scaled and self.how.scale == "robust":
                 centre[j], scale[j] = quantiles[0.5], _or_one(quantiles[0.75] - quantiles[0.25], abs(quantiles[0.5]))
-        shares = [counts[j] / counts[j].sum() if j in counts else np.zeros(self.columns[j].size) for j in self.encoded]
+        shares = [
+            counts[j] / max(counts[j].sum(), 1) if j in counts else np.zeros(self.columns[j].size) for j in self.encoded
+        ]
         rare = [counts[j] < self.how.rare if j in counts else np.zeros(self.columns[j].size) for j in self.encoded]
         return Fitted(self, np.concatenate([fill, centre, scale, *shares, *rare]).astype(np.float64))
 
