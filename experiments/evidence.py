@@ -1,13 +1,15 @@
 """Run experiments for the record, and write what the READMEs show from the stored results.
 
     python experiments/evidence.py run 001/figure3 [--preset study] [--jobs 2] [--seeds 5] [--out runs/evidence]
+    python experiments/evidence.py run sites/gusto --splits 5
     python experiments/evidence.py render [001 ...]
     python experiments/evidence.py check
 
 ``run`` tunes an experiment that has a [tune] table, writes its best settings to the file that its key ``tuned`` names,
-and compares the variants with seeds that no trial has used. What is in ``--out`` is resumed. The results go to
-``results/NAME.json`` beside the experiment: commit, settings, seeds, the final values of every seed, thinned histories,
-differences and verdicts.
+and compares the variants with seeds that no trial has used. With ``--splits``, it does so for several splits into
+training and test rows, each tuned by itself, so that no trial has used a test row of its split; ``tuned`` then has the
+settings of the first split. What is in ``--out`` is resumed. The results go to ``results/NAME.json`` beside the
+experiment: commit, settings, seeds, the final values of every seed, thinned histories, differences and verdicts.
 
 ``render`` rewrites the parts of the READMEs between ``<!-- result NAME -->``, ``<!-- rates NAME -->`` (of rates.py),
 ``<!-- claims -->`` or ``<!-- all claims -->`` and ``<!-- end -->``, and draws ``figures/NAME.png``, from ``results/``
@@ -27,6 +29,7 @@ from pathlib import Path
 
 import rates
 from fedstrata.cli.printing import progress
+from fedstrata.core.errors import listed
 from fedstrata.experiments import tables
 from fedstrata.experiments.compare import compare_methods
 from fedstrata.experiments.comparison import Comparison
@@ -35,6 +38,7 @@ from fedstrata.experiments.config_methods import config_methods
 from fedstrata.experiments.config_tune import Plan, as_toml, tune_and_compare, tuning_of
 from fedstrata.experiments.judge import Difference, p_in_words
 from fedstrata.experiments.reproduce import find
+from fedstrata.experiments.tune import Tuned
 from fedstrata.training.metrics.catalogue import IN_TABLES
 from fedstrata.training.plots import plot
 from records import WORDS, Json, origin, rounded, write
@@ -47,7 +51,7 @@ ROWS = 26
 # --- running ---------------------------------------------------------------------------------------------------------
 
 
-def run(name: str, preset: str | None, jobs: int, seeds: int, out: Path) -> None:
+def run(name: str, preset: str | None, jobs: int, seeds: int, out: Path, splits: int = 0) -> None:
     """Tune and compare an experiment, and store the results."""
     (file,) = find(name)
     raw = tomllib.loads(file.path.read_text())
@@ -57,16 +61,23 @@ def run(name: str, preset: str | None, jobs: int, seeds: int, out: Path) -> None
     folder, count = out / file.name, max(seeds, config.compare.seeds or 0)
     record: Json = {"experiment": file.name, "preset": preset, **origin()}
     how: Json = {"jobs": jobs, "callbacks": progress(False, brief=True), "say": lambda line: print(line, flush=True)}
+    if splits and "tune" not in raw:
+        raise SystemExit(f"{name} has no [tune] table, so its splits are those of its seeds: leave out --splits.")
     if "tune" in raw:
         plan = Plan.of(config, None)
-        tuned, comparison = tune_and_compare(plan, count, out=folder, trial_callbacks=how["callbacks"], **how)
-        assert comparison is not None
+        if splits:
+            tuned, comparison, tuning = on_splits(config, splits, folder, how)
+        else:
+            tuned, judged = tune_and_compare(plan, count, out=folder, trial_callbacks=how["callbacks"], **how)
+            assert judged is not None
+            comparison, notes = judged, [*plan.notes, *tuned.notes]
+            notes += [w for w in comparison.warnings if w not in tuned.notes]
+            tuning = {"measure": tuned.measure, "notes": notes, "trials": rounded(tuned.rows)}
         target = file.path.parent / raw["tuned"]
         target.parent.mkdir(exist_ok=True)
         header = f"# Written by experiments/evidence.py: {file.name}, preset {preset}, commit {record['commit']}.\n\n"
         target.write_text(header + as_toml(tuning_of(plan.config, tuned)))
-        notes = [*plan.notes, *tuned.notes, *(w for w in comparison.warnings if w not in tuned.notes)]
-        record["tuning"] = {"measure": tuned.measure, "notes": notes, "trials": rounded(tuned.rows)}
+        record["tuning"] = tuning
         config = read(file.path, None, preset)
     else:
         kind, methods = config_methods(config, None, config.compare.baselines)
@@ -77,6 +88,46 @@ def run(name: str, preset: str | None, jobs: int, seeds: int, out: Path) -> None
     comparison.write(folder / "final", config.plot.measures)
     record |= result_of(comparison, config)
     write(file.path.parent / "results" / f"{file.path.stem}.json", record)
+
+
+def on_splits(config: Config, splits: int, folder: Path, how: Json) -> tuple[Tuned, Comparison, Json]:
+    """Tune on the training rows of each split, and compare on its test rows with a seed that no trial has used.
+
+    Return the search on the first split, the comparison over all, and what is stored of the searches.
+    """
+    searches, compared = [], []
+    for split in range(splits):
+        plan = Plan.of(config.with_seed(config.train.seed + split * (config.tune.seeds + 1)), None)
+        own = folder / f"split{split}"
+        tuned, comparison = tune_and_compare(plan, 1, out=own, trial_callbacks=how["callbacks"], **how)
+        assert comparison is not None
+        searches.append(tuned)
+        compared.append(comparison)
+    first = compared[0]
+    outcomes = {
+        label: [outcome for one in compared for outcome in one.outcomes[label]]
+        for label in first.outcomes
+        if all(label in one.outcomes for one in compared)
+    }
+    notes = [
+        f"Each of the {splits} splits was tuned on its own training rows, with seeds of its own.",
+        *on_which([tuned.notes for tuned in searches]),
+    ]
+    trials = [{"split": split, **row} for split, tuned in enumerate(searches) for row in tuned.rows]
+    tuning = {"measure": searches[0].measure, "notes": notes, "trials": rounded(trials)}
+    return searches[0], Comparison(first.kind, outcomes, first.baseline, first.measure), tuning
+
+
+def on_which(notes: list[list[str]]) -> list[str]:
+    """Return the notes of several splits, each once, with the splits that have it unless all do."""
+    having: dict[str, list[str]] = {}
+    for split, group in enumerate(notes):
+        for note in group:
+            having.setdefault(note, []).append(str(split))
+    return [
+        note if len(group) == len(notes) else f"{note} (Split{'s' * (len(group) > 1)} {listed(group)}.)"
+        for note, group in having.items()
+    ]
 
 
 def result_of(comparison: Comparison, config: Config) -> Json:
@@ -152,8 +203,10 @@ def block_of(paper: Path, name: str) -> str:
         lines += [*(f"- {note}" for note in result["tuning"]["notes"]), ""]
     rounds, seeds = settings["train"]["rounds"], result["seeds"]
     preset = f", preset `{result['preset']}`" if result["preset"] else ""
+    row = seeds == list(range(seeds[0], seeds[-1] + 1))
     lines.append(
-        f"*{result['experiment']}{preset}, {rounds} rounds, seeds {seeds[0]} to {seeds[-1]}, "
+        f"*{result['experiment']}{preset}, {rounds} rounds, "
+        f"seeds {f'{seeds[0]} to {seeds[-1]}' if row else listed(list(map(str, seeds)))}, "
         f"commit {result['commit']}, {result['date']}.*"
     )
     return "\n".join(lines)
@@ -319,13 +372,14 @@ def main() -> None:
     runs.add_argument("--preset")
     runs.add_argument("--jobs", type=int, default=2)
     runs.add_argument("--seeds", type=int, default=5)
+    runs.add_argument("--splits", type=int, default=0)
     runs.add_argument("--out", type=Path, default=Path("runs/evidence"))
     commands.add_parser("render").add_argument("names", nargs="*")
     commands.add_parser("check")
     chosen = parser.parse_args()
     if chosen.command == "run":
         for name in chosen.names:
-            run(name, chosen.preset, chosen.jobs, chosen.seeds, chosen.out)
+            run(name, chosen.preset, chosen.jobs, chosen.seeds, chosen.out, chosen.splits)
     elif chosen.command == "render":
         render(chosen.names)
     else:
