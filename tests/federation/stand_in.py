@@ -94,6 +94,8 @@ class Site:
     change:    replaces the reply of a node by another, or by none.
     offline:   the nodes that are not connected.
     scrambled: whether the node that was asked last answers first.
+    files:     the tables of the nodes, where they are files.
+    settings:  further settings of every node.
     """
 
     folder: Path
@@ -104,6 +106,8 @@ class Site:
     change: Change | None = None
     offline: set[int] = field(default_factory=set)
     scrambled: bool = False
+    files: Sequence[Path] = ()
+    settings: dict[str, str] = field(default_factory=dict)
     sent: list[Sent] = field(default_factory=list)
     replies: list[Reply] = field(default_factory=list)
     waiting: dict[str, Reply | None] = field(default_factory=dict)
@@ -111,7 +115,8 @@ class Site:
     def here(self, node: int) -> dict[str, str]:
         """The configuration of a node."""
         own = self.folder / "nodes" / self.names[node]
-        return {"data": str(own / "data"), "key": str(own / "node.key"), "state": str(own / "state")}
+        data = self.files[node] if self.files else own / "data"
+        return {"data": str(data), "key": str(own / "node.key"), "state": str(own / "state"), **self.settings}
 
     def again(self, **changes: Any) -> Site:
         """The same nodes after a restart, with only what is on their disks."""
@@ -156,6 +161,11 @@ class Site:
 
     # --- a run ---
 
+    @property
+    def roster(self) -> Roster:
+        """Names and public keys of the nodes."""
+        return Roster.read(json.dumps(dict(zip(self.names, self.public, strict=True))))
+
     def serve(
         self,
         out: Path | None = None,
@@ -165,10 +175,9 @@ class Site:
         say: Callable[[str], None] = lambda _: None,
     ) -> fs.Run:
         """Run the experiment with these nodes."""
-        table = dict(zip(self.names, self.public, strict=True))
         return serve(
             parse(tomllib.loads(self.experiment), "the experiment"),
-            Roster.read(json.dumps(table)),
+            self.roster,
             self,
             self.folder / "run" if out is None else out,
             resume,
@@ -194,6 +203,16 @@ def site(folder: Path, config: Config, data: fs.FederatedData | None = None) -> 
     data = Experiment(config).data if data is None else data
     names = [f"node{k}" for k in range(data.clients)]
     write_node_data(data, folder, names)
+    return _site(folder, config, names)
+
+
+def site_of_files(folder: Path, config: Config, files: Sequence[Path], **settings: str) -> Site:
+    """Write the keys of nodes whose data are tables in files; the nodes are named like these."""
+    nodes = _site(folder, config, [file.stem for file in files])
+    return dataclasses.replace(nodes, files=files, settings=settings)
+
+
+def _site(folder: Path, config: Config, names: list[str]) -> Site:
     public = [keys.make_key(folder / "nodes" / name / "node.key") for name in names]
     plain = config.data.replace(holdout=0.0, support=0.0)
     ready = config.replace(data=plain)

@@ -427,6 +427,8 @@ def test_node_starts_a_supernode_that_listens_on_loopback(
     [
         ("data = 3\n", "must contain data = "),
         ("data = 'd'\nkey = 'k'\nstate = 's'\npool = 'no'\n", "The pool of a node must be true or false. Got 'no'"),
+        ("data = 'd'\nkey = 'k'\nstate = 's'\nminimum = '10'\n", "must be a whole number, at least 1. Got '10'"),
+        ("data = 'd'\nkey = 'k'\nstate = 's'\nminimum = 0\n", "must be a whole number, at least 1. Got 0"),
         ("date = 'x'\n", "Did you mean 'data'"),
         ("data = 'nothing.npz'\nkey = 'nothing.key'\nstate = 's'\n", "There is no nothing.npz"),
         ("no toml", "is not valid TOML"),

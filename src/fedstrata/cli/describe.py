@@ -20,7 +20,7 @@ from fedstrata.data.tables.checking import read_checked
 from fedstrata.data.tables.columns import Column
 from fedstrata.data.tables.describing import MINIMUM, ColumnSummary, Description, answers_of
 from fedstrata.data.tables.drafting import Draft, draft_and_read
-from fedstrata.data.tables.page import page, percent, share_of, value_of
+from fedstrata.data.tables.page import empty_columns, page, percent, share_of, value_of
 from fedstrata.data.tables.schema import MISSING, FileFormat, Schema
 
 MOST_SITES, MOST_CATEGORIES = 30, 6
@@ -72,9 +72,9 @@ def describe(
     the columns are guessed; --draft writes the guess to a file, for you to edit. With it, every table is checked
     against it, and what is wrong is listed with its site, column and line.
     """
-    _check_output(html, "--html")
+    check_output(html, "--html")
     if draft_ is not None:
-        _check_output(draft_, "--draft")
+        check_output(draft_, "--draft")
         if draft_.exists():
             raise InputError(f"The file {draft_} exists. Nothing was overwritten. Choose another for --draft.")
     given = {"--site": site, "--names": names, "--missing": missing, "--positive": positive, "--delimiter": delimiter}
@@ -104,37 +104,44 @@ def describe(
     description = describing.describe(found, form, minimum, findings)
     if drafted is not None and draft_ is not None:
         form.write(draft_, drafted.notes, drafted.head)
-    if html is not None:
-        write_atomically(html, page(description).encode())
-    if as_json:
-        print(json.dumps(description.as_json()))
-        return
-    _print(description)
-    for what, path in (("Schema drafted in", draft_), ("Page written to", html)):
-        if path is not None:
-            echo(f"{what} {path}")
+    give(description, html, as_json, "Show all: --minimum 1")
+    if draft_ is not None and not as_json:
+        echo(f"Schema drafted in {draft_}")
 
 
 def _listed(names: str | None) -> tuple[str, ...]:
     return () if names is None else tuple(name.strip() for name in names.split(","))
 
 
-def _check_output(path: Path | None, option: str) -> None:
+def check_output(path: Path | None, option: str) -> None:
+    """Raise unless a file can be written there."""
     if path is not None and (not path.parent.is_dir() or path.is_dir()):
         raise invalid(option, str(path), "a file in a directory that exists")
 
 
-def _print(description: Description) -> None:
-    d = description
+def give(description: Description, html: Path | None, as_json: bool, remedy: str) -> None:
+    """Write a description as a page, if there is a file for it, and print it as JSON, or as tables.
+
+    remedy: how to show what is hidden.
+    """
+    if html is not None:
+        write_atomically(html, page(description).encode())
+    if as_json:
+        print(json.dumps(description.as_json()))
+        return
+    _print(description, remedy)
+    if html is not None:
+        echo(f"Page written to {html}")
+
+
+def _print(d: Description, remedy: str) -> None:
     echo(f"{len(d.sites):,} site{'s' * (len(d.sites) != 1)}, {d.together.rows:,} rows, target {d.schema.target.name}")
     OUT.print(_sites(d))
     if len(d.sites) > MOST_SITES:
         echo(f"... and {len(d.sites) - MOST_SITES} more sites: see --html or --json.")
     OUT.print(_columns(d))
     if d.minimum > 1:
-        echo(
-            f"Counts from 1 to {d.minimum - 1}, and others that would tell them, are hidden (–). Show all: --minimum 1"
-        )
+        echo(f"Counts from 1 to {d.minimum - 1}, and others that would tell them, are hidden (–). {remedy}")
     if d.left_out:
         echo(f"{d.left_out} of the sites have so few rows that they are not in the sums.")
     for finding in d.findings:
@@ -155,11 +162,10 @@ def _sites(d: Description) -> Table:
     )
     shown = [*d.sites[:MOST_SITES], d.together]
     for i, site in enumerate(shown):
-        empty = [name for name, column in site.columns.items() if site.rows and column.missing == site.rows]
         cells = [site.name, "–" if site.rows is None else f"{site.rows:,}"]
         if flag:
-            cells += [_number(site.positives), percent(share_of(site.positives, site.rows))]
-        table.add_row(*map(escape, [*cells, ", ".join(empty)]), end_section=i == len(shown) - 2)
+            cells += [site.target.told(1), percent(share_of(site.positives, site.rows))]
+        table.add_row(*map(escape, [*cells, ", ".join(empty_columns(site))]), end_section=i == len(shown) - 2)
     return table
 
 
@@ -169,7 +175,7 @@ def _columns(d: Description) -> Table:
         summary = d.together.columns[column.name]
         own = [share_of(s.columns[column.name].missing, s.rows) for s in d.sites]
         known = [part for part in own if part is not None]
-        missing = percent(share_of(summary.missing, d.together.rows))
+        missing = percent(share_of(summary.exact(-1), d.together.rows))
         between = f"{percent(min(known))} to {percent(max(known))}" if known and len(d.sites) > 1 else ""
         between += f", {len(own) - len(known)} hidden" if 0 < len(known) < len(own) else ""
         kind = f"{column.kind}, {column.unit}" if column.unit else column.kind
@@ -179,11 +185,11 @@ def _columns(d: Description) -> Table:
 
 def _values(column: Column, summary: ColumnSummary) -> str:
     if column.size:
-        pairs = sorted(zip(summary.counts, answers_of(column), strict=True), key=lambda pair: -(pair[0] or 0))
-        if column.kind != "category":
-            pairs = list(zip(summary.counts, answers_of(column), strict=True))
-        words = [f"{name}: {_number(count)}" for count, name in pairs[:MOST_CATEGORIES]]
-        return ", ".join(words) + (f", {len(pairs) - MOST_CATEGORIES} more" if len(pairs) > MOST_CATEGORIES else "")
+        names, order = answers_of(column), list(range(column.size))
+        if column.kind == "category":
+            order.sort(key=lambda i: -(summary.counts[i] or 0))
+        words = [f"{names[i]}: {summary.told(i)}" for i in order[:MOST_CATEGORIES]]
+        return ", ".join(words) + (f", {len(order) - MOST_CATEGORIES} more" if len(order) > MOST_CATEGORIES else "")
     low, _, middle, _, high = summary.quantiles
     words = [] if middle is None else [f"median {value_of(column, middle)}"]
     words += [] if summary.mean is None or summary.spread is None else [
@@ -192,7 +198,3 @@ def _values(column: Column, summary: ColumnSummary) -> str:
     words += [] if low is None else [f"90 % from {value_of(column, low)} to {value_of(column, high)}"]
     words += [f"all from {' to '.join(value_of(column, v) for v in summary.extremes)}"] if summary.extremes else []
     return ", ".join(words) or "–"
-
-
-def _number(count: int | None) -> str:
-    return "–" if count is None else f"{count:,}"

@@ -1,4 +1,4 @@
-"""``fedstrata federate local | init | app | key | renew | node``."""
+"""``fedstrata federate local | init | app | describe | key | renew | node``."""
 
 from __future__ import annotations
 
@@ -12,10 +12,13 @@ from typing import Annotated
 import typer
 
 from fedstrata.cli.console import say
-from fedstrata.cli.options import ConfigFile, Json, Preset, Quiet, Resume, RunOut, Set, check_resume
+from fedstrata.cli.describe import check_output, give
+from fedstrata.cli.options import ConfigFile, Json, Preset, Quiet, Resume, RunOut, Set, a_path, check_resume
 from fedstrata.cli.printing import print_run, progress
 from fedstrata.core.errors import InputError, invalid, unknown
 from fedstrata.core.files import read_toml
+from fedstrata.data.tables.describing import MINIMUM
+from fedstrata.data.tables.schema import Schema
 from fedstrata.experiments.config import read
 from fedstrata.training.rundir import RunDirectory
 
@@ -148,6 +151,40 @@ def write_app(
 
 
 @app.command()
+def describe(
+    folder: Federation,
+    name: Annotated[str, typer.Option("--app", metavar="NAME", help="App whose schema the tables have.")] = "app",
+    schema: Annotated[
+        Path | None, typer.Option(parser=a_path, metavar="FILE", help="Schema of the tables.", show_default="the app's")
+    ] = None,
+    node: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Node to describe. Can be repeated.", show_default="all of the app"),
+    ] = None,
+    html: Annotated[
+        Path | None, typer.Option(parser=a_path, metavar="FILE", help="Page to write, with small plots.")
+    ] = None,
+    minimum: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Nodes hide counts below this, and others that would tell them.")
+    ] = MINIMUM,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Describe the tables of the nodes, from what each node tells of its own.
+
+    FOLDER is a federation that init wrote, and that runs. Call this on the server. A node hides small counts itself,
+    and tells none below the minimum in its node.toml.
+    """
+    _require_flower()
+    from fedstrata.federation.describing import describe_federation
+
+    check_output(html, "--html")
+    form = None if schema is None else Schema.read(schema)
+    told = describe_federation(folder, name, form, node or (), minimum, (lambda _: None) if quiet else say)
+    give(told, html, as_json, "Nodes tell smaller ones with --minimum N only if their node.toml allows it.")
+
+
+@app.command()
 def key(path: Annotated[Path, typer.Argument(help="Private key to write.", show_default=False)]) -> None:
     """Make a node's key, on the node itself.
 
@@ -210,7 +247,7 @@ def start_node(
 def _node_settings(path: Path) -> dict[str, str]:
     """Read the settings of a node; raise now if they would fail at its first message."""
     table = read_toml(path)
-    allowed = ("data", "key", "state", "import", "pool")
+    allowed = ("data", "key", "state", "import", "pool", "minimum")
     for name in table:
         if name not in allowed:
             raise unknown("setting of a node", name, allowed, str(path))
@@ -222,6 +259,8 @@ def _node_settings(path: Path) -> dict[str, str]:
         raise invalid("import of a node", table["import"], "a path, or several separated by ':'", str(path))
     if not isinstance(table.get("pool", True), bool):
         raise invalid("pool of a node", table["pool"], "true or false", str(path))
+    if type(table.get("minimum", 1)) is not int or table.get("minimum", 1) < 1:
+        raise invalid("minimum of a node", table["minimum"], "a whole number, at least 1", str(path))
     for name in ("data", "key"):
         if not Path(table[name]).exists():
             raise InputError(f"There is no {table[name]}, the {name} of the node in {path}.")

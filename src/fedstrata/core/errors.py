@@ -29,6 +29,14 @@ class InputError(FedstrataError, ValueError):
     exit_code = 2
 
 
+class DataError(InputError):
+    """Data that cannot be used. The message may quote them; ``public`` is what a person without the data may read."""
+
+    def __init__(self, message: str, public: str | None = None) -> None:
+        super().__init__(message)
+        self.public = message if public is None else public
+
+
 class MissingData(InputError):
     """A file of a data set is missing from the data directory."""
 

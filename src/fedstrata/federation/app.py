@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import secrets
 import sys
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
@@ -15,7 +18,7 @@ from flwr.serverapp import Grid, ServerApp
 from fedstrata.clients.faults import Faults
 from fedstrata.core.errors import FedstrataError
 from fedstrata.core.files import write_atomically
-from fedstrata.experiments.build import Experiment, plan_of
+from fedstrata.experiments.build import Experiment, plan_of, schema_of
 from fedstrata.experiments.config import Config, parse
 from fedstrata.federation.experiment import check_config, error_file, import_modules, tables_for_nodes
 from fedstrata.federation.node.answer import reply_to
@@ -24,6 +27,7 @@ from fedstrata.federation.server.engine import Federated
 from fedstrata.federation.server.evaluation import FederatedEvaluation
 from fedstrata.federation.server.nodes import Nodes, Roster
 from fedstrata.federation.server.state import ServerState
+from fedstrata.federation.server.tables import ask_tables
 from fedstrata.federation.transport import FlowerTransport, Transport, from_records, to_records
 from fedstrata.training.callbacks import Callback, ShowProgress
 from fedstrata.training.run import Run
@@ -44,8 +48,11 @@ def query(message: Message, context: Context) -> Message:
 
 @server_app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Run the experiment of the run configuration."""
+    """Run the experiment of the run configuration, or describe the nodes' tables."""
     settings = context.run_config
+    if "describe" in settings:
+        write_description(grid, settings)
+        return
     out = Path(str(settings["out"])).expanduser()
     if not out.is_absolute():
         raise FedstrataError(f"The run directory must be an absolute path: --run-config 'out=\"/...\"'. Got '{out}'.")
@@ -61,13 +68,33 @@ def main(grid: Grid, context: Context) -> None:
             resume=bool(settings.get("resume", False)),
             server_data=Path(str(settings["server-data"])) if settings.get("server-data") else None,
             callbacks=[ShowProgress()],
-            say=lambda line: print(line, file=sys.stderr, flush=True),
+            say=say,
         )
     except FedstrataError as error:
         out.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(error_file(out), str(error).encode())
         raise
     print(run, flush=True)
+
+
+def write_description(grid: Grid, settings: Mapping[str, Any]) -> None:
+    """Write what the nodes tell of their tables, or why they do not, to the file that the settings name."""
+    out = Path(str(settings["out"]))
+    try:
+        config = parse(tomllib.loads(str(settings["experiment"])), "the experiment of the federation")
+        policy = config.faults or Faults()
+        transport = FlowerTransport(grid, policy.timeout + 60.0)
+        nodes = Nodes(transport, Roster.read(str(settings["nodes"])), secrets.token_hex(16), policy)
+        told = ask_tables(nodes, schema_of(config), int(settings["describe"]), say)
+    except FedstrataError as error:
+        write_atomically(out, json.dumps({"error": str(error), "exit_code": error.exit_code}).encode())
+        raise
+    write_atomically(out, json.dumps(told).encode())
+
+
+def say(line: str) -> None:
+    """Write a line to the log of the run."""
+    print(line, file=sys.stderr, flush=True)
 
 
 def serve(

@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from fedstrata.core.errors import InputError, invalid, unknown
 from fedstrata.core.files import read_toml, refuse_used, write_atomically
@@ -93,23 +94,37 @@ def write_app(
 def add_app(config: Config, folder: Path, name: str, nodes: Sequence[str], modules: Sequence[Path] = ()) -> None:
     """Add the app of another experiment to a federation, for the nodes in ``nodes``, or for all if it is empty."""
     public = _nodes_of(folder)
-    for node in nodes:
-        if node not in public:
-            raise unknown("node", node, tuple(public), str(folder))
+    chosen = choose(public, nodes, folder)
     new = folder / _check_name(name, "app")
     if new.exists() or name == "runs":
         raise InputError(f"The folder {new} already exists. Nothing was overwritten. Choose another name.")
-    chosen = {node: key for node, key in public.items() if not nodes or node in nodes}
     write_app(config, new, chosen, (folder / "runs" / name).resolve(), modules=modules)
+
+
+def choose(public: Mapping[str, str], nodes: Sequence[str], folder: Path) -> dict[str, str]:
+    """Return the public keys of these nodes of a federation, or of all if none is named."""
+    for node in nodes:
+        if node not in public:
+            raise unknown("node", node, tuple(public), str(folder))
+    return {node: key for node, key in public.items() if not nodes or node in nodes}
 
 
 def _nodes_of(folder: Path) -> dict[str, str]:
     """Return the public keys of a federation's nodes by name, in the order of its first app."""
-    file = folder / "app" / "pyproject.toml"
-    if not file.exists():
-        raise InputError(f"There is no federation in {folder}. Write one with 'fedstrata federate init'.")
-    nodes: dict[str, str] = json.loads(read_toml(file)["tool"]["flwr"]["app"]["config"]["nodes"])
+    nodes: dict[str, str] = json.loads(app_settings(folder)["nodes"])
     return nodes
+
+
+def app_settings(folder: Path, name: str = "app") -> dict[str, Any]:
+    """Return the settings of an app of a federation."""
+    file = folder / _check_name(name, "app") / "pyproject.toml"
+    if not (folder / "app" / "pyproject.toml").exists():
+        raise InputError(f"There is no federation in {folder}. Write one with 'fedstrata federate init'.")
+    if not file.exists():
+        known = [path.parent.name for path in folder.glob("*/pyproject.toml")]
+        raise unknown("app", name, known, str(folder))
+    settings: dict[str, Any] = read_toml(file)["tool"]["flwr"]["app"]["config"]
+    return settings
 
 
 def write_node_data(data: FederatedData, folder: Path, names: list[str]) -> None:

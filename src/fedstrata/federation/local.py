@@ -98,9 +98,9 @@ def _start(federation: Federation, config: Config, out: Path, modules: Sequence[
     for name in names:
         federation.register(folder / "nodes" / name / "node.key.pub")
     say(f"Starting {len(names)} SuperNodes")
-    imports = {"import": module_list(modules)} if modules else {}
+    more = {"import": module_list(modules)} if modules else {}
     for name in names:
-        federation.start_node(name, **imports)
+        federation.start_node(name, minimum=str(config.prepare.minimum), **more)
 
 
 def _follow(

@@ -14,6 +14,48 @@ from fedstrata.federation.processes import LOOPBACK, Processes, commands, enviro
 from fedstrata.federation.templates import connection_file
 
 
+class Flower:
+    """Flower's command line, on the machine of the SuperLink.
+
+    home:       the folder with its settings.
+    connection: the name of the SuperLink in them.
+    """
+
+    def __init__(self, home: Path, connection: str) -> None:
+        self.home, self.connection = home, connection
+
+    def submit(self, app: Path) -> str:
+        """Start a run of an app; return its number."""
+        return str(self.call("run", str(app), self.connection)["run-id"])
+
+    def status(self, run: str) -> str:
+        """Return the status of a run: "running", "finished:completed", "finished:failed", ..."""
+        return str(self.call("list", "--run-id", run, self.connection)["runs"][0]["status"])
+
+    def stop(self, run: str) -> None:
+        """End a run."""
+        self.call("stop", run, self.connection)
+
+    def log(self, run: str) -> str:
+        """Return the output of a run's ServerApp."""
+        return self._run("log", run, self.connection, "--show").stdout
+
+    def call(self, *words: str) -> dict[str, Any]:
+        """Run a command of flwr; return its output, parsed from JSON."""
+        result = self._run(*words, "--format", "json")
+        try:
+            answer: dict[str, Any] = json.loads(result.stdout)
+        except json.JSONDecodeError:
+            raise FedstrataError(f"flwr {words[0]} failed: {(result.stderr or result.stdout).strip()}") from None
+        if not answer.get("success"):
+            raise FedstrataError(f"flwr {words[0]} failed: {answer.get('error-message', result.stderr)}")
+        return answer
+
+    def _run(self, *words: str) -> subprocess.CompletedProcess[str]:
+        command = [str(commands() / "flwr"), *words]
+        return subprocess.run(command, capture_output=True, text=True, env=environment(self.home))
+
+
 class Federation(Processes):
     """The processes of a federation: ``server``, and one for each of ``names``. Their files are in ``folder``."""
 
@@ -57,6 +99,10 @@ class Federation(Processes):
 
     # --- Flower's command line ---
 
+    @property
+    def _flower(self) -> Flower:
+        return Flower(self.folder / "cli", "local")
+
     def register(self, public: Path) -> str:
         """Register a node's public key with the SuperLink; return the node's number."""
         return str(self.flwr("supernode", "register", str(public), "local")["node-id"])
@@ -67,30 +113,19 @@ class Federation(Processes):
 
     def submit(self, app: Path) -> str:
         """Start a run of an app; return its number."""
-        return str(self.flwr("run", str(app), "local")["run-id"])
+        return self._flower.submit(app)
 
     def status(self, run: str) -> str:
         """Return the status of a run: "running", "finished:completed", "finished:failed", ..."""
-        return str(self.flwr("list", "--run-id", run, "local")["runs"][0]["status"])
+        return self._flower.status(run)
 
     def log(self, run: str) -> str:
         """Return the output of a run's ServerApp."""
-        return self._flwr("log", run, "local", "--show").stdout
+        return self._flower.log(run)
 
     def flwr(self, *words: str) -> dict[str, Any]:
         """Run a command of flwr; return its output, parsed from JSON."""
-        result = self._flwr(*words, "--format", "json")
-        try:
-            answer: dict[str, Any] = json.loads(result.stdout)
-        except json.JSONDecodeError:
-            raise FedstrataError(f"flwr {words[0]} failed: {(result.stderr or result.stdout).strip()}") from None
-        if not answer.get("success"):
-            raise FedstrataError(f"flwr {words[0]} failed: {answer.get('error-message', result.stderr)}")
-        return answer
-
-    def _flwr(self, *words: str) -> subprocess.CompletedProcess[str]:
-        command = [str(commands() / "flwr"), *words]
-        return subprocess.run(command, capture_output=True, text=True, env=environment(self.folder / "cli"))
+        return self._flower.call(*words)
 
 
 def superlink_command(port: int, folder: Path) -> list[str]:

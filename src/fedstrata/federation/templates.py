@@ -38,9 +38,14 @@ server-data = {server_data}
 import = {modules}
 # The nodes that may take part, in the order of the clients: public keys by name.
 nodes = '{nodes}'
-experiment = """
+{more}experiment = """
 {experiment}"""
 '''
+
+_DESCRIBE = """\
+# Instead of training, describe the nodes' tables, with counts from this number on; "out" is the file to write.
+describe = {minimum}
+"""
 
 _ENVIRONMENT = "\n".join(
     ['export FLWR_HOME="$PWD/flwr"', *(f"export {name}={value}" for name, value in FLOWER_SETTINGS.items())]
@@ -48,15 +53,22 @@ _ENVIRONMENT = "\n".join(
 
 
 def app_file(
-    folder: Path, out: Path, server_data: Path | None, modules: str, nodes: Mapping[str, str], experiment: str
+    folder: Path,
+    out: Path,
+    server_data: Path | None,
+    modules: str,
+    nodes: Mapping[str, str],
+    experiment: str,
+    describe: int | None = None,
 ) -> str:
-    """Return the pyproject.toml of an app."""
+    """Return the pyproject.toml of an app; ``describe`` is the smallest count of a description."""
     return _APP.format(
         folder=folder,
         out=json.dumps(str(out), ensure_ascii=False),
         server_data=json.dumps("" if server_data is None else str(server_data), ensure_ascii=False),
         modules=json.dumps(modules),
         nodes=json.dumps(dict(nodes)),
+        more="" if describe is None else _DESCRIBE.format(minimum=describe),
         experiment=experiment,
     )
 
@@ -69,6 +81,7 @@ def node_file(name: str, key_made_here: bool) -> str:
 data = "/path/to/data.npz"            # inputs and targets; or a folder with train.npz and test.npz
 key = "/path/to/node.key"             # {key}
 state = "/var/lib/fedstrata/{name}"   # a folder for the state that the client keeps between messages
+# minimum = 10                        # the smallest count that this node tells of a table
 """
 
 

@@ -65,7 +65,7 @@ class Refused(FedstrataError):
 class Call:
     """A request from the server to a node.
 
-    kind:    "describe" (the shape of the node's data), "work" or "measure".
+    kind:    "describe" (the shape of the node's data), "work" or "measure"; "spans" or "summary" (of its table).
     run:     the id under which the node stores the state of this run.
     nonce:   a random number that the signed reply must repeat.
     client:  the number of the node's client among ``clients``; ``name`` is the node's name.

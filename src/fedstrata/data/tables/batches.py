@@ -92,7 +92,7 @@ class Table:
             try:
                 yield from file.iter_batches(ROWS, columns=names)
             except (pa.ArrowException, OSError) as error:
-                raise unreadable(self.site.table, _first_line(error)) from None
+                raise unreadable(self.site.table, _first_line(error), public="it is damaged.") from None
 
     def _parquet(self) -> Any:
         import pyarrow as pa
@@ -245,7 +245,7 @@ def _refused(file: TextFile, error: Exception) -> InputError:
     if "straddling" in str(error):
         why = "a row has more than a million bytes"
         return unreadable(file.path, why, "Look for a quote that is not closed, or a file without line ends.")
-    return unreadable(file.path, _first_line(error))
+    return unreadable(file.path, _first_line(error), public="its rows cannot be split into cells.")
 
 
 def _first_line(error: Exception) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import combinations
 from typing import Any
 
@@ -15,6 +16,7 @@ from fedstrata.data.tables.columns import Column
 from fedstrata.data.tables.findings import FEW, Finding, raise_if_errors, warnings_of
 from fedstrata.data.tables.reading import SiteTable, read_sites
 from fedstrata.data.tables.schema import Schema
+from fedstrata.data.tables.sources import SiteFile
 from fedstrata.data.tables.units import conversion
 
 ENOUGH = 10
@@ -47,6 +49,16 @@ def read_checked(source: Any, schema: Schema) -> tuple[list[SiteTable], list[Fin
     return tables, warnings_of(findings)
 
 
+def read_checked_alone(site: SiteFile, schema: Schema) -> tuple[SiteTable, list[Finding]]:
+    """Read and check the table of one site, where no other can be seen; return it and what is doubtful."""
+    if schema.site is not None:  # the file is that of one site, whether or not a column says so
+        schema = schema.replace(site=None, drop=(*schema.drop, schema.site))
+    (table,) = read_sites(site, schema)
+    findings = [*table.findings, *check_site(table, schema)]
+    raise_if_errors(findings)
+    return table, warnings_of(findings)
+
+
 def check(tables: Sequence[SiteTable], schema: Schema) -> list[Finding]:
     """Return all findings on the tables of these sites."""
     findings = [f for table in tables for f in (*table.findings, *check_site(table, schema))]
@@ -75,8 +87,9 @@ def check_site(table: SiteTable, schema: Schema) -> list[Finding]:
         if present[i] < len(table):
             findings += _missing(table, column, i, int(present[i]))
         if present[i] >= MANY and lows[i] == highs[i]:
-            what = f"all {present[i]:,} values are {_words(column, lows[i])}"
-            findings.append(Finding(table.name, column.name, "constant", "warning", what))
+            words = _words(column, lows[i])
+            what, told = f"all {present[i]:,} values are {words}", f"all its values are {words}"
+            findings.append(Finding(table.name, column.name, "constant", "warning", what, told=told))
         if lows[i] < low or highs[i] > high:
             findings.append(_out_of_range(table, column, i))
     return findings + _repeated(table) + _leaks([table], schema, table.name)
@@ -85,7 +98,7 @@ def check_site(table: SiteTable, schema: Schema) -> list[Finding]:
 def check_together(tables: Sequence[SiteTable], schema: Schema) -> list[Finding]:
     """Return what is wrong or doubtful between the tables of the sites."""
     filled = [table for table in tables if len(table)]
-    findings = _names_like_target(schema)
+    findings = names_like_target(schema)
     lows = np.fmin.reduce([np.fmin.reduce(table.values, axis=0) for table in filled]) if filled else ()
     highs = np.fmax.reduce([np.fmax.reduce(table.values, axis=0) for table in filled]) if filled else ()
     for i, (column, low, high) in enumerate(zip(schema.features, lows, highs, strict=False)):
@@ -135,7 +148,8 @@ def _out_of_range(table: SiteTable, column: Column, i: int) -> Finding:
     share = f"{100 * len(rows) / len(present):.0f} % of the values are {wanted}: is it another unit?"
     guess = conversion(present, low, high) if column.kind == "numeric" else ""
     remedy = f"Convert the column, or correct the range.{f' {guess}' if guess else ''}"
-    return _of_rows(table, column, "unit", "error", share, remedy, rows, found)
+    told = f"most of the values are {wanted}: is it another unit?"
+    return replace(_of_rows(table, column, "unit", "error", share, remedy, rows, found), told=told)
 
 
 def _of_rows(
@@ -168,10 +182,19 @@ def _other_units(tables: Sequence[SiteTable], column: Column, i: int) -> list[Fi
     steps = [max(1, len(table) // MOST) for table in tables]
     present = [(t, v[~np.isnan(v)]) for t, step in zip(tables, steps, strict=True) for v in [t.values[::step, i]]]
     enough = [(table, quantiles_of(v, (0.01, 0.25, 0.5, 0.75, 0.99))) for table, v in present if len(v) >= ENOUGH]
+    return other_units([table.name for table, _ in enough], np.array([own for _, own in enough]), column)
+
+
+def other_units(sites: Sequence[str], every: np.ndarray, column: Column) -> list[Finding]:
+    """Return findings on sites whose values are unlike those of the others.
+
+    every: a low quantile, the quartiles and a high quantile of the column at each site [sites, 5].
+    """
+    if len(sites) < 3:
+        return []
     findings = []
-    every = np.array([quantiles for _, quantiles in enough])
-    usual_sites = np.unique(np.linspace(0, len(enough) - 1, OTHERS).astype(int))
-    for at, (table, own) in enumerate(enough if len(enough) > 2 else []):
+    usual_sites = np.unique(np.linspace(0, len(sites) - 1, OTHERS).astype(int))
+    for at, (site, own) in enumerate(zip(sites, every, strict=True)):
         others = every[usual_sites[usual_sites != at]]
         alike = np.mean((others[:, 0] <= own[3]) & (own[1] <= others[:, 4]))
         median, usual = float(own[2]), float(np.median(others[:, 2]))
@@ -183,9 +206,8 @@ def _other_units(tables: Sequence[SiteTable], column: Column, i: int) -> list[Fi
         remedy = "Convert it, list missing_values, or set the column's range if all is well."
         guess = conversion(np.array([own[2]]), float(np.min(others[:, 1])), float(np.max(others[:, 3])))
         remedy += f" {guess}" if guess else ""
-        finding = Finding(table.name, column.name, "unit", "warning", what, remedy, examples=medians)
-        findings.append(finding)
-    if 2 * len(findings) <= len(enough):
+        findings.append(Finding(site, column.name, "unit", "warning", what, remedy, examples=medians))
+    if 2 * len(findings) <= len(sites):
         return findings
     what = "its values differ so much between sites that they tell them apart: does it name a site, or a part of one?"
     return [Finding("", column.name, "site", "warning", what, "Move it to drop if it does.")]
@@ -251,7 +273,8 @@ def _shared(tables: Sequence[SiteTable]) -> list[Finding]:
     return findings
 
 
-def _names_like_target(schema: Schema) -> list[Finding]:
+def names_like_target(schema: Schema) -> list[Finding]:
+    """Return findings on columns that are named like the target."""
     target = _letters(schema.target.name)
     findings = []
     for column in schema.features:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -45,6 +45,8 @@ class ColumnSummary:
 
     counts:    of the categories, classes or bins, in order.
     missing:   cells that are missing.
+    hidden:    how many sites hide each of the counts, and then that of missing cells, where these are sums of what the
+               others tell; empty if they are the counts of all.
     mean:      of numbers and dates, with their standard deviation, ``spread``.
     quantiles: at :data:`LEVELS`.
     extremes:  the lowest and highest value, if the minimum is 1.
@@ -56,6 +58,18 @@ class ColumnSummary:
     spread: float | None = None
     quantiles: tuple[float | None, ...] = (None,) * len(LEVELS)
     extremes: tuple[float, float] | None = None
+    hidden: tuple[int, ...] = ()
+
+    def told(self, cell: int) -> str:
+        """Return a count in words, -1 being that of missing cells: it may be known to be at least so many."""
+        count = self.missing if cell == -1 else self.counts[cell]
+        more = "≥ " if self.hidden and self.hidden[cell] else ""
+        return "–" if count is None else f"{more}{count:,}"
+
+    def exact(self, cell: int) -> int | None:
+        """Return a count, -1 being that of missing cells; None if it is hidden, wholly or at some sites."""
+        count = self.missing if cell == -1 else self.counts[cell]
+        return None if self.hidden and self.hidden[cell] else count
 
 
 @dataclass(frozen=True)
@@ -69,8 +83,8 @@ class SiteSummary:
 
     @property
     def positives(self) -> int | None:
-        """The rows of class 1."""
-        return self.target.counts[1] if len(self.target.counts) > 1 else None
+        """The rows of class 1; None if they are hidden, wholly or at some sites."""
+        return self.target.exact(1) if len(self.target.counts) > 1 else None
 
 
 @dataclass(frozen=True)
@@ -92,7 +106,7 @@ class Description:
     def as_json(self) -> dict[str, Any]:
         """Return the description for a JSON file; what is hidden is null."""
         target = self.schema.target
-        columns: list[Column | Target] = [target, *self.schema.features]
+        columns = described(self.schema)
         return {
             "fedstrata": __version__,
             "schema": self.schema.digest,
@@ -117,6 +131,7 @@ class Description:
         columns: dict[str, dict[str, Any]] = {}
         for name, summary in summaries.items():
             columns[name] = {"counts": list(summary.counts), "missing": summary.missing}
+            columns[name] |= {"hidden_at": list(summary.hidden)} if summary.hidden else {}
             if name in self.bins:
                 said = {"mean": summary.mean, "spread": summary.spread, "quantiles": list(summary.quantiles)}
                 columns[name] |= said | ({"extremes": list(summary.extremes)} if summary.extremes else {})
@@ -144,10 +159,9 @@ def describe(
     rows = np.array([len(table) for table in tables])
     enough, counted = large_enough(rows, minimum)
     bins = {}
-    columns: list[Column | Target] = [schema.target, *schema.features]
     summaries: list[list[ColumnSummary]] = []
-    for i, column in enumerate(columns):
-        values = [table.targets.astype(float) if i == 0 else table.values[:, i - 1] for table in tables]
+    for i, column in enumerate(described(schema)):
+        values = [values_of(table, i) for table in tables]
         if not column.size:
             bins[column.name] = _bins(column, [v for v, c in zip(values, counted, strict=True) if c], minimum)
         summaries.append(_summaries(column, values, bins.get(column.name), minimum))
@@ -160,6 +174,16 @@ def describe(
     return Description(schema, minimum, bins, tuple(sites), every, left_out, tuple(together(findings)))
 
 
+def described(schema: Schema) -> list[Column | Target]:
+    """Return what is described: the target, and then the columns."""
+    return [schema.target, *schema.features]
+
+
+def values_of(table: SiteTable, i: int) -> np.ndarray:
+    """Return the raw values of the i-th of what is described."""
+    return table.targets.astype(float) if i == 0 else table.values[:, i - 1]
+
+
 def _by_name(schema: Schema, summaries: Sequence[Sequence[ColumnSummary]], at: int) -> dict[str, ColumnSummary]:
     return {name: own[at] for name, own in zip(schema.names, summaries[1:], strict=True)}
 
@@ -168,10 +192,10 @@ def _summaries(
     column: Column | Target, values: Sequence[np.ndarray], bins: np.ndarray | None, minimum: int
 ) -> list[ColumnSummary]:
     """Return the summaries of one column: of every site, and of those together that may be counted."""
-    counts = np.array([_counts(v, column, bins) for v in values])
+    counts = np.array([counts_of(v, column, bins) for v in values])
     show = shown(counts, minimum)
     totals = counts[show.counted].sum(0)
-    cells = [_visible(*pair) for pair in zip([*counts, totals], [*show.cells, show.totals], strict=True)]
+    cells = [visible(*pair) for pair in zip([*counts, totals], [*show.cells, show.totals], strict=True)]
     numbers: list[dict[str, Any]] = [{} for _ in cells]
     if bins is not None:
         present = [v[~np.isnan(v)] for v in values]
@@ -179,15 +203,16 @@ def _summaries(
         rest = sum(len(v) for v, f, c in zip(present, few, show.counted, strict=True) if f and c)
         joined = show.counted if rest >= minimum and few.sum() > 1 else show.counted & ~few
         pooled = [v for v, c in zip(present, joined, strict=True) if c] or [np.empty(0)]
-        numbers = [_numbers(v, minimum) for v in (*present, np.concatenate(pooled))]
-    return [ColumnSummary(c[:-1], c[-1], **more) for c, more in zip(cells, numbers, strict=True)]
+        numbers = [numbers_of(v, minimum) for v in (*present, np.concatenate(pooled))]
+    return [rounded(ColumnSummary(c[:-1], c[-1], **more), minimum) for c, more in zip(cells, numbers, strict=True)]
 
 
-def _visible(counts: np.ndarray, show: np.ndarray) -> tuple[int | None, ...]:
+def visible(counts: np.ndarray, show: np.ndarray) -> tuple[int | None, ...]:
+    """Return the counts that are shown, and None for the others."""
     return tuple(int(count) if visible else None for count, visible in zip(counts, show, strict=True))
 
 
-def _counts(values: np.ndarray, column: Column | Target, bins: np.ndarray | None) -> np.ndarray:
+def counts_of(values: np.ndarray, column: Column | Target, bins: np.ndarray | None) -> np.ndarray:
     """Return the counts of the categories or bins, and of missing cells."""
     present = values[~np.isnan(values)]
     missing = len(values) - len(present)
@@ -197,21 +222,35 @@ def _counts(values: np.ndarray, column: Column | Target, bins: np.ndarray | None
     return np.append(np.bincount(places, minlength=len(bins) - 1), missing)
 
 
-def _numbers(values: np.ndarray, minimum: int) -> dict[str, Any]:
+def numbers_of(values: np.ndarray, minimum: int) -> dict[str, Any]:
     """Return the mean, spread and quantiles of values, as far as enough values stand behind them."""
     if len(values) < max(1, minimum):
         return {}
-    quantiles = quantiles_of(values, LEVELS)
-    beyond = [min(level, 1 - level) * len(values) >= minimum or minimum <= 1 for level in LEVELS]
+    quantiles = quantiles_of(values, LEVELS).tolist()
     return {
-        "mean": _round(values.mean(), minimum),
-        "spread": _round(values.std(), minimum),
-        "quantiles": tuple(_round(q, minimum) if b else None for q, b in zip(quantiles, beyond, strict=True)),
+        "mean": float(values.mean()),
+        "spread": float(values.std()),
+        "quantiles": tuple(
+            round_to(q, minimum) if b else None
+            for q, b in zip(quantiles, enough_beyond(len(values), minimum), strict=True)
+        ),
         "extremes": (float(values.min()), float(values.max())) if minimum <= 1 else None,
     }
 
 
-def _round(value: float, minimum: int) -> float:
+def enough_beyond(count: int, minimum: int) -> list[bool]:
+    """Return which quantiles of so many values have enough of them on both sides."""
+    return [min(level, 1 - level) * count >= minimum or minimum <= 1 for level in LEVELS]
+
+
+def rounded(summary: ColumnSummary, minimum: int) -> ColumnSummary:
+    """Return a summary with its mean and spread as they are shown."""
+    mean, spread = (None if v is None else round_to(v, minimum) for v in (summary.mean, summary.spread))
+    return replace(summary, mean=mean, spread=spread)
+
+
+def round_to(value: float, minimum: int) -> float:
+    """Return a statistic with as many digits as are shown."""
     return float(f"{value:.{3 if minimum > 1 else 6}g}")
 
 
@@ -219,19 +258,40 @@ def _bins(column: Column | Target, values: Sequence[np.ndarray], minimum: int) -
     """Return the edges of about a dozen bins of round width, for nearly all values."""
     few = max(1, sum(map(len, values)) // SAMPLE)
     sample = np.concatenate([v[::few][~np.isnan(v[::few])] for v in values] or [np.empty(0)])
-    if len(sample) < max(2, 2 * minimum if minimum > 1 else 2):
-        low, high = (0.0, 1.0) if isinstance(column, Target) or math.inf in np.abs(column.bounds) else column.bounds
-    else:
-        tail = max(0.01, min(0.25, minimum / len(sample))) if minimum > 1 else 0.0
-        low, high = (float(q) for q in np.quantile(sample, (tail, 1 - tail)))
+    span = span_of(sample, minimum)
+    whole = bool(len(sample) and (sample == np.round(sample)).all())
+    return edges_of(column, span, whole, [len(v) for v in values], minimum)
+
+
+def span_of(values: np.ndarray, minimum: int) -> tuple[float, float] | None:
+    """Return the values between which nearly all lie; None if they are too few to say."""
+    if len(values) < max(2, 2 * minimum if minimum > 1 else 2):
+        return None
+    tail = max(0.01, min(0.25, minimum / len(values))) if minimum > 1 else 0.0
+    low, high = np.quantile(values, (tail, 1 - tail))
+    return float(low), float(high)
+
+
+def edges_of(
+    column: Column | Target, span: tuple[float, float] | None, whole: bool, rows: Sequence[int], minimum: int
+) -> np.ndarray:
+    """Return the edges of bins of round width.
+
+    span:  between which values they lie; None for the range in the schema.
+    whole: whether all values are whole.
+    rows:  how many rows the sites have.
+    """
+    if span is None:
+        span = (0.0, 1.0) if isinstance(column, Target) or math.inf in np.abs(column.bounds) else column.bounds
+    low, high = span
     if high <= low:
         low, high = low - 0.5, high + 0.5
     most = BINS
-    if minimum > 1 and len(values) <= FEW_SITES:  # so few that the rows of each are enough for most bins
-        most = int(np.clip(np.median([len(v) for v in values] or [0]) / (2 * minimum), 4, BINS))
+    if minimum > 1 and len(rows) <= FEW_SITES:  # so few that the rows of each are enough for most bins
+        most = int(np.clip(np.median(rows or [0]) / (2 * minimum), 4, BINS))
     width = 10.0 ** math.floor(math.log10((high - low) / most))
     width = next(step * width for step in (1, 2, 2.5, 5, 10) if (high - low) / (step * width) <= most)
-    if len(sample) and (sample == np.round(sample)).all():
+    if whole:
         width = max(1.0, round(width))
     first = math.floor(low / width)
     return np.arange(first, math.floor(high / width) + 2) * float(width)

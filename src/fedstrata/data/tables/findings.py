@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from fedstrata.core.errors import InputError, listed
+from fedstrata.core.errors import DataError, listed
 from fedstrata.data.tables.cells import shown
 from fedstrata.data.tables.converting import Problem
 
@@ -44,6 +44,7 @@ class Finding:
     rows:     the first of them: lines of a text file from 1, rows of a frame or a Parquet file from 0.
     unit:     "line" or "row".
     examples: some cells, quoted.
+    told:     what is wrong, in words for those who must not see rows or small counts; by default ``what``.
     """
 
     site: str
@@ -56,6 +57,7 @@ class Finding:
     rows: tuple[int, ...] = ()
     unit: str = "line"
     examples: tuple[str, ...] = ()
+    told: str = ""
 
     def __str__(self) -> str:
         column = "" if self.column is None else f"column {shown(self.column)}"
@@ -71,8 +73,8 @@ class Finding:
         return f"{self.unit}{'s' * (self.count > 1)} {listed(list(map(str, self.rows)))}{more}"
 
     def public(self, minimum: int) -> Finding:
-        """Return it without rows and cells, and without a count below the minimum, unless the minimum is 1."""
-        return self if minimum <= 1 else replace(self, count=0, rows=(), examples=())
+        """Return it without rows, cells and counts, unless the minimum is 1."""
+        return self if minimum <= 1 else replace(self, what=self.told or self.what, count=0, rows=(), examples=())
 
     def as_json(self) -> dict[str, Any]:
         """Return it for a JSON file."""
@@ -95,12 +97,16 @@ def raise_if_errors(findings: Iterable[Finding]) -> None:
     """Raise one error that lists what is wrong, if anything is."""
     errors = [finding for finding in findings if finding.severity == "error"]
     errors = errors if len(errors) <= MOST else together(errors)
-    if len(errors) == 1:
-        raise InputError(f"The tables do not fit. {errors[0]}")
     if errors:
-        more = f"\n... and {len(errors) - MOST:,} more." if len(errors) > MOST else ""
-        lines = "".join(f"\n- {finding}" for finding in errors[:MOST])
-        raise InputError(f"The tables do not fit, in {len(errors):,} places:{lines}{more}")
+        raise DataError(_message(errors), _message([finding.public(2) for finding in errors]))
+
+
+def _message(errors: Sequence[Finding]) -> str:
+    if len(errors) == 1:
+        return f"The tables do not fit. {errors[0]}"
+    more = f"\n... and {len(errors) - MOST:,} more." if len(errors) > MOST else ""
+    lines = "".join(f"\n- {finding}" for finding in errors[:MOST])
+    return f"The tables do not fit, in {len(errors):,} places:{lines}{more}"
 
 
 def warnings_of(findings: Iterable[Finding]) -> list[Finding]:

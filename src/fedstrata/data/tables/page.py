@@ -74,6 +74,10 @@ def _number(value: int | None, minimum: int = 0) -> str:
     return ("few" if not minimum else "–") if value is None else f"{value:,}"
 
 
+def _told(summary: ColumnSummary, cell: int, few: str = "–") -> str:
+    return few if summary.counts[cell] is None else summary.told(cell)
+
+
 def share_of(part: int | None, whole: int | None) -> float | None:
     """Return a share; None if it is hidden, or of nothing."""
     return None if part is None or not whole else part / whole
@@ -86,20 +90,26 @@ def percent(part: float | None) -> str:
     return f"{100 * part:.1f} %" if 0 < part < 0.1 or 0.9 < part < 1 else f"{100 * part:.0f} %"
 
 
+def empty_columns(site: SiteSummary) -> list[str]:
+    """Return the columns in which no row has a value."""
+    return [name for name, column in site.columns.items() if site.rows and column.exact(-1) == site.rows]
+
+
 def _target_line(d: Description) -> str:
     target = d.schema.target
     name = f"<b>{escape(target.name)}</b>"
     if target.kind != "flag":
         return f"The target is {name}."
-    positives = d.together.positives
-    rate = percent(share_of(positives, d.together.rows))
-    return f"The target is {name}: {_number(positives)} rows are positive ({rate})."
+    rate = percent(share_of(d.together.positives, d.together.rows))
+    return f"The target is {name}: {_told(d.together.target, 1, 'few')} rows are positive ({rate})."
 
 
 def _how_hidden(d: Description) -> str:
     if d.minimum <= 1:
         return "All counts are shown."
     said = f"Counts from 1 to {d.minimum - 1}, and others that would tell them, are hidden (– and hatched)."
+    if any(summary.hidden for summary in (d.together.target, *d.together.columns.values())):
+        said += " A sum in which some sites hide theirs has at least (≥) the others."
     if d.left_out:
         said += f" {_count(d.left_out, 'site')} of fewer rows {'is' if d.left_out == 1 else 'are'} not in the sums."
     return said
@@ -141,11 +151,11 @@ def _site(d: Description, site: SiteSummary, kind: str) -> str:
     if d.schema.target.kind == "flag":
         rate = share_of(site.positives, site.rows)
         cells += [
-            f"<td>{_number(site.positives, d.minimum)}</td>",
+            f"<td>{_told(site.target, 1)}</td>",
             f"<td>{percent(rate)}</td>",
             f"<td>{share(rate)}</td>",
         ]
-    empty = [name for name, column in site.columns.items() if site.rows and column.missing == site.rows]
+    empty = empty_columns(site)
     more = f" and {len(empty) - 5} more" if len(empty) > 5 else ""
     cells.append(f'<td class="words">{escape(", ".join(empty[:5]) + more)}</td>')
     return f'<tr class="{kind}">{"".join(cells)}</tr>'
@@ -166,7 +176,7 @@ def _card(d: Description, column: Column | Target, together: ColumnSummary, own:
 def _facts(d: Description, column: Column | Target, summary: ColumnSummary) -> list[str]:
     words = []
     if isinstance(column, Column):
-        words.append(f"missing {percent(share_of(summary.missing, d.together.rows))}")
+        words.append(f"missing {percent(share_of(summary.exact(-1), d.together.rows))}")
     if summary.mean is not None:
         spread = f"{summary.spread:.3g} days" if column.kind == "date" else f"{summary.spread:.3g}"
         words.append(f"mean {value_of(column, summary.mean)} ± {spread}")
@@ -192,9 +202,9 @@ def value_of(column: Column | Target, value: float | None) -> str:
     return date_of(value) if column.kind == "date" else f"{value:.4g}"
 
 
-def _hints(d: Description, column: Column | Target, counts: Sequence[int | None]) -> list[str]:
+def _hints(d: Description, column: Column | Target, summary: ColumnSummary) -> list[str]:
     """Return what a pointer shows on every bar."""
-    said = [f"fewer than {d.minimum}, or hidden for others" if count is None else f"{count:,}" for count in counts]
+    said = [_told(summary, i, f"fewer than {d.minimum}, or hidden for others") for i in range(len(summary.counts))]
     if column.name not in d.bins:
         return [f"{name}: {count}" for name, count in zip(answers_of(column), said, strict=True)]
     edges = [value_of(column, float(edge)) for edge in d.bins[column.name]]
@@ -208,12 +218,12 @@ def _large(d: Description, column: Column | Target, summary: ColumnSummary) -> s
     if column.name in d.bins:
         edges = d.bins[column.name]
         ends = (value_of(column, float(edges[0])), value_of(column, float(edges[-1])))
-        return columns(summary.counts, _hints(d, column, summary.counts), ends, 340, 110, label)
+        return columns(summary.counts, _hints(d, column, summary), ends, 340, 110, label)
     names, counts = answers_of(column), list(summary.counts)
     known = sum(count for count in counts if count is not None)
     order = sorted(range(len(names)), key=lambda i: -(counts[i] or 0)) if len(names) > MOST else range(len(names))
     kept = list(order)[:MOST]
-    total = known if None not in counts else 0
+    total = known if None not in counts and not summary.hidden else 0
     drawn = rows([names[i] for i in kept], [counts[i] for i in kept], total, "–", 340, label)
     return drawn + (f'<p class="quiet">and {len(names) - MOST} more categories</p>' if len(names) > MOST else "")
 
@@ -264,7 +274,7 @@ def _spans(
 def _figure(d: Description, column: Column | Target, site: SiteSummary, summary: ColumnSummary) -> str:
     """Return the small plot of one site."""
     counts = summary.counts[:MOST]
-    drawn = columns(counts, _hints(d, column, summary.counts)[:MOST], ("", ""), 126, 38, f"{column.name}, {site.name}")
+    drawn = columns(counts, _hints(d, column, summary)[:MOST], ("", ""), 126, 38, f"{column.name}, {site.name}")
     words = escape(site.name)
     missing = share_of(summary.missing, site.rows)
     if isinstance(column, Column) and (missing or missing is None):

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedstrata.core.errors import InputError, listed, nearest_of
+from fedstrata.core.errors import DataError, InputError, listed, nearest_of
 from fedstrata.data.tables.batches import ROWS, Batch, Table
 from fedstrata.data.tables.cells import Key, key_of, shown
 from fedstrata.data.tables.columns import check_name
@@ -70,7 +70,8 @@ def check_names(table: Table, schema: Schema, target: bool = True, extra: str = 
     if len(absent) == len(wanted):
         has = listed([shown(name) for name in table.names])
         remedy = "If the first line is a row, say the names of the columns; else check the delimiter and the file."
-        return [Finding(site, None, "no columns", "error", f"none of the columns of the schema: it has {has}", remedy)]
+        what = "none of the columns of the schema"
+        return [Finding(site, None, "no columns", "error", f"{what}: it has {has}", remedy, told=what)]
     known = {*wanted, schema.target.name, schema.site, *schema.drop}
     columns = {column.name: column for column in schema.features}
     others = [name for name in table.names if name not in known][:100]
@@ -157,8 +158,8 @@ def _read_or_say_why(site: SiteFile, schema: Schema) -> SiteTable:
         return read_site(site, schema)
     except InputError as error:
         empty = np.empty((0, len(schema.features)))
-        why = str(error).rstrip(".")
-        finding = Finding(site.name, None, "unreadable", "error", why)
+        told = error.public if isinstance(error, DataError) else ""
+        finding = Finding(site.name, None, "unreadable", "error", str(error).rstrip("."), told=told.rstrip("."))
         return SiteTable(site.name, site.place, empty, np.empty(0), np.empty(0, np.int64), findings=(finding,))
 
 

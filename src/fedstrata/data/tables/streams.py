@@ -10,16 +10,21 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from fedstrata.core.errors import InputError, nearest_of
+from fedstrata.core.errors import DataError, InputError, nearest_of
 from fedstrata.core.files import refuse_special
 
 BLOCK = 1 << 20
 GZIP, PARQUET, ZIP, UTF16 = b"\x1f\x8b", b"PAR1", b"PK\x03\x04", (b"\xff\xfe", b"\xfe\xff")
 
 
-def unreadable(path: Path, why: str, remedy: str = "") -> InputError:
-    """Build the error for a file that is not a table; ``remedy`` is a sentence."""
-    return InputError(f"The file {path} cannot be read: {why}.{f' {remedy}' if remedy else ''}")
+def unreadable(path: Path, why: str, remedy: str = "", public: str | None = None) -> DataError:
+    """Build the error for a file that is not a table.
+
+    remedy: a sentence.
+    public: why, and what to do, without words from the file, if the others have some.
+    """
+    about = f"The file {path} cannot be read:"
+    return DataError(f"{about} {why}.{f' {remedy}' if remedy else ''}", public and f"{about} {public}")
 
 
 def first_bytes(path: Path, size: int = BLOCK) -> bytes:

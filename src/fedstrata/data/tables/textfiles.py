@@ -25,6 +25,8 @@ from fedstrata.data.tables.streams import BLOCK, UTF16, ZIP, first_bytes, proble
 
 DELIMITERS = ",;\t|"
 
+_SAY_DELIMITER = "Say which character separates cells (delimiter), or correct the names."
+
 
 def counter(first: int) -> Callable[[int], np.ndarray]:
     """Return a function that returns the next numbers, from the first on."""
@@ -85,23 +87,27 @@ class TextFile:
         names = [name.strip() or f"Unnamed: {i}" for i, name in enumerate(first)]
         if len(names) == 1 and len(wanted) > 1:
             why = f"its first line has a single cell, {shown(names[0])}"
-            raise unreadable(self.path, why, self._other_delimiter(names))
+            public = f"its first line has a single cell. {_SAY_DELIMITER}"
+            raise unreadable(self.path, why, self._other_delimiter(names), public)
         if len(names) > MOST_COLUMNS:
             raise unreadable(self.path, f"its header has {len(names):,} columns, more than {MOST_COLUMNS:,}")
         first_at: dict[str, int] = {}
         for i, name in enumerate(names):
             if first_at.setdefault(name, i) != i:
-                where = f"columns {first_at[name] + 1} and {i + 1} of its header are both {shown(name)}"
-                raise unreadable(self.path, where, "Rename or remove one of them.")
+                pair = f"columns {first_at[name] + 1} and {i + 1} of its header"
+                remedy = "Rename or remove one of them."
+                public = f"{pair} have the same name. {remedy}"
+                raise unreadable(self.path, f"{pair} are both {shown(name)}", remedy, public)
             try:
                 check_name(name, f"name of column {i + 1}")
             except InputError as error:
-                raise unreadable(self.path, f"its header is wrong. {str(error).rstrip('.')}") from None
+                why = f"its header is wrong. {str(error).rstrip('.')}"
+                raise unreadable(self.path, why, public=f"the name of column {i + 1} in its header is wrong.") from None
         return replace(self, names=tuple(names))
 
     def _other_delimiter(self, cells: Sequence[str]) -> str:
         used = f"{self.delimiter!r} does not separate its cells. " if len(cells) == 1 else ""
-        return f"{used}Say which character does (delimiter), or correct the names."
+        return f"{used}{_SAY_DELIMITER}"
 
     def stream(self) -> BinaryIO:
         """Open the file as UTF-8 bytes."""

@@ -15,16 +15,17 @@ import torch
 from fedstrata.clients.engine import Learned, from_lists
 from fedstrata.clients.state import LostState
 from fedstrata.clients.work import WorkError
-from fedstrata.core.errors import FedstrataError, InputError, invalid
+from fedstrata.core.errors import DataError, FedstrataError, InputError, invalid
 from fedstrata.core.machine import prepared
 from fedstrata.data.federated import FederatedData
 from fedstrata.data.tables.fitted import Fitted
-from fedstrata.experiments.build import Experiment
+from fedstrata.experiments.build import Experiment, schema_of
 from fedstrata.experiments.config import Config, parse
 from fedstrata.federation import keys, wire
 from fedstrata.federation.experiment import check_registered, import_modules, plain_evaluation
-from fedstrata.federation.node.data import describe, federated_view, path_of, read_data
+from fedstrata.federation.node.data import describe, described_table, federated_view, path_of, read_data
 from fedstrata.federation.node.faults import NoAnswer
+from fedstrata.federation.node.tables import check_minimum, tell
 from fedstrata.federation.node.work import Header, work
 from fedstrata.federation.wire import Call, Reply
 
@@ -33,7 +34,7 @@ def reply_to(text: str, arrays: list[np.ndarray], experiment: str, node: Mapping
     """Do what a message asks for; return the signed reply, which names the error if it failed.
 
     experiment: the experiment of the app, as TOML.
-    node:       the node's configuration: data, key, state, import, pool.
+    node:       the node's configuration: data, key, state, import, pool, minimum.
     """
     message: dict[str, Any] = json.loads(text)
     answer: list[np.ndarray] = []
@@ -53,6 +54,8 @@ def _for_server(error: Exception) -> str:
     """Return what the server may see of an error: only our own words, since those of other packages may quote data."""
     if isinstance(error, WorkError):
         return str(error).partition(": ")[0]
+    if isinstance(error, DataError):
+        return error.public
     return str(error) if isinstance(error, FedstrataError) else type(error).__name__
 
 
@@ -66,7 +69,12 @@ def _answer(
     call = Call.read(message)
     config = parse(tomllib.loads(experiment), "the experiment of the federation")
     check_registered(config)
-    own = read_data(node, config)
+    if call.kind in ("spans", "summary"):
+        table, findings = described_table(node, schema_of(config), call.name)
+        return tell(call.kind, table, findings, config, wire.unpack(message.get("form"), arrays), node), []
+    if config.data.schema is not None:
+        check_minimum(config.prepare.minimum, node, "prepare.minimum of the experiment")
+    own = read_data(node, config, call.name)
     if call.kind == "describe":
         return describe(own, config), []
     data, content = federated_view(own, call, config), wire.unpack(message.get("form"), arrays)
@@ -74,7 +82,7 @@ def _answer(
         return _measure(config, data, from_lists(call.learned), content), []
     if call.kind == "work":
         return work(config, data, call, content, node)
-    raise invalid("kind of call", call.kind, "describe, work or measure")
+    raise invalid("kind of call", call.kind, "describe, work, measure, spans or summary")
 
 
 def _measure(config: Config, data: FederatedData, learned: Sequence[Learned], point: Any) -> Header:

@@ -13,10 +13,13 @@ import torch
 from fedstrata.core.errors import InputError, invalid
 from fedstrata.data import intake
 from fedstrata.data.federated import Arrays, FederatedData, Part
-from fedstrata.data.tables.checking import read_checked
+from fedstrata.data.tables.findings import Finding
 from fedstrata.data.tables.preparation import Plan
+from fedstrata.data.tables.reading import SiteTable
+from fedstrata.data.tables.schema import Schema
 from fedstrata.experiments.build import plan_of
 from fedstrata.experiments.config import Config
+from fedstrata.federation.node.tables import read_table, table_of
 from fedstrata.federation.wire import Call
 
 
@@ -41,14 +44,15 @@ class NodeData:
     test: Arrays | None
 
 
-def read_data(node: Mapping[str, Any], config: Config) -> NodeData:
-    """Read the data that the node's configuration names: a file, or a folder with train.npz, support.npz, test.npz."""
-    path, plan = path_of(node, "data"), plan_of(config)
-    if not path.exists():
-        raise InputError(f"There is no {path}, the data in the node's configuration.")
-    if path.is_file() and path.suffix != ".npz":
-        return _of_table(path, plan)
-    parts = (_parts_of_folder if path.is_dir() else _parts_of_file)(path, plan)
+def read_data(node: Mapping[str, Any], config: Config, name: str = "the node") -> NodeData:
+    """Read the data that the node's configuration names: a file, or a folder with train.npz, support.npz, test.npz.
+
+    name: what messages call the node.
+    """
+    path, plan = _data_path(node), plan_of(config)
+    if _is_table(path):
+        return _of_table(path, plan, name)
+    parts = (_parts_of_folder if path.is_dir() else _parts_of_file)(path, None if plan is None else plan.schema)
     train = parts.get("train")
     if train is None:
         raise InputError(f"The folder {path} must contain train.npz, with inputs and targets.")
@@ -63,43 +67,63 @@ def read_data(node: Mapping[str, Any], config: Config) -> NodeData:
     return NodeData(train, parts.get("support"), parts.get("test"))
 
 
-def _of_table(path: Path, plan: Plan | None) -> NodeData:
+def described_table(node: Mapping[str, Any], schema: Schema, name: str) -> tuple[SiteTable, list[Finding]]:
+    """Read all rows of the node as a table; return it and what is doubtful."""
+    path = _data_path(node)
+    if _is_table(path):
+        return read_table(path, schema, name)
+    parts = (_parts_of_folder if path.is_dir() else _parts_of_file)(path, schema)
+    return table_of(list(parts.values()), path, schema, name)
+
+
+def _data_path(node: Mapping[str, Any]) -> Path:
+    path = path_of(node, "data")
+    if not path.exists():
+        raise InputError(f"There is no {path}, the data in the node's configuration.")
+    return path
+
+
+def _is_table(path: Path) -> bool:
+    return path.is_file() and path.suffix != ".npz"
+
+
+def _of_table(path: Path, plan: Plan | None, name: str) -> NodeData:
     """Read a table, checked against the experiment's schema."""
     if plan is None:
         raise InputError(
             f"The node's data are a table, {path.name}, but the experiment has no schema: set data.schema."
         )
-    (table,), _ = read_checked(path, plan.schema)
+    table, _ = read_table(path, plan.schema, name)
     return NodeData((torch.from_numpy(table.values), torch.from_numpy(table.targets)), None, None)
 
 
-def _parts_of_folder(folder: Path, plan: Plan | None) -> dict[str, Arrays]:
+def _parts_of_folder(folder: Path, schema: Schema | None) -> dict[str, Arrays]:
     files = {part: folder / f"{part}.npz" for part in ("train", "support", "test")}
     parts = {part: intake.read_parts(file)["train"] for part, file in files.items() if file.exists()}
-    return _checked(parts, {part: str(file) for part, file in files.items()}, plan)
+    return _checked(parts, {part: str(file) for part, file in files.items()}, schema)
 
 
-def _parts_of_file(file: Path, plan: Plan | None) -> dict[str, Arrays]:
+def _parts_of_file(file: Path, schema: Schema | None) -> dict[str, Arrays]:
     parts = intake.read_parts(file, "support", "test")
-    return _checked(parts, {part: f"{part} of {file}" for part in parts}, plan)
+    return _checked(parts, {part: f"{part} of {file}" for part in parts}, schema)
 
 
-def _checked(parts: Mapping[str, Any], titles: Mapping[str, str], plan: Plan | None) -> dict[str, Arrays]:
+def _checked(parts: Mapping[str, Any], titles: Mapping[str, str], schema: Schema | None) -> dict[str, Arrays]:
     """Return the arrays of each part, checked; those for the inner levels and for tests must be like the others."""
     checked: dict[str, Arrays] = {}
     for part, arrays in parts.items():
-        if plan is not None:
-            checked[part] = _raw(arrays, titles[part], plan)
+        if schema is not None:
+            checked[part] = _raw(arrays, titles[part], len(schema.features))
         else:
             checked[part] = intake.checked(arrays, titles[part], checked.get("train"), "the training data")
     return checked
 
 
-def _raw(arrays: Any, title: str, plan: Plan) -> Arrays:
+def _raw(arrays: Any, title: str, columns: int) -> Arrays:
     """Return the raw values and the targets of a table that another program has read; cells may be missing."""
     values, targets = (np.asarray(array) for array in arrays)
-    if values.ndim != 2 or values.shape[1] != len(plan.columns) or values.dtype != np.float64 or np.isinf(values).any():
-        wants = f"raw values of {len(plan.columns)} columns: float64, finite or NaN"
+    if values.ndim != 2 or values.shape[1] != columns or values.dtype != np.float64 or np.isinf(values).any():
+        wants = f"raw values of {columns} columns: float64, finite or NaN"
         raise invalid(f"inputs of {title}", f"{values.dtype} of shape {values.shape}", wants)
     return torch.from_numpy(np.ascontiguousarray(values)), intake.checked((np.nan_to_num(values), targets), title)[1]
 

@@ -59,9 +59,9 @@ def _descriptions(nodes: Nodes, state: ServerState, say: Say) -> list[Descriptio
     """Return the description of every node's data; a resumed run has saved them."""
     names = nodes.roster.names
     if state.descriptions is not None and len(state.descriptions) == len(names):
-        _wait(nodes, nodes.policy.needed(len(names)), say)
+        wait_for(nodes, nodes.policy.needed(len(names)), say)
         return state.descriptions
-    _wait(nodes, len(names), say)
+    wait_for(nodes, len(names), say)
     replies, refused = nodes.ask_all(nodes.call("describe"))
     if refused:
         reasons = "; ".join(f"{names[k]}: {error.detail}" for k, error in sorted(refused.items()))
@@ -75,8 +75,8 @@ def _descriptions(nodes: Nodes, state: ServerState, say: Say) -> list[Descriptio
     return descriptions
 
 
-def _wait(nodes: Nodes, needed: int, say: Say) -> None:
-    """Wait until at least ``needed`` nodes are connected."""
+def wait_for(nodes: Nodes, needed: int, say: Say) -> None:
+    """Wait until at least ``needed`` nodes are connected; ``say`` tells which are not yet."""
     names, timeout = nodes.roster.names, nodes.policy.timeout
     deadline = time.monotonic() + timeout
     announced: list[str] = []

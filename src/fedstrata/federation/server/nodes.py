@@ -65,9 +65,9 @@ class Nodes:
         """Return a call of this run, not yet addressed to a client."""
         return Call(kind, self.run, clients=len(self.roster), **fields)
 
-    def ask_all(self, call: Call, form: Any = (), arrays: Sequence[np.ndarray] = ()) -> Replies:
+    def ask_all(self, call: Call, form: Any = (), arrays: Sequence[np.ndarray] = (), limit: int = SHORT) -> Replies:
         """Send the same call to every client; the replies must be short."""
-        return self.ask({k: replace(call, client=k) for k in range(len(self.roster))}, form, arrays, SHORT)
+        return self.ask({k: replace(call, client=k) for k in range(len(self.roster))}, form, arrays, limit)
 
     def ask(self, calls: Mapping[int, Call], form: Any, arrays: Sequence[np.ndarray], limit: int) -> Replies:
         """Send each client its call, and wait for the replies; ``limit`` is the largest reply in bytes."""
