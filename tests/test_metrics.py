@@ -14,7 +14,7 @@ import fedstrata as fs
 from fedstrata.problems.projections import simplex as project_simplex
 from fedstrata.training.metrics import evaluation as metrics
 from fedstrata.training.metrics.evaluation import Evaluation, gradient_norm, objective
-from fedstrata.training.metrics.measures import auc, aucs
+from fedstrata.training.metrics.measures import auc, pairs_of
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -57,7 +57,7 @@ def test_the_auc_of_every_client_is_that_of_its_own_samples(decimals: int, dtype
     pairs = zip(*(np.split(a, np.cumsum(sizes)[:-1]) for a in (scores, targets)), strict=True)
     expected = [_auc_by_counting(s, t) for s, t in pairs]
     assert np.isnan(expected).any()
-    np.testing.assert_allclose(aucs(scores, targets, sizes), expected, rtol=0, atol=1e-12)
+    np.testing.assert_allclose(pairs_of(scores, targets, sizes).areas, expected, rtol=0, atol=1e-12)
 
 
 def _auc_by_counting(scores: np.ndarray, targets: np.ndarray) -> float:
@@ -73,13 +73,13 @@ def _auc_by_counting(scores: np.ndarray, targets: np.ndarray) -> float:
 
 @pytest.mark.parametrize("sizes", [[], [0], [0, 0, 0]])
 def test_the_auc_of_clients_without_samples_is_undefined(sizes: list[int]) -> None:
-    found = aucs(np.zeros(0), np.zeros(0, np.int64), np.array(sizes, np.int64))
+    found = pairs_of(np.zeros(0), np.zeros(0, np.int64), np.array(sizes, np.int64)).areas
     np.testing.assert_array_equal(found, np.full(len(sizes), np.nan))
 
 
 def test_scores_that_are_not_numbers_are_ties() -> None:
     scores, targets = np.array([np.nan, 1, np.nan, 0, np.nan]), np.array([1, 0, 0, 1, 1])
-    assert aucs(scores, targets, np.array([3, 2])).tolist()[0] == 0.75
+    assert pairs_of(scores, targets, np.array([3, 2])).areas.tolist()[0] == 0.75
 
 
 # --- over clients: a model whose output is its input times a weight, so that every number can be done by hand -------
@@ -111,7 +111,7 @@ def pairs(clients: list[tuple[list[float], list[int]]]) -> list[tuple[np.ndarray
 def test_measures_over_clients_by_hand() -> None:
     problem = one_logit()
     data = fs.FederatedData.from_arrays(pairs(CLIENTS))
-    measured = Evaluation()(problem, data, problem.x0, None)
+    measured = Evaluation(own_rows=1)(problem, data, problem.x0, None)
     losses = [logistic(*c).mean() for c in CLIENTS]
     accuracies = [2 / 3, 0.0, 1 / 4]
     together = ([x for c in CLIENTS for x in c[0]], [t for c in CLIENTS for t in c[1]])
@@ -126,6 +126,7 @@ def test_measures_over_clients_by_hand() -> None:
         "accuracy_mean": np.mean(accuracies),
         "accuracy_worst": 0.0,
         "accuracy_spread": np.std(accuracies),
+        "auc_within": (2 + 2) / (2 + 4),
         "auc_mean": np.mean([1.0, 0.5]),  # the second client has one class only
         "auc_worst": 0.5,
     }
@@ -136,12 +137,12 @@ def test_clients_without_test_data_are_left_out() -> None:
     problem = one_logit()
     tests = [CLIENTS[0], ([], []), CLIENTS[1]]
     data = fs.FederatedData.from_arrays(pairs(CLIENTS), client_tests=pairs(tests))
-    found = Evaluation().per_client(problem, data, problem.x0)
+    found = Evaluation(own_rows=1).per_client(problem, data, problem.x0)
     first, third = logistic(*CLIENTS[0]).mean(), logistic(*CLIENTS[1]).mean()
     np.testing.assert_allclose(found["loss"], [first, np.nan, third])
     np.testing.assert_allclose(found["accuracy"], [2 / 3, np.nan, 0])
     np.testing.assert_allclose(found["auc"], [1, np.nan, np.nan])
-    measured = Evaluation()(problem, data, problem.x0, None)
+    measured = Evaluation(own_rows=1)(problem, data, problem.x0, None)
     assert measured["loss_mean"] == pytest.approx((first + third) / 2)
     assert measured["loss_worst"] == pytest.approx(max(first, third))
     assert measured["accuracy_worst"] == 0
@@ -183,7 +184,7 @@ def test_which_data_are_measured() -> None:
 def test_several_classes_have_accuracy_and_no_auc() -> None:
     problem = fs.erm(nn.Linear(3, 3, bias=False, dtype=torch.float64))
     data = fs.FederatedData.from_arrays([(np.eye(3), np.array([0, 1, 2])), (np.eye(3), np.array([0, 0, 0]))])
-    measured = Evaluation()(problem, data, torch.eye(3, dtype=torch.float64).reshape(-1), None)
+    measured = Evaluation(own_rows=1)(problem, data, torch.eye(3, dtype=torch.float64).reshape(-1), None)
     assert (measured["accuracy"], measured["accuracy_worst"]) == (pytest.approx(4 / 6), pytest.approx(1 / 3))
     assert "auc" not in measured
 
@@ -214,7 +215,7 @@ def test_many_rows_are_predicted_in_pieces() -> None:
 def test_regression_has_a_loss_only() -> None:
     problem = fs.erm(nn.Linear(1, 1, bias=False, dtype=torch.float64), "squared")
     data = fs.FederatedData.from_arrays([(np.array([[1.0], [2.0]]), np.array([0.0, 0.0]))])
-    measured = Evaluation()(problem, data, torch.ones(1, dtype=torch.float64), None)
+    measured = Evaluation(own_rows=1)(problem, data, torch.ones(1, dtype=torch.float64), None)
     expected = {name: pytest.approx(2.5) for name in ("loss", "loss_mean", "loss_worst")}
     assert measured == {**expected, "loss_spread": 0.0}
 
@@ -421,18 +422,19 @@ def many_clients(clients: int) -> fs.FederatedData:
 
 def test_of_many_clients_some_are_measured_always_the_same() -> None:
     data, problem = many_clients(60), fs.erm(nn.Linear(4, 2))
-    few = Evaluation(sample=20)
+    few = Evaluation(sample=20, own_rows=1)
     chosen = few.measured(data)
     assert len(chosen) == 20 and np.array_equal(chosen, few.measured(many_clients(60)))
     alone = data.only(chosen)
-    assert few(problem, data, problem.x0, None) == Evaluation()(problem, alone, problem.x0, None)
+    assert few(problem, data, problem.x0, None) == Evaluation(own_rows=1)(problem, alone, problem.x0, None)
     about = few.about(problem, data, problem.x0, None)
     assert about["measured_clients"] == chosen.tolist() and len(about["per_client"]["loss"]) == 20
     assert about["measured_on"] == {
         "pooled": "training data of 20 of 60 clients",
         "clients": "training data of 20 of 60 clients",
+        "auc": "17 of 20 sites measured",
     }
-    everyone = Evaluation(sample=60).about(problem, data, problem.x0, None)
+    everyone = Evaluation(sample=60, own_rows=1).about(problem, data, problem.x0, None)
     assert "measured_clients" not in everyone and len(everyone["per_client"]["loss"]) == 60
     assert everyone["per_client"]["loss"][chosen[3]] == pytest.approx(about["per_client"]["loss"][3])
 

@@ -15,8 +15,8 @@ import fedstrata as fs
 from fedstrata.experiments.build import Experiment
 from fedstrata.experiments.config import parse
 from fedstrata.training.metrics import adaptation
-from fedstrata.training.metrics import evaluation as metrics
 from fedstrata.training.metrics.evaluation import Evaluation
+from fedstrata.training.metrics.measures import over_clients
 
 SIZES = (5, 9, 3)
 
@@ -62,7 +62,7 @@ def test_the_adapted_model_is_that_of_plain_sgd(
     data = replace(data, support=sites((4, 6, 5), 2).train if support else None)
     data = replace(data, client_test=sites((7, 2, 4), 3).train if held else None)
     problem = fs.erm(tiny())
-    evaluation = Evaluation(adapt_steps=3, adapt_lr=0.4)
+    evaluation = Evaluation(adapt_steps=3, adapt_lr=0.4, own_rows=1)
     on = data.client_test or data.train
     expected = np.array(
         [measured_by_hand(after_sgd(data.part(1).of_client(c), 3, 0.4), on.of_client(c)) for c in range(3)]
@@ -71,7 +71,7 @@ def test_the_adapted_model_is_that_of_plain_sgd(
     np.testing.assert_allclose(found["personal_loss"], expected[:, 0], rtol=0, atol=1e-12)
     np.testing.assert_allclose(found["personal_accuracy"], expected[:, 1], rtol=0, atol=1e-12)
     measured = evaluation(problem, data, problem.x0, None)
-    plain = Evaluation()(problem, data, problem.x0, None)
+    plain = Evaluation(own_rows=1)(problem, data, problem.x0, None)
     personal = {
         "personal_loss_mean": expected[:, 0].mean(),
         "personal_loss_worst": expected[:, 0].max(),
@@ -224,7 +224,7 @@ def test_clients_without_test_rows_have_no_personal_measures() -> None:
     tests[1] = (np.zeros((0, 2)), np.zeros(0, dtype=np.int64))
     pairs = [(a.numpy(), t.numpy()) for a, t in (data.train.of_client(c) for c in range(3))]
     holed = fs.FederatedData.from_arrays(pairs, client_tests=tests, classes=3)
-    problem, evaluation = fs.erm(tiny()), Evaluation(adapt_steps=1, adapt_lr=0.1)
+    problem, evaluation = fs.erm(tiny()), Evaluation(adapt_steps=1, adapt_lr=0.1, own_rows=1)
     found = evaluation.per_client(problem, holed, problem.x0)["personal_loss"]
     assert np.isnan(found).tolist() == [False, True, False]
     assert evaluation(problem, holed, problem.x0, None)["personal_loss_mean"] == pytest.approx(np.nanmean(found))
@@ -234,7 +234,7 @@ def test_a_model_that_adapting_ruined_is_not_left_out_of_the_mean() -> None:
     problem = fs.erm(nn.Linear(1, 1, bias=False, dtype=torch.float64), "squared")
     data = fs.FederatedData.from_arrays([(np.array([[a]]), np.array([1.0])) for a in (1.0, 1e100)])
     data = data.to(torch.device("cpu"), torch.float64)
-    evaluation = Evaluation(adapt_steps=2, adapt_lr=0.1)
+    evaluation = Evaluation(adapt_steps=2, adapt_lr=0.1, own_rows=1)
     x = torch.zeros(1, dtype=torch.float64)
     found = evaluation.per_client(problem, data, x)
     assert np.isnan(found["personal_loss"]).tolist() == [False, True]
@@ -246,8 +246,8 @@ def test_a_model_that_adapting_ruined_is_not_left_out_of_the_mean() -> None:
 
 
 def test_infinite_losses_and_spreads_do_not_warn() -> None:
-    assert metrics.over_clients("loss", np.array([1.0, np.inf]))["loss_worst"] == np.inf
-    assert metrics.over_clients("loss", np.array([1.0, 1e200]))["loss_spread"] == np.inf
+    assert over_clients("loss", np.array([1.0, np.inf]))["loss_worst"] == np.inf
+    assert over_clients("loss", np.array([1.0, 1e200]))["loss_spread"] == np.inf
 
 
 def test_regression_has_personal_losses_only() -> None:

@@ -39,6 +39,7 @@ def test_without_test_data_on_the_server_nodes_measure_on_their_own(problem: str
     if problem == "auc":
         uneven = {"partition": {"name": "one_large", "large": 100, "small": 40}}
         config = made(CANCER, HELD_OUT, AUC, {"algorithm": {"name": "local_sgda", "lr": 0.05}, "data": uneven})
+        config = replace(config, evaluate=replace(config.evaluate, own_rows=1))
     nodes = site(tmp_path, config)
     run = nodes.serve(pooled=False)
     row = run.history[-1]
@@ -54,6 +55,23 @@ def test_without_test_data_on_the_server_nodes_measure_on_their_own(problem: str
         assert run.summary["per_client"][name] == pytest.approx(each, rel=1e-6)
     assert row["measured_clients"] == len(found)
     assert tables.measured(run.summary) == "Measured per client on its test data."
+
+
+@pytest.mark.parametrize("own_rows", [1, 5, 100])
+def test_nodes_tell_their_pairs_and_small_ones_have_no_auc_of_their_own(own_rows: int, tmp_path: Path) -> None:
+    uneven = {"partition": {"name": "one_large", "large": 100, "small": 40}}
+    config = made(CANCER, HELD_OUT, {"data": uneven, "evaluate": {"own_rows": own_rows}})
+    nodes = site(tmp_path, config)
+    run = nodes.serve(pooled=False)
+    data = Experiment(config).data
+    held = replace(data, test=None).to(torch.device("cpu"), run.x.dtype)
+    alone = fs.Evaluation(own_rows=own_rows)(run.problem, held, run.x, None)
+    row = run.history[-1]
+    assert row["auc_within"] == pytest.approx(alone["auc_within"], abs=1e-12)
+    assert {n: row.get(n) for n in ("auc_mean", "auc_worst")} == {n: alone.get(n) for n in ("auc_mean", "auc_worst")}
+    large = sum(value is not None for value in run.summary["per_client"].get("auc", [None] * 3))
+    assert large == {1: 3, 5: 1, 100: 0}[own_rows]
+    assert run.summary["measured_on"].get("auc") == {1: None, 5: "1 of 3 sites measured"}.get(own_rows)
 
 
 def test_with_test_data_on_the_server_the_server_measures_alone(tmp_path: Path) -> None:
@@ -145,6 +163,13 @@ def test_a_node_without_test_data_is_not_measured(tmp_path: Path) -> None:
         {"rows": 40, "measures": {"loss": 10**400}},
         {"rows": 40, "measures": {"loss": None}},
         {"rows": 40, "measures": {"round": -1, "steps": 0, "seconds": 0, "\x1b[2J": 1.0}},
+        {"rows": 0, "measures": {}, "pairs": 4, "ordered": 2.0},
+        {"rows": 40, "measures": {}, "pairs": 401, "ordered": 2.0},
+        {"rows": 40, "measures": {}, "pairs": True, "ordered": 1.0},
+        {"rows": 40, "measures": {}, "pairs": -4, "ordered": -2.0},
+        {"rows": 40, "measures": {}, "pairs": 4, "ordered": 4.5},
+        {"rows": 40, "measures": {}, "pairs": 4, "ordered": float("nan")},
+        {"rows": 40, "measures": {}, "pairs": 4.0, "ordered": 10**400},
         {"rows": 40, "measures": {"loss_worst": -5.0, "auc_mean": 1.0, "gradient_norm": 0.0, "distance": 0.0}},
         {},
     ],

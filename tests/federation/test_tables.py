@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +62,7 @@ CASES: list[Tables] = [
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize("over", CASES, ids=["erm", "auc", "robust"])
 def test_nodes_do_what_a_simulation_does(tmp_path: Path, over: Tables) -> None:
-    write_sites(tmp_path / "sites")
+    write_sites(tmp_path / "sites", (180, 140, 120))  # every test part has more of each class than the minimum
     config = config_of(tmp_path / "sites", over)
     alone = simulated(config)
     nodes = site(tmp_path / "federation", config)
@@ -69,16 +70,18 @@ def test_nodes_do_what_a_simulation_does(tmp_path: Path, over: Tables) -> None:
     torch.testing.assert_close(run.x, alone.x, atol=1e-6, rtol=1e-5)
     assert run.fitted is not None and alone.fitted is not None
     np.testing.assert_allclose(run.fitted.vector, alone.fitted.vector, rtol=1e-12)
-    assert run.final["auc_mean"] == pytest.approx(alone.final["auc_mean"], abs=1e-6)
+    for name in ("auc_mean", "auc_worst", "auc_within"):
+        assert run.final[name] == pytest.approx(alone.final[name], abs=1e-6)
     assert run.risks is not None and alone.risks is not None and run.risks.held_out is not None
     assert run.risks.calibration is not None and alone.risks.calibration is not None
     scores = np.linspace(-2, 2, 9)
-    np.testing.assert_allclose(run.risks.calibration(scores), alone.risks.calibration(scores), atol=1e-4)
+    # How counts are rounded depends on the last digits of the scores.
+    np.testing.assert_allclose(run.risks.calibration(scores), alone.risks.calibration(scores), atol=5e-3)
     assert {name: run.final[name] for name in ("samples", "bytes_up")} == {
         name: alone.final[name] for name in ("samples", "bytes_up")
     }
     frame = fs.training.risk.predictor.Predictor.load(tmp_path / "run").predict(tmp_path / "sites" / "site0.csv")
-    assert len(frame) == 90
+    assert len(frame) == 180
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
@@ -94,14 +97,19 @@ def test_no_message_tells_of_a_row_or_a_small_group(tmp_path: Path) -> None:
         for cell in [line.split(",")[1]]
         if cell
     }
-    told = 0
+    told = measured = 0
     for sent, reply in zip(nodes.sent, nodes.replies, strict=True):
         numbers = np.concatenate([np.zeros(0), *(np.ravel(a).astype(np.float64) for a in reply.arrays)])
         assert not cells & set(np.round(numbers, 3).tolist())  # no pressure of a patient
         if sent.header.get("work") in ("query:column_statistics", "query:score_counts"):
             told += 1
             check_counts(config, sent, numbers)
-    assert told == 6
+        if sent.header["kind"] == "measure":
+            measured += 1
+            header = json.loads(reply.text)
+            assert header["rows"] >= 10 and set(header["measures"]) == {"loss", "accuracy"}
+            assert "pairs" not in header and "ordered" not in header, "few positives: they would tell how many"
+    assert told == 6 and measured
 
 
 def check_counts(config: Any, sent: Sent, numbers: np.ndarray) -> None:

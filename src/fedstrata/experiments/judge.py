@@ -24,6 +24,7 @@ import numpy as np
 
 from fedstrata.core.files import Row
 from fedstrata.core.intervals import LEVEL, half_width
+from fedstrata.experiments.influence import FEWEST
 from fedstrata.experiments.methods import Outcome
 from fedstrata.training.metrics.catalogue import measure as about
 from fedstrata.training.metrics.catalogue import sign_of
@@ -148,9 +149,14 @@ def _incomparable(group: Sequence[Outcome], baseline: Sequence[Outcome], measure
     labels = f"{group[0].label} and {baseline[0].label}"
     if not _same_test_rows(group, baseline):
         return f"{labels} were measured on different test data: no verdict."
-    one, other = ({o.summary.get("measured_on", {}).get("clients") for o in part} for part in (group, baseline))
-    if about(measure).rows == "clients" and one != other:
-        return f"{labels} were measured on different data of the clients: no verdict."
+    one, other = ([o.summary.get("measured_on", {}) for o in part] for part in (group, baseline))
+    if about(measure).rows == "clients":
+        if {on.get("clients") for on in one} != {on.get("clients") for on in other}:
+            return f"{labels} were measured on different data of the clients: no verdict."
+        counted = "worst" if measure.endswith("_worst") else ""
+        counted = "auc" if measure in ("auc_mean", "auc_worst") else counted
+        if {on.get(counted) for on in one} != {on.get(counted) for on in other}:
+            return f"{labels} were measured on different numbers of clients: no verdict."
     if "loss" in measure and {o.loss for o in group} != {o.loss for o in baseline}:
         return f"{labels} have different losses: no verdict on {about(measure).phrase}."
     return None
@@ -221,11 +227,11 @@ def _variance_of_rows(pairs: Sequence[tuple[Outcome, Outcome]], measure: str) ->
 
 
 def _fewest(pairs: Sequence[tuple[Outcome, Outcome]], measure: str) -> int:
-    """Return the number of test rows that a measure rests on: for AUC, those of the rarer class."""
+    """Return the number of test rows that a measure rests on: in a ranking, those of the rarer class."""
     rows = pairs[0][0].rows
     if rows is None or measure not in rows:
         return 1 << 30
-    return int(rows["fewest"][0]) if measure == "auc" else len(rows["mark"])
+    return int(rows[FEWEST[measure]][0]) if measure in FEWEST else len(rows["mark"])
 
 
 def _same_test_rows(group: Sequence[Outcome], baseline: Sequence[Outcome]) -> bool:

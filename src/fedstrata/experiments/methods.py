@@ -156,7 +156,9 @@ class Method(ABC):
             run, data = self.train(seed, trial or Trial(), out, callbacks)
         except Diverged as error:
             return Outcome(self.label, seed, error.history, None, {}, str(error))
-        rows = rows_of(run, data) if trial is None and self._measured_by_rows(data) else None
+        rows = None
+        if trial is None and self._measured_by_rows(data):
+            rows = rows_of(run, data, self.evaluation if isinstance(self.evaluation, Evaluation) else None)
         return Outcome(self.label, seed, run.history, run.final, run.summary, None, rows, run, _loss_of(run))
 
     @property

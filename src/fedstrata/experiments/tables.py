@@ -31,7 +31,9 @@ def measured(summary: Row) -> str:
     parts = {"on the pooled": data_of["pooled"], "per client on its": data_of["clients"]}
     phrases = "; ".join(f"{how} {data}" for how, data in parts.items() if data != "nothing")
     adapted = f" The model is {data_of['model']}." if "model" in data_of else ""
-    return f"Measured {phrases or 'on nothing'}.{adapted}"
+    own = f" A site's own AUC: {data_of['auc']}." if "auc" in data_of else ""
+    own += f" The worst site is one of several: {data_of['worst']}." if "worst" in data_of else ""
+    return f"Measured {phrases or 'on nothing'}.{own}{adapted}"
 
 
 def measured_in_all(summaries: Mapping[str, Sequence[Row]]) -> str:

@@ -21,9 +21,10 @@ from fedstrata.data.tables.fitted import Fitted
 from fedstrata.problems.problem import Problem
 from fedstrata.training.callbacks import Callback, Titled
 from fedstrata.training.fingerprint import digest_of, settings_of
-from fedstrata.training.metrics.catalogue import COSTS, TIMES, measure
+from fedstrata.training.metrics.catalogue import COSTS, TIMES, WITHIN, measure
 from fedstrata.training.metrics.evaluation import Evaluate, Evaluation, measured_on, pooled
 from fedstrata.training.metrics.measures import as_numbers
+from fedstrata.training.metrics.of_clients import measured_alone
 from fedstrata.training.plots import plot
 from fedstrata.training.run import Run
 from fedstrata.training.rundir import RunDirectory
@@ -163,27 +164,33 @@ def _joined(
     evaluation: Evaluate,
     untrained: dict[str, str],
 ) -> LocalRun:
+    each = _per_client(runs)
     length = max(len(run.history) for run in runs)
-    history = [_together([run.history[min(i, len(run.history) - 1)] for run in runs]) for i in range(length)]
+    pairs = each.get("pairs", [])
+    history = [_together([run.history[min(i, len(run.history) - 1)] for run in runs], pairs) for i in range(length)]
     summary: Row = {"status": "finished", "algorithm": algorithm.name, "problem": runs[0].problem.name}
     summary |= {"data": data.name, "clients": data.clients, "seed": settings.seed, "sites": "local"}
-    summary |= _together([run.final for run in runs]) | {"untrained": untrained}
+    summary |= _together([run.final for run in runs], pairs) | {"untrained": untrained}
     stopped = [run.summary["stopped_by"] for run in runs if "stopped_by" in run.summary]
     if stopped:
         summary["stopped_by"] = stopped[0]
-    first = next((run.summary for run in runs if "measured_on" in run.summary), None)
-    if first is not None:
-        names = first["per_client"]
-        assert isinstance(evaluation, Evaluation)
-        summary["measured_on"] = measured_on(runs[0].problem, data, evaluation)
-        summary["per_client"] = {n: [run.summary["per_client"].get(n, [None])[0] for run in runs] for n in names}
+    if isinstance(evaluation, Evaluation):
+        summary["measured_on"] = measured_on(runs[0].problem, data, evaluation) | measured_alone(each)
+        summary["per_client"] = each
     if data.client_names:
         summary["client_names"] = list(data.client_names)
     return LocalRun(runs, history, summary)
 
 
-def _together(rows: list[Row]) -> Row:
-    """Return one row for all clients."""
+def _per_client(runs: list[Run]) -> dict[str, list[Any]]:
+    """Return the measures of each client, with None where its run has none; empty without our own evaluation."""
+    own = [run.summary.get("per_client", {}) for run in runs]
+    names = dict.fromkeys(name for table in own for name in table)
+    return {name: [table.get(name, [None])[0] for table in own] for name in names}
+
+
+def _together(rows: list[Row], pairs: list[int | None]) -> Row:
+    """Return one row for all clients; ``pairs`` are the weights of their AUC in that within clients."""
     together: Row = {"round": max(row["round"] for row in rows), "steps": max(row["steps"] for row in rows)}
     together |= {"bytes_up": 0, "bytes_down": 0} | {name: sum(row[name] for row in rows) for name in SUMS}
     for name in dict.fromkeys(key for row in rows for key in row if key not in ("round", *COSTS)):
@@ -194,6 +201,9 @@ def _together(rows: list[Row]) -> Row:
         elif name.endswith("_spread"):
             mean = f"{name.removesuffix('_spread')}_mean"
             together[name] = float(np.std([row[mean] for row in rows if mean in row]))
+        elif name == WITHIN and pairs:
+            weights = [n or 0 for row, n in zip(rows, pairs, strict=True) if name in row]
+            together[name] = float(np.average(values, weights=weights))
         else:
             together[name] = float(values.mean())
     return together

@@ -21,6 +21,7 @@ BUDGETS = {"max_seconds": ("seconds",), "max_samples": ("samples",), "max_bytes"
 """The options that limit what a run uses, and the counts that each limits, added up."""
 
 POOLED = Evaluation(clients="none")
+OF_CLIENTS = Evaluation(clients="test", adapt_steps=0)
 
 
 def costs_of(settings: Settings) -> list[str]:
@@ -55,7 +56,9 @@ class Validation(NamedTuple):
 
     def measured(self, problem: Problem, x: torch.Tensor, y: torch.Tensor | None, history: Sequence[Row]) -> Row:
         """Return the watched measure on the validation rows, under its name with a prefix; empty if it is undefined."""
-        measures = {k: v for k, v in POOLED(problem, self.data, x, y).items() if math.isfinite(v)}
+        of_clients = self.watch is not None and measure(self.watch).rows == "clients"
+        evaluation = OF_CLIENTS if of_clients else POOLED
+        measures = {k: v for k, v in evaluation(problem, self.data, x, y).items() if math.isfinite(v)}
         if not history and self.watch is not None and self.watch not in measures:
             raise unknown("measure", self.watch, measures, "watch: what is defined on the validation rows")
         name = self.watch or (watched(history) if history else next((m for m in RANKING if m in measures), "loss"))

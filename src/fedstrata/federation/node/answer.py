@@ -18,6 +18,7 @@ from fedstrata.clients.work import WorkError
 from fedstrata.core.errors import DataError, FedstrataError, InputError, invalid
 from fedstrata.core.machine import prepared
 from fedstrata.data.federated import FederatedData
+from fedstrata.data.intake import are_labels
 from fedstrata.data.tables.fitted import Fitted
 from fedstrata.experiments.build import Experiment, schema_of
 from fedstrata.experiments.config import Config, parse
@@ -86,8 +87,12 @@ def _answer(
 
 
 def _measure(config: Config, data: FederatedData, learned: Sequence[Learned], point: Any) -> Header:
-    """Return the measures of a model on the node's test data, and the number of its samples."""
-    if data.test is None or len(data.test[0]) == 0:
+    """Return the measures of a model on the node's test data, and the number of its samples.
+
+    No count below the minimum of the preparation leaves the node, and no measure that would tell one.
+    """
+    minimum = 1 if data.plan is None else data.plan.how.minimum
+    if data.test is None or len(data.test[0]) < minimum:
         return {"rows": 0, "measures": {}}
     problem = Experiment(config, data).problem
     if data.plan is not None:
@@ -96,4 +101,16 @@ def _measure(config: Config, data: FederatedData, learned: Sequence[Learned], po
     x, y = point
     with torch.no_grad(), prepared(config.train.threads):
         measures = plain_evaluation(config)(problem, data.to(problem.x0.device, problem.x0.dtype), x, y)
-    return {"rows": len(data.test[0]), "measures": {k: float(v) for k, v in measures.items() if math.isfinite(v)}}
+    finite = {k: float(v) for k, v in measures.items() if math.isfinite(v)}
+    return {"rows": len(data.test[0]), **_told(finite, data.test[-1], config.evaluate.own_rows, minimum)}
+
+
+def _told(measures: dict[str, float], targets: torch.Tensor, own_rows: int, minimum: int) -> Header:
+    """Return the measures that a node tells and, if its rows are ranked, how many pairs have the right order."""
+    counts = torch.unique(targets, return_counts=True)[1] if are_labels(targets) else torch.tensor([len(targets)])
+    fewest, pairs, header = int(counts.min()), int(counts.prod()), {}
+    if "auc" in measures and fewest >= minimum:
+        header = {"pairs": pairs, "ordered": round(2 * measures["auc"] * pairs) / 2}  # a whole number of halves
+    hidden = {"auc", "attacked_auc"} if fewest < max(own_rows, minimum) else set()
+    hidden |= {"accuracy_worst_class"} if fewest < minimum else set()
+    return header | {"measures": {name: value for name, value in measures.items() if name not in hidden}}

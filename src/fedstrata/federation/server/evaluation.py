@@ -13,19 +13,21 @@ from fedstrata.data.federated import FederatedData
 from fedstrata.experiments.config import Config
 from fedstrata.federation import wire
 from fedstrata.federation.experiment import plain_evaluation
-from fedstrata.federation.server.inbox import read_measures
+from fedstrata.federation.server.inbox import NodeMeasures, read_measures
 from fedstrata.federation.server.nodes import Nodes
 from fedstrata.federation.server.state import ServerState
 from fedstrata.problems.problem import Problem
-from fedstrata.training.metrics.catalogue import PER_CLIENT
+from fedstrata.training.metrics.catalogue import PER_CLIENT, WITHIN
 from fedstrata.training.metrics.measures import Measures, over_clients
+from fedstrata.training.metrics.of_clients import measured_alone
 
 
 class FederatedEvaluation:
     """Measures on the server's test data if it has any; otherwise, or if the experiment asks for it, on the nodes.
 
     A node measures on its own test data. Loss, accuracy and AUC are reported as mean, worst and spread over the nodes,
-    as in a simulation. If the server has no test data, the mean weighted by samples replaces the pooled measure.
+    as in a simulation. If the server has no test data, the mean weighted by samples replaces the pooled measure. AUC
+    within clients is that of all nodes that tell how many of their pairs are in the right order.
     """
 
     def __init__(
@@ -35,26 +37,29 @@ class FederatedEvaluation:
         self._pooled = None if data.test is None else plain_evaluation(config)
         self._on_nodes = clients == "test" or (clients == "auto" and self._pooled is None)
         self._nodes, self._classes, self._state, self._say = nodes, data.classes, state, say
-        self._each: list[dict[str, float]] | None = None
+        self._own_rows = config.evaluate.own_rows
+        self._each: list[NodeMeasures] | None = None
 
     def __call__(self, problem: Problem, data: FederatedData, x: torch.Tensor, y: torch.Tensor | None) -> Measures:
         """Return the measures at x (and y)."""
         measures: Measures = {}
         if self._on_nodes:
-            rows, self._each = self._ask(data, x, y)
-            for name in sorted({name for each in self._each for name in each}):
-                values = np.array([each.get(name, math.nan) for each in self._each])
+            self._each = self._ask(data, x, y)
+            rows = np.array([each.rows for each in self._each])
+            for name in sorted({name for each in self._each for name in each.measures}):
+                values = np.array([each.measures.get(name, math.nan) for each in self._each])
                 measured = ~np.isnan(values)
                 measures[name] = float(np.average(values[measured], weights=rows[measured]))
                 if name in PER_CLIENT:
-                    measures |= over_clients(name, values[measured])
-            measures["measured_clients"] = float(sum(map(bool, self._each)))
+                    measures |= over_clients(name, values[measured], rows[measured] >= self._own_rows)
+            pairs = sum(each.pairs for each in self._each)
+            if pairs:
+                measures[WITHIN] = sum(each.ordered for each in self._each) / pairs
+            measures["measured_clients"] = float(sum(bool(each.measures) for each in self._each))
         return measures if self._pooled is None else measures | self._pooled(problem, data, x, y)
 
-    def _ask(
-        self, data: FederatedData, x: torch.Tensor, y: torch.Tensor | None
-    ) -> tuple[np.ndarray, list[dict[str, float]]]:
-        """Return the number of samples that each node measured on, and its measures, empty if it has none."""
+    def _ask(self, data: FederatedData, x: torch.Tensor, y: torch.Tensor | None) -> list[NodeMeasures]:
+        """Return what each node measured, nothing if it has no test data."""
         names = self._nodes.roster.names
         learned = [] if data.fitted is None else [data.fitted.vector.tolist()]
         call = self._nodes.call("measure", classes=self._classes, learned=learned)
@@ -64,22 +69,24 @@ class FederatedEvaluation:
             self._say(f"Not measured: {', '.join(reasons)}")
             counts = {names[k]: self._state.unmeasured.get(names[k], 0) + 1 for k in sorted(refused)}
             self._state.update(unmeasured=self._state.unmeasured | counts)
-        measured = [read_measures(replies[k]) if k in replies else (0, {}) for k in range(len(names))]
-        if not any(each for _, each in measured):
+        measured = [read_measures(replies[k]) if k in replies else NodeMeasures() for k in range(len(names))]
+        if not any(each.measures for each in measured):
             self._say("Nothing was measured: no node that replied has test data. Set data.holdout, or add test data.")
-        return np.array([rows for rows, _ in measured]), [each for _, each in measured]
+        return measured
 
     def about(self, problem: Problem, data: FederatedData, x: torch.Tensor, y: torch.Tensor | None) -> dict[str, Any]:
         """Return which data the measures use, and the measures of each node at x (and y)."""
         if self._on_nodes and self._each is None:  # a resumed run with nothing left to do
-            _, self._each = self._ask(data, x, y)
-        each = self._each or []
-        names = sorted({name for measures in each for name in measures} & set(PER_CLIENT))
+            self._each = self._ask(data, x, y)
+        large = [each.measures if each.rows >= self._own_rows else {} for each in self._each or []]
+        names = sorted({name for each in self._each or [] for name in each.measures} & set(PER_CLIENT))
+        per_client = {name: [measures.get(name) for measures in large] for name in names}
         return {
             "measured_on": {
                 "pooled": "test data of the server" if self._pooled else "nothing",
                 "clients": "test data" if self._on_nodes else "nothing",
+                **measured_alone(per_client),
             },
-            "per_client": {name: [measures.get(name) for measures in each] for name in names},
+            "per_client": per_client,
             **({"not_measured": self._state.unmeasured} if self._state.unmeasured else {}),
         }

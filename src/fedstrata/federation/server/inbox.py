@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeGuard
+from typing import Any, NamedTuple, TypeGuard
 
 import numpy as np
 import torch
@@ -201,13 +201,30 @@ def is_description(table: Any) -> bool:
     return good
 
 
-def read_measures(reply: Verified) -> tuple[int, dict[str, float]]:
-    """Return the number of samples that a node measured on, and its measures; drop anything else it sent."""
+class NodeMeasures(NamedTuple):
+    """What a node measured: the number of its samples, and its measures.
+
+    pairs:   how many pairs of a positive and a negative it has; 0 if it does not tell.
+    ordered: how many of them are in the right order, with ties counted half.
+    """
+
+    rows: int = 0
+    measures: Mapping[str, float] = {}
+    pairs: int = 0
+    ordered: float = 0.0
+
+
+def read_measures(reply: Verified) -> NodeMeasures:
+    """Return what a node measured; drop anything else it sent."""
     rows, measures = reply.header.get("rows"), reply.header.get("measures")
     if not _is_count(rows) or not rows or not isinstance(measures, dict):
-        return 0, {}
+        return NodeMeasures()
     numbers = {name: value for name, value in measures.items() if name in POOLED and is_number(value)}
-    return rows, {name: float(value) for name, value in numbers.items() if abs(value) <= LARGEST_MEASURE}
+    numbers = {name: float(value) for name, value in numbers.items() if abs(value) <= LARGEST_MEASURE}
+    pairs, ordered = reply.header.get("pairs"), reply.header.get("ordered")
+    if not isinstance(pairs, int) or not 0 < pairs <= rows * rows // 4 or not is_number(ordered):
+        return NodeMeasures(rows, numbers)
+    return NodeMeasures(rows, numbers, pairs, float(ordered)) if 0 <= ordered <= pairs else NodeMeasures(rows, numbers)
 
 
 def _is_count(value: Any) -> TypeGuard[int]:

@@ -44,6 +44,8 @@ class Measure:
         """
         if self.name.startswith(VALIDATION):
             return ""
+        if self.name == WITHIN:
+            return "clients"
         if self.name in POOLED or self.name.startswith("adapted_"):
             return "pooled"
         return "clients" if self.name.endswith(("_mean", "_worst", "_spread")) else ""
@@ -60,6 +62,7 @@ _ALL = (
     Measure("accuracy_spread", "accuracy, spread over clients"),
     Measure("accuracy_worst_class", "accuracy of the worst class", higher_is_better=True),
     Measure("auc", higher_is_better=True),
+    Measure("auc_within", "AUC within clients", higher_is_better=True),
     Measure("auc_mean", "AUC, mean over clients", higher_is_better=True),
     Measure("auc_worst", "AUC of the worst client", higher_is_better=True),
     Measure("attacked_loss", "loss under attack"),
@@ -86,6 +89,9 @@ MEASURES: dict[str, Measure] = {measure.name: measure for measure in _ALL}
 DECLARED: dict[str, Measure] = {}
 """The measures of users' own evaluation functions, as far as they are declared."""
 
+
+WITHIN = "auc_within"
+"""Of all pairs of a positive and a negative of the same client, the share in the right order."""
 
 VALIDATION = "validation_"
 """Begins the name of a measure on validation data."""
@@ -152,7 +158,7 @@ IN_PROGRESS = ("loss", "accuracy", "accuracy_worst", "auc", "auc_worst", "attack
 """Measures that a line of progress shows, in order."""
 
 IN_TABLES = (
-    *("auc", "adapted_auc", "auc_mean", "auc_worst"),
+    *("auc", "adapted_auc", "auc_within", "auc_mean", "auc_worst"),
     *("accuracy", "adapted_accuracy", "accuracy_mean", "accuracy_worst", "attacked_accuracy"),
     *("personal_accuracy_mean", "personal_accuracy_worst", "personal_loss_mean"),
     *("loss", "distance", "distance_dual", "gradient_norm"),

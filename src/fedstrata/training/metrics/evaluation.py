@@ -23,17 +23,17 @@ from fedstrata.training.metrics.catalogue import MEASURES as MEASURES
 from fedstrata.training.metrics.catalogue import PER_CLIENT
 from fedstrata.training.metrics.measures import (
     Measures,
-    aucs,
     classifies,
     correct,
     distances,
     has_auc,
-    over_clients,
+    pairs_of,
     pooled_measures,
     predict,
 )
 from fedstrata.training.metrics.objective import gradient_norm as gradient_norm
 from fedstrata.training.metrics.objective import objective as objective
+from fedstrata.training.metrics.of_clients import OfClients, measured_alone
 
 Evaluate = Callable[[Problem, FederatedData, torch.Tensor, torch.Tensor | None], Measures]
 """A function that measures a model: ``(problem, data, x, y) -> {name: number}``."""
@@ -56,9 +56,13 @@ class Evaluation(Options, owner="the evaluation"):
     Pooled measures are ``loss``, with classes ``accuracy`` and ``accuracy_worst_class``, and with two classes ``auc``.
     They use the pooled test set if there is one, else the clients' held-out data, else the training data. Measures over
     clients are ``loss_mean``, ``loss_worst``, ``loss_spread`` (standard deviation), ``accuracy_mean``,
-    ``accuracy_worst``, ``accuracy_spread``, ``auc_mean`` and ``auc_worst`` (of clients with both classes). For a
-    problem without a model, ``loss`` is its objective, on the clients' held-out data if all have some, else on the
-    training data.
+    ``accuracy_worst``, ``accuracy_spread``, ``auc_within``, ``auc_mean`` and ``auc_worst``. For a problem without a
+    model, ``loss`` is its objective, on the clients' held-out data if all have some, else on the training data.
+
+    A few rows say little about a client. One with fewer than ``own_rows`` rows cannot be the worst client, and one with
+    fewer of either class has no AUC of its own, so it is not in ``auc_mean`` and ``auc_worst``; ``per_client`` of a
+    summary has None for it. ``auc_within`` uses all clients with both classes: of all pairs of a positive and a
+    negative of the same client, it is the share in the right order, with ties counted half.
 
     With more than ``sample`` clients, that many of them are measured, chosen at random but always the same; ``loss`` of
     a problem without a model, ``objective`` and ``gradient_norm`` use all clients.
@@ -93,6 +97,11 @@ class Evaluation(Options, owner="the evaluation"):
         above=0,
     )
     attack_steps: int = param(10, "gradient steps to find the worst perturbation", least=0)
+    own_rows: int = param(
+        5,
+        "smallest number of rows with which a client can be the worst one, and of each class for its own AUC",
+        least=1,
+    )
     sample: int = param(
         1000,
         "largest number of clients to measure; with more, that many are chosen at random, always the same",
@@ -122,10 +131,8 @@ class Evaluation(Options, owner="the evaluation"):
         measures |= self._attacked(problem, data.classes, x, y, arrays)
         measures |= self._adapted(problem, data, x, arrays)
         same = data.test is None and part is _pooled_part(data)
-        for name, values in self.per_client(problem, data, x, outputs if same else None).items():
-            assert part is not None
-            measures |= over_clients(name, values[~np.isnan(values) if name == "auc" else part.sizes > 0])
-        return measures
+        clients = self._of_clients(problem, data, x, outputs if same else None)
+        return measures if clients is None else measures | clients.over(self.own_rows)
 
     def samples(self, data: FederatedData) -> bool:
         """Whether only some of the clients are measured."""
@@ -140,14 +147,18 @@ class Evaluation(Options, owner="the evaluation"):
     def about(self, problem: Problem, data: FederatedData, x: torch.Tensor, y: torch.Tensor | None) -> dict[str, Any]:
         """Return which data the measures use, and the measures of each client at ``x``.
 
-        If only some clients are measured, ``measured_clients`` has their numbers.
+        ``per_client`` also has the number of its pairs of a positive and a negative, on which ``auc_within`` rests. If
+        only some clients are measured, ``measured_clients`` has their numbers.
         """
         chosen = self.measured(data)
-        some = data.only(chosen) if self.samples(data) else data
-        measures = self.per_client(problem, some, x).items()
-        each = {name: [None if v != v else float(v) for v in values] for name, values in measures}
+        clients = self._of_clients(problem, data.only(chosen) if self.samples(data) else data, x)
+        own = {} if clients is None else clients.own(self.own_rows)
+        each: dict[str, list[Any]] = {n: [None if v != v else float(v) for v in values] for n, values in own.items()}
+        on = measured_on(problem, data, self) | measured_alone(each)
+        if clients is not None and clients.pairs is not None:
+            each["pairs"] = [int(n) for n in clients.pairs.counts]
         who = {"measured_clients": chosen.tolist()} if self.samples(data) else {}
-        return {"measured_on": measured_on(problem, data, self), "per_client": each, **who}
+        return {"measured_on": on, "per_client": each, **who}
 
     def _attacked(
         self, problem: Problem, classes: int, x: torch.Tensor, y: torch.Tensor | None, arrays: Arrays
@@ -172,25 +183,34 @@ class Evaluation(Options, owner="the evaluation"):
         names = PER_CLIENT if math.isfinite(measures["loss"]) else ()
         return {f"adapted_{name}": value for name, value in measures.items() if name in names}
 
-    def per_client(
-        self, problem: Problem, data: FederatedData, x: torch.Tensor, predicted: Arrays | None = None
-    ) -> dict[str, np.ndarray]:
-        """Return ``loss``, ``accuracy`` and ``auc`` of each client; NaN if a client has no samples to measure on.
+    def per_client(self, problem: Problem, data: FederatedData, x: torch.Tensor) -> dict[str, np.ndarray]:
+        """Return ``loss``, ``accuracy`` and ``auc`` of each client; NaN if it has too few samples to measure on.
 
-        If the model is adapted, also ``personal_loss`` and ``personal_accuracy``. ``predicted`` has the outputs and
-        targets of all these samples, if they are known.
+        If the model is adapted, also ``personal_loss`` and ``personal_accuracy``.
+        """
+        clients = self._of_clients(problem, data, x)
+        return {} if clients is None else clients.own(self.own_rows)
+
+    def _of_clients(
+        self, problem: Problem, data: FederatedData, x: torch.Tensor, predicted: Arrays | None = None
+    ) -> OfClients | None:
+        """Return the measures of each client; None if there is nothing to measure them on.
+
+        ``predicted`` has the outputs and targets of all samples of the clients, if they are known.
         """
         part = self.part(data)
         if part is None or problem.predict is None or problem.losses is None or not part.sizes.any():
-            return {}
+            return None
         outputs, targets = predict(problem, x, _rows_of(part)) if predicted is None else predicted
         means = _means(part.sizes)
         measures = {"loss": means(problem.losses(outputs, targets))}
         if classifies(problem, outputs, data.classes):
             measures["accuracy"] = means(correct(outputs, targets))
+        pairs = None
         if has_auc(outputs, data.classes):
-            measures["auc"] = aucs(scores(outputs).cpu().numpy(), targets.cpu().numpy(), part.sizes)
-        return measures | self._personal(problem, data, x, part, "accuracy" in measures)
+            pairs = pairs_of(scores(outputs).cpu().numpy(), targets.cpu().numpy(), part.sizes)
+        measures |= self._personal(problem, data, x, part, "accuracy" in measures)
+        return OfClients(measures, part.sizes, pairs)
 
     def _personal(
         self, problem: Problem, data: FederatedData, x: torch.Tensor, part: Part, classified: bool

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -58,12 +58,18 @@ def distances(known: tuple[torch.Tensor, torch.Tensor | None], x: torch.Tensor, 
     return {"distance": math.sqrt(square + dual), "distance_dual": math.sqrt(dual)}
 
 
-def over_clients(name: str, values: np.ndarray) -> Measures:
-    """Return the mean, the worst and, except for AUC, the spread of a measure given for each client."""
+def over_clients(name: str, values: np.ndarray, large: np.ndarray | None = None) -> Measures:
+    """Return the mean, the worst and, except for AUC, the spread of a measure given for each client.
+
+    large: a mask of the clients that can be the worst; by default all. If there is none, there is no worst.
+    """
     if not len(values):
         return {}
-    worst = values.min() if measure(f"{name}_worst").higher_is_better else values.max()
-    measures = {f"{name}_mean": float(values.mean()), f"{name}_worst": float(worst)}
+    measures = {f"{name}_mean": float(values.mean())}
+    judged = values if large is None else values[large]
+    if len(judged):
+        worst = judged.min() if measure(f"{name}_worst").higher_is_better else judged.max()
+        measures[f"{name}_worst"] = float(worst)
     if name != "auc":
         with np.errstate(invalid="ignore", over="ignore"):  # a loss may be infinite
             measures[f"{name}_spread"] = float(values.std())
@@ -95,25 +101,75 @@ def correct(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 
 def auc(scores: np.ndarray, targets: np.ndarray) -> float:
     """Return the area under the ROC curve, with ties counted half; NaN if a class is missing."""
-    return float(aucs(scores, targets, np.array([len(scores)]))[0])
+    return float(pairs_of(scores, targets, np.array([len(scores)])).areas[0])
 
 
-def aucs(scores: np.ndarray, targets: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    """Return the AUC of each client; client k has the next ``sizes[k]`` of the samples."""
+class Pairs(NamedTuple):
+    """The pairs of a positive and a negative of the same client, for each of C clients.
+
+    ordered: how many of them are in the right order, with ties counted half: [C]. It is exact.
+    positives, negatives: the number of samples of either class: [C].
+    """
+
+    ordered: np.ndarray
+    positives: np.ndarray
+    negatives: np.ndarray
+
+    @property
+    def counts(self) -> np.ndarray:
+        """How many pairs each client has: [C]."""
+        counts: np.ndarray = self.positives * self.negatives
+        return counts
+
+    @property
+    def areas(self) -> np.ndarray:
+        """The AUC of each client: [C]; NaN if a class is missing."""
+        with np.errstate(invalid="ignore"):  # 0 / 0
+            areas: np.ndarray = self.ordered / self.counts
+        return areas
+
+    @property
+    def within(self) -> float:
+        """The share of all pairs that are in the right order; NaN if there are none."""
+        total = self.counts.sum()
+        return float(self.ordered.sum() / total) if total else math.nan
+
+    def large(self, rows: int) -> np.ndarray:
+        """Return which clients have at least so many samples of each class: [C]."""
+        large: np.ndarray = np.minimum(self.positives, self.negatives) >= rows
+        return large
+
+
+def pairs_of(scores: np.ndarray, targets: np.ndarray, sizes: np.ndarray) -> Pairs:
+    """Return the pairs of each client, and how many are ordered; client k has the next ``sizes[k]`` of the samples."""
     owner = np.repeat(np.arange(len(sizes), dtype=np.min_scalar_type(len(sizes))), sizes)  # small numbers sort faster
+    order, ranks = _ranked(scores, owner, sizes)
+    owner, positive = owner[order], targets[order] == 1
+    positives = np.bincount(owner, positive, len(sizes))
+    above = np.bincount(owner, np.where(positive, ranks, 0), len(sizes)) - positives * (positives + 1) / 2
+    return Pairs(above, positives, sizes - positives)
+
+
+def _ranked(scores: np.ndarray, owner: np.ndarray, sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return an order of the samples by owner and score, and their ranks in this order, from 1 for each owner.
+
+    Tied samples share the mean of their ranks: sums of ranks are exact.
+    """
     order = np.argsort(scores)
     order = order[np.argsort(owner[order], kind="stable")]
-    scores, owner, positive = scores[order], owner[order], targets[order] == 1
+    scores, owner = scores[order], owner[order]
     tied = (scores[1:] == scores[:-1]) | (np.isnan(scores[1:]) & np.isnan(scores[:-1]))
     first = np.flatnonzero(np.append(True, ~tied | (owner[1:] != owner[:-1]))[: len(scores)])
     counts = np.diff(first, append=len(scores))
-    # Tied samples share the mean of their ranks, which count from 1 in each client: all sums are exact.
-    ranks = np.repeat(first + (counts + 1) / 2, counts) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-    positives = np.bincount(owner, positive, len(sizes))
-    above = np.bincount(owner, np.where(positive, ranks, 0), len(sizes)) - positives * (positives + 1) / 2
-    with np.errstate(invalid="ignore"):  # 0 / 0 if a class is missing
-        areas: np.ndarray = above / (positives * (sizes - positives))
-    return areas
+    return order, np.repeat(first + (counts + 1) / 2, counts) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+
+
+def midranks(scores: np.ndarray, owner: np.ndarray) -> np.ndarray:
+    """Return the rank of each sample's score among those of the same owner, from 1; tied samples share the mean."""
+    order, ranks = _ranked(scores, owner, np.bincount(owner))
+    out = np.empty(len(scores))
+    out[order] = ranks
+    return out
 
 
 TAKEN = ("algorithm", "variant", "method", "seed", "seeds", "diverged", "values", "errors")
