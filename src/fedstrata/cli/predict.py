@@ -67,7 +67,7 @@ def write_scores(chunks: Iterator[dict[str, Any]], out: Path, tell: Any = None) 
     writer: Any = None
     try:
         for chunk in chunks:
-            columns = pa.table({name: pa.array(values) for name, values in chunk.items()})
+            columns = pa.table({name: _as_arrow(values) for name, values in chunk.items()})
             writer = writer or _writer(temporary, columns.schema, out.suffix)
             writer.write_table(columns)
             totals["rows"] += columns.num_rows
@@ -83,6 +83,16 @@ def write_scores(chunks: Iterator[dict[str, Any]], out: Path, tell: Any = None) 
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
     return totals
+
+
+def _as_arrow(values: list[str] | np.ndarray) -> pyarrow.Array:
+    """Return a column for pyarrow, which would import pandas to look at an array of NumPy."""
+    import pyarrow as pa
+
+    if not isinstance(values, np.ndarray):
+        return pa.array(values)
+    buffer = pa.py_buffer(np.ascontiguousarray(values))
+    return pa.Array.from_buffers(pa.from_numpy_dtype(values.dtype), len(values), [None, buffer])
 
 
 def _writer(path: Path, schema: pyarrow.Schema, suffix: str) -> Any:

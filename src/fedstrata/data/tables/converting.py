@@ -109,7 +109,7 @@ class Field:
 
     def quick(self, cells: pyarrow.Array) -> tuple[np.ndarray, list[Problem]] | None:
         """Return the raw values of numbers that pyarrow read from text; None if it took a word for a number."""
-        values: np.ndarray = cells.to_numpy(zero_copy_only=False)
+        values = filled(cells, math.nan)
         absent = len(values) - np.count_nonzero(np.isfinite(values))
         if absent != cells.null_count:
             return None
@@ -176,7 +176,7 @@ class Field:
         distinct = present.dictionary_encode()
         values = read(distinct.dictionary.to_pylist())
         values = np.append(values, -math.inf)
-        places = distinct.indices.fill_null(len(values) - 1).to_numpy(zero_copy_only=False)
+        places = filled(distinct.indices, len(values) - 1)
         out = values[places]
         wrong = np.isnan(out)
         out[np.isinf(out)] = np.nan
@@ -209,9 +209,25 @@ def fields_of(schema: Schema) -> dict[str, Field]:
     return {column.name: Field.of(column, schema.file) for column in columns}
 
 
+def filled(numbers: pyarrow.Array, null: float) -> np.ndarray:
+    """Return an array of pyarrow with fixed width as one of NumPy, with this number in place of nulls.
+
+    Without nulls it shares memory that must not be written to. ``to_numpy`` would import pandas.
+    """
+    if not len(numbers):
+        return np.empty(0, numbers.type.to_pandas_dtype())
+    valid, data = numbers.buffers()
+    part = slice(numbers.offset, numbers.offset + len(numbers))
+    values: np.ndarray = np.frombuffer(data, numbers.type.to_pandas_dtype())[part]
+    if numbers.null_count:
+        present = np.unpackbits(np.frombuffer(valid, np.uint8), bitorder="little")[part]
+        values = np.where(present, values, values.dtype.type(null))
+    return values
+
+
 def _floats(cells: pyarrow.Array) -> np.ndarray:
     """Return numbers as float64 that may be written to, NaN for nulls."""
     import pyarrow as pa
 
-    values: np.ndarray = cells.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
+    values = filled(cells.cast(pa.float64(), safe=False), math.nan)
     return values if values.flags.writeable else values.copy()

@@ -54,7 +54,7 @@ class Fitted:
     def transform(self, values: np.ndarray) -> np.ndarray:
         """Return the inputs of the model for raw values: [n, p] -> [n, d]."""
         with torch.no_grad():
-            inputs: np.ndarray = self.module(torch.from_numpy(np.ascontiguousarray(values))).numpy()
+            inputs: np.ndarray = self.module(torch.from_numpy(np.asarray(values, order="A"))).numpy()
         return inputs
 
     @cached_property
@@ -115,18 +115,21 @@ class Prepare(nn.Module):
                 setattr(self, name, tensor)
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
-        """Return the inputs of the model."""
-        missing = values.isnan()
-        filled = torch.where(missing, self.fill, torch.minimum(torch.maximum(values, self.low), self.high))
+        """Return the inputs of the model, column by column: a column is then one piece of memory."""
+        columns = values.t()
+        missing = columns.isnan()
+        within = torch.minimum(torch.maximum(columns, self.low[:, None]), self.high[:, None])
+        filled = torch.where(missing, self.fill[:, None], within)
         parts = []
         if len(self.numbers):
-            parts.append((filled.index_select(1, self.numbers) - self.centre) / self.scale)
+            numbers = filled.index_select(0, self.numbers)
+            parts.append((numbers - self.centre[:, None]) / self.scale[:, None])
         if len(self.owner):
-            one_hot = filled.index_select(1, self.owner).eq(self.category).to(values.dtype)
-            parts.append(one_hot @ self.weights if len(self.weights) else one_hot)
+            one_hot = filled.index_select(0, self.owner).eq(self.category[:, None]).to(values.dtype)
+            parts.append(self.weights.t() @ one_hot if len(self.weights) else one_hot)
         if len(self.indicated):
-            parts.append(missing.index_select(1, self.indicated).to(values.dtype))
-        return torch.cat(parts, dim=1).index_select(1, self.order)
+            parts.append(missing.index_select(0, self.indicated).to(values.dtype))
+        return torch.cat(parts).index_select(0, self.order).t().contiguous()
 
 
 def _order(plan: Plan, numbers: list[int], indicated: list[int]) -> list[int]:

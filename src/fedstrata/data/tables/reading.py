@@ -135,7 +135,7 @@ def _within(problem: Problem, start: int, end: int) -> Problem:
 def _matrix(batch: Batch, schema: Schema, out: np.ndarray | None = None) -> np.ndarray:
     lacking = np.full(batch.rows, np.nan)
     columns = [batch.values.get(name, lacking) for name in schema.names]
-    return np.stack(columns, axis=1, out=out)
+    return np.stack(columns).T if out is None else np.stack(columns, axis=1, out=out)
 
 
 def read_sites(source: Any, schema: Schema) -> list[SiteTable]:

@@ -72,7 +72,7 @@ class Predictor:
     @torch.no_grad()
     def scores_of(self, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the score and the risk of rows of raw values [n, p]; the risk is NaN if scores are not calibrated."""
-        score, risk = self.module(torch.from_numpy(np.ascontiguousarray(values)))
+        score, risk = self.module(torch.from_numpy(np.asarray(values, order="A")))
         return score.numpy(), risk.numpy()
 
     # --- tables -------------------------------------------------------------------------------------------------
