@@ -178,7 +178,7 @@ class Method(ABC):
 
 
 def _with_one_output(problem: Problem) -> Problem:
-    """Return the problem with a model that gives every row the output of the first: its measures have the same names."""
+    """Return the problem with a model that gives every row the first output: measures then have the same names."""
     if problem.predict is None:
         return problem
     predict = problem.predict
