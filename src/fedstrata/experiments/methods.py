@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
@@ -140,8 +139,8 @@ class Method(ABC):
         prepare(clients)
         problem, data = clients.problem, clients.engine.side.data
         standard = evaluate is None or isinstance(evaluate, Evaluation)
-        some = _few_test_rows(data) if standard else data
-        measured = as_numbers((evaluate or Evaluation())(problem, some, problem.x0, problem.y0), {})
+        fast = _with_one_output(problem) if standard else problem
+        measured = as_numbers((evaluate or Evaluation())(fast, data, problem.x0, problem.y0), {})
         if standard:  # some are not defined on these data, such as AUC on one class
             measured = {name: value for name, value in measured.items() if not math.isnan(value)}
         if validation is not None:
@@ -178,14 +177,17 @@ class Method(ABC):
         return isinstance(evaluation, Evaluation) and not evaluation.samples(data) and not kept
 
 
-def _few_test_rows(data: FederatedData) -> FederatedData:
-    """Return the data with some rows of each class as their pooled test set: measures then have the same names."""
-    if data.test is None:
-        return data
-    targets = data.test[-1]
-    groups = torch.unique(targets).tolist() if data.classes else []
-    rows = [torch.nonzero(targets == c)[:20, 0] for c in groups] or [torch.arange(min(100, len(targets)))]
-    return dataclasses.replace(data, test=tuple(a[torch.cat(rows).to(a.device)] for a in data.test))
+def _with_one_output(problem: Problem) -> Problem:
+    """Return the problem with a model that gives every row the first output: measures then have the same names."""
+    if problem.predict is None:
+        return problem
+    predict = problem.predict
+
+    def of_first(x: torch.Tensor, *inputs: torch.Tensor) -> torch.Tensor:
+        first = predict(x, *(a[:1] for a in inputs))
+        return first.expand(len(inputs[0]), *first.shape[1:])
+
+    return replace(problem, predict=of_first)
 
 
 def _loss_of(run: Run | LocalRun) -> str:

@@ -17,7 +17,10 @@ from fedstrata.core.rng import key_of, permutations
 from fedstrata.data.federated import FederatedData, Part
 from fedstrata.problems.graphs.trace import close
 from fedstrata.problems.problem import Arrays, Problem
-from fedstrata.training.metrics.measures import ROWS, predict
+from fedstrata.training.metrics.measures import predict
+
+ROWS = 1024
+"""Most rows of a client whose gradient is computed at once."""
 
 REPEATED = 0.5
 """How many rows of a chunk may be repeated ones, relative to the others."""

@@ -17,8 +17,8 @@ from fedstrata.training.metrics.catalogue import measure
 
 Measures = dict[str, float]
 
-ROWS = 1024
-"""Rows per forward pass, more if they are small."""
+ROWS = 256
+"""Rows per forward pass, more if they are small: activations of many more outgrow the caches."""
 
 PASS_BYTES = 1 << 20
 """Bytes of small rows per forward pass."""
