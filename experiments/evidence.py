@@ -260,8 +260,10 @@ def claims_of(paper: Path) -> list[Json]:
 
 def claim_table(paper: Path) -> str:
     """Return the table of a paper's claims."""
-    lines = ["| where | the paper's claim | ours | verdict |", "|---|---|---|---|"]
-    for claim in claims_of(paper):
+    claims = claims_of(paper)
+    head = "the paper's claim | ours" if any("paper" in claim for claim in claims) else "claim | what we found"
+    lines = [f"| where | {head} | verdict |", "|---|---|---|---|"]
+    for claim in claims:
         said = f"{claim['claim']} ({claim['paper']})" if claim.get("paper") else claim["claim"]
         try:
             why = filled(claim["why"], paper)

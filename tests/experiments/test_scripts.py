@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import sys
 import tomllib
 from pathlib import Path
@@ -12,7 +13,9 @@ from types import ModuleType
 import pytest
 
 from fedstrata.algorithms.algorithm import ALGORITHMS
+from fedstrata.experiments.build import build_data
 from fedstrata.experiments.comparison import Comparison
+from fedstrata.experiments.config import read
 from fedstrata.experiments.config_tune import Plan
 from fedstrata.experiments.tune import Tuned
 
@@ -80,7 +83,7 @@ def test_evidence_is_tuned_and_compared_as_by_the_command(tmp_path: Path, monkey
 def test_every_split_is_tuned_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     evidence = script(EXPERIMENTS / "evidence.py", monkeypatch)
     path = tmp_path / "experiment.toml"
-    path.write_text(EXPERIMENT)
+    path.write_text(EXPERIMENT.replace('baselines = ["pooled"]', ""))
     seen: list[tuple[int, range]] = []
     search = evidence.tune_and_compare
 
@@ -102,3 +105,17 @@ def test_every_split_is_tuned_by_itself(tmp_path: Path, monkeypatch: pytest.Monk
     path.write_text(EXPERIMENT[: EXPERIMENT.index("[tune]")])
     with pytest.raises(SystemExit, match=r"has no \[tune\] table"):
         evidence.run(str(path), None, 1, 5, tmp_path / "out", splits=2)
+
+
+@pytest.mark.skipif("FEDSTRATA_DATA" not in os.environ, reason="needs the tables of the sites")
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_the_tables_of_real_sites_fit_their_schemas(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tables = script(EXPERIMENTS / "sites" / "tables.py", monkeypatch)
+    monkeypatch.chdir(tmp_path)
+    tables.main()
+    built = {name: build_data(read(EXPERIMENTS / "sites" / f"{name}.toml")) for name in ("heart", "gusto", "eicu")}
+    assert {name: data.clients for name, data in built.items()} == {"heart": 4, "gusto": 16, "eicu": 186}
+    rows = {name: len(data.train.arrays[1]) for name, data in built.items()}
+    assert rows == {"heart": 920, "gusto": 40_830, "eicu": 1786}, "of eICU, one row for each patient"
+    eicu = tables.eicu(Path(os.environ["FEDSTRATA_DATA"]) / "sites" / "eicu-demo")
+    assert eicu["diedinhospital"].sum() == 167 and not [c for c in eicu if "predicted" in c or "status" in c]
