@@ -87,6 +87,15 @@ def test_initial_weights_must_be_finite() -> None:
         fs.train(fs.erm(net, "binary_cross_entropy"), data, fs.FedAvg(), rounds=1)
 
 
+def test_a_baseline_that_is_named_twice_is_refused(fedstrata: Any, tmp_path: Path) -> None:
+    (tmp_path / "e.toml").write_text(FILE)
+    words = ("compare", tmp_path / "e.toml", "--algorithms", "fedavg", "--out", tmp_path / "out")
+    for more in (("--baselines", "local,local"), ("--set", "compare.baselines=['local', 'local']")):
+        code, _, err = fedstrata(*words, *more)
+        assert code == 2 and "'local', 'pooled' or both, once each" in " ".join(err.split())
+    assert not (tmp_path / "out").exists()
+
+
 # --- resumed comparisons ---------------------------------------------------------------------------------------------
 
 

@@ -45,6 +45,7 @@ def test_models_that_are_not_seeded_are_the_same_in_every_process() -> None:
         ({"seeds": 0}, "The seeds must be a whole number from 1 to 10,000"),
         ({"seeds": [1, 1]}, "different whole numbers"),
         ({"seeds": 10**30}, "The seeds must be"),
+        ({"seeds": range(10**9)}, "as many different whole numbers"),
         ({"jobs": 0}, "The number of jobs must be a whole number of at least 1"),
         ({"jobs": "2"}, "The number of jobs must be"),
         ({"baseline": "c"}, "Unknown method 'c'"),
@@ -75,6 +76,27 @@ def test_bad_arguments_write_nothing(change: dict[str, Any], message: str, tmp_p
 def test_ranges_of_another_form_are_refused(search: Any, message: str) -> None:
     with pytest.raises(fs.InputError, match=message):
         fs.tune(METHODS, sites(), search=search, **HOW)
+
+
+def test_an_option_that_is_not_a_number_is_not_searched(tmp_path: Path) -> None:
+    methods = {"a": (unseeded, fs.FedAvg()), "b": (unseeded, fs.Scaffold())}
+    with pytest.raises(fs.InputError, match="search range of option must be within its limits: 'I' or 'II'"):
+        fs.tune(methods, sites(), search={"b": {"option": (1, 2)}}, trials=1, out=tmp_path / "out", **HOW)
+    assert not (tmp_path / "out").exists(), "noticed before the trials of the other method"
+
+
+@pytest.mark.parametrize("name", ["trials", "seeds"])
+def test_a_search_without_end_is_refused(name: str) -> None:
+    with pytest.raises(fs.InputError, match=f"The {name} of the tune table must be a whole number from 1 to 10000"):
+        fs.tune(METHODS, sites(), **{name: 10**12}, **HOW)
+
+
+def test_unknown_labels_and_measures_of_a_result_are_named() -> None:
+    tuned = fs.tune(METHODS, sites(), trials=1, seeds=1, **HOW)
+    with pytest.raises(fs.InputError, match="Unknown method 'c'"):
+        tuned.plot_response("c")
+    with pytest.raises(fs.InputError, match="Unknown measure 'lost'"):
+        tuned.compare(1).differences("lost")
 
 
 def test_a_tuned_comparison_uses_new_seeds_and_writes_its_results(tmp_path: Path) -> None:

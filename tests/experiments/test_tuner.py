@@ -195,6 +195,12 @@ def test_an_edge_that_nothing_lies_beyond(script: Script) -> None:
     assert all(options["alpha"] <= 1 for label, options, _, _ in script.runs if label == "fgda")
 
 
+def test_a_method_without_anything_to_search_is_a_warning(script: Script) -> None:
+    tuned = tuned_of(config_of({"trials": 2, "seeds": 1, "search": {"scaffold": {}}}), ("fedavg", "scaffold"))
+    (warning,) = (note for note in tuned.warnings if "nothing was searched" in note)
+    assert warning.startswith("Warning: scaffold:") and '[tune.search."scaffold"]' in warning
+
+
 def test_a_winner_of_zero_is_at_no_edge(script: Script) -> None:
     script.loss = lambda options, *_: options["weight_decay"]
     search = {"fedavg": {"weight_decay": [1e-4, 1e-2]}}

@@ -16,8 +16,9 @@ import torch
 import fedstrata as fs
 from fedstrata.experiments.comparison import Comparison
 from fedstrata.experiments.influence import marks_of
-from fedstrata.experiments.judge import difference
+from fedstrata.experiments.judge import difference, p_in_words
 from fedstrata.experiments.methods import Outcome
+from fedstrata.experiments.tables import number
 from fedstrata.training.plots.ranking import Ranked
 
 HOW: dict[str, Any] = {"rounds": 3, "batch_size": 8, "eval_every": 1, "threads": 1}
@@ -100,6 +101,20 @@ def test_a_difference_that_is_the_same_in_every_seed_is_said_exactly() -> None:
     groups = {label: [outcome(label, s, bytes_up=v) for s in range(3)] for label, v in (("a", 4160), ("b", 6240))}
     (sentence,) = Comparison("method", groups, "a", "bytes_up").verdicts
     assert sentence == "b differs from a by exactly 2,080 in every seed: a is better."
+
+
+def test_numbers_of_any_size_are_legible() -> None:
+    """A distance of 1e-6 is not 0.0000, and a gain of 1e29 has no thirty digits."""
+    assert [number(v) for v in (0.0, 0.87654321, 1.234e-6, -2e29)] == ["0.0000", "0.8765", "1.234e-06", "-2.000e+29"]
+    losses = {"a": [5.0e29, 5.1e29, 5.2e29], "b": [2e28, 1e28, 2e28]}
+    groups = {k: [outcome(k, s, loss=v) for s, v in enumerate(each)] for k, each in losses.items()}
+    (sentence,) = Comparison("method", groups, "a", "loss").verdicts
+    assert sentence.startswith("b is ahead of a by 4.93e+29 [4.65e+29, 5.22e+29], p < 0.001")
+
+
+@pytest.mark.parametrize(("p", "words"), [(0.0496, "0.0496"), (0.0504, "0.0504"), (0.053, "0.053"), (0.3, "0.3")])
+def test_a_p_value_is_on_the_side_of_the_level_that_its_verdict_says(p: float, words: str) -> None:
+    assert p_in_words(p) == f"p = {words}"
 
 
 def test_a_single_method_has_nothing_to_be_compared_with(tmp_path: Path, no_pictures: None) -> None:

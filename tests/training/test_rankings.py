@@ -54,6 +54,13 @@ def test_a_ranking_is_sorted_and_has_what_diverged_at_the_bottom(figures: list[F
     assert names(figures[1].axes[0]) == ["fedavg", "scaffold", "fgda", *lost], "a smaller loss is better"
 
 
+def test_methods_without_a_mean_are_not_ordered_by_the_seeds_that_are_left(figures: list[Figure]) -> None:
+    rows = [Ranked("a", [0.5, 0.6]), Ranked("b", [0.1], diverged=1), Ranked("c", [0.9], diverged=1)]
+    for order in (rows, [rows[0], rows[2], rows[1]]):
+        plot_ranking(order, "x.png", measure="auc")
+        assert [name[0] for name in names(figures[-1].axes[0])] == [row.label for row in order]
+
+
 def test_a_line_shows_the_mean_its_interval_and_every_seed(figures: list[Figure]) -> None:
     plot_ranking(ROWS, "x.png", measure="auc")
     (panel,) = figures[0].axes

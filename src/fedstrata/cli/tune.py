@@ -29,6 +29,7 @@ from fedstrata.core.files import refuse_used
 from fedstrata.experiments.config import read
 from fedstrata.experiments.config_tune import Plan, as_toml, tune_and_compare, tuning_of
 from fedstrata.experiments.pool import Say
+from fedstrata.experiments.schema import MOST
 from fedstrata.experiments.trials import claim
 from fedstrata.experiments.tune import Tuned
 from fedstrata.experiments.tuner import Tuner
@@ -41,6 +42,7 @@ def tune(
         int | None,
         typer.Option(
             min=1,
+            max=MOST,
             metavar="N",
             help="Trials for each hyperparameter of an algorithm or variant.",
             show_default="tune.trials in the file, or 8",
@@ -48,7 +50,7 @@ def tune(
     ] = None,
     seeds: Annotated[
         int,
-        typer.Option(min=0, max=10_000, metavar="N", help="Seeds for the final runs on the test data; 0 skips them."),
+        typer.Option(min=0, max=MOST, metavar="N", help="Seeds for the final runs on the test data; 0 skips them."),
     ] = 3,
     trial: Annotated[
         int | None,
@@ -120,7 +122,7 @@ def _print(plan: Plan, tuned: Tuned, out: Path | None, compared: bool) -> None:
         echo(as_toml(tuning_of(plan.config, tuned), "variants", "baselines"))
     else:
         for name, options in tuned.options.items():
-            echo(f"{name}: {', '.join(f'{k} = {v}' for k, v in options.items())}")
+            echo(f"{name}: {', '.join(f'{k} = {v}' for k, v in options.items()) or 'its own settings'}")
     if out is not None:
         best, form = "tuned.toml" if plan.kind == "variant" else "best.toml", plan.config.plot.format or "png"
         final = ", final/" * compared

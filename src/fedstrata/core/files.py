@@ -82,7 +82,7 @@ def make_folder(folder: Path) -> None:
     """Create a directory unless it exists; raise an :class:`InputError` if that is impossible."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise _no_folder(folder, error) from None
 
 

@@ -16,6 +16,7 @@ from fedstrata.experiments.comparison import Comparison, files_of
 from fedstrata.experiments.methods import Method, Outcome, Trial, check_methods, default_measure, in_all
 from fedstrata.experiments.overlay import slug
 from fedstrata.experiments.pool import Say, check_jobs, run_all
+from fedstrata.experiments.schema import MOST
 from fedstrata.training.callbacks import Callback, Titled
 from fedstrata.training.metrics.catalogue import RANKING, sign_of
 from fedstrata.training.stopping import BUDGETS
@@ -164,14 +165,13 @@ def _stretched(tables: Mapping[str, Any], keys: Iterable[str]) -> list[str]:
 
 def seeds_of(seeds: int | Sequence[int], first: int) -> Sequence[int]:
     """Return seeds: so many, counted from ``first``, or those that are given."""
-    if isinstance(seeds, int) and not isinstance(seeds, bool) and 1 <= seeds <= 10_000:
+    if isinstance(seeds, int) and not isinstance(seeds, bool) and 1 <= seeds <= MOST:
         return range(first, first + seeds)
-    whole = isinstance(seeds, Sequence) and all(
-        isinstance(s, int) and not isinstance(s, bool) and 0 <= s < 1 << 62 for s in seeds
-    )
-    if isinstance(seeds, Sequence) and seeds and whole and len(set(seeds)) == len(seeds):
-        return seeds
-    raise invalid("seeds", seeds, "a whole number from 1 to 10,000, or different whole numbers")
+    if isinstance(seeds, Sequence) and 1 <= len(seeds) <= MOST:
+        whole = all(isinstance(s, int) and not isinstance(s, bool) and 0 <= s < 1 << 62 for s in seeds)
+        if whole and len(set(seeds)) == len(seeds):
+            return seeds
+    raise invalid("seeds", seeds, f"a whole number from 1 to {MOST:,}, or as many different whole numbers")
 
 
 def compare_in(

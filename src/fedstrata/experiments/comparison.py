@@ -112,6 +112,8 @@ class Comparison:
 
     def differences(self, measure: str | None = None) -> dict[str, Difference | str]:
         """Compare every method with the baseline in a measure; a method without a verdict has a sentence instead."""
+        if measure is not None:
+            self._check_measured(measure)
         return differences(self.outcomes, self.baseline, measure or self.measure)
 
     @cached_property
@@ -161,11 +163,15 @@ class Comparison:
 
         CSV has numbers in full: the mean, the standard deviation, and the ends of the 95 % interval over seeds.
         """
+        self._check_measured(*measures)
+        return tables.formatted(self.rows, form, measures or self.columns())
+
+    def _check_measured(self, *measures: str) -> None:
+        """Raise if no run has one of these measures."""
         measured = {name for row in self.rows for name in row["values"]}
         for name in measures:
             if name not in measured:
-                raise unknown("measure", name, measured, "measures of a table")
-        return tables.formatted(self.rows, form, measures or self.columns())
+                raise unknown("measure", name, measured)
 
     def columns(self, measures: Sequence[str] | None = None) -> list[str]:
         """Return the measures of a table, by default the main ones: first what the verdicts are about."""

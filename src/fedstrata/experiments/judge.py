@@ -78,7 +78,7 @@ class Difference:
     @property
     def words(self) -> str:
         """The verdict in a sentence."""
-        form = "{:.3f}" if abs(self.gain) >= 0.0005 or self.gain == 0 else "{:.2g}"
+        form = "{:.3f}" if 0.0005 <= abs(self.gain) < 10_000 or self.gain == 0 else "{:.3g}"
         if self.low is None or self.high is None:
             why = "with one seed" if self.seeds == 1 else "with so few test rows"
             return f"{self.label} cannot be judged against {self.baseline} {why}: {form.format(self.gain)}."
@@ -100,7 +100,8 @@ class Difference:
 
 def p_in_words(p: float, of: int = 1) -> str:
     """Return a p-value, corrected for a number of comparisons, for a sentence."""
-    number = "p < 0.001" if p < 0.001 else f"p = {p:.2g}"
+    digits = 2 if float(f"{p:.2g}") != LEVEL else 4  # on which side of the level it is
+    number = "p < 0.001" if p < 0.001 else f"p = {p:.{digits}g}"
     return number if of == 1 else f"{number} after correction for {of} comparisons"
 
 

@@ -33,6 +33,11 @@ def warnings_of(label: str, trials: Sequence[Tried], ranking: Ranking, searched:
     """
     best, widen = ranking.best(trials), f"widen [tune.search.{json.dumps(label)}]."
     notes = []
+    if not searched:
+        notes.append(
+            f"Warning: {label}: nothing was searched, so it has its own settings, which may make it look worse than "
+            f"methods that were tuned: add ranges to [tune.search.{json.dumps(label)}]."
+        )
     values = {name: number_of(best.options[name]) for name in searched if name in best.options}
     for name in [name for name, value in values.items() if value > 0 and not searched[name].contains(value)]:
         notes.append(

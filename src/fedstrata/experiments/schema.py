@@ -17,6 +17,10 @@ SAMPLERS = ("sobol", "latin", "tpe", "gp")
 """How a search chooses points."""
 
 
+MOST = 10_000
+"""The most seeds of a comparison or a trial, and the most trials for a hyperparameter."""
+
+
 class WithOptions(Options):
     """A table that names an object and has that object's ``options`` next to its own keys."""
 
@@ -144,7 +148,10 @@ class CompareTable(Options, owner="the compare table"):
     """How ``fedstrata compare`` and ``fedstrata reproduce`` repeat runs, and judge the differences."""
 
     seeds: int | None = param(
-        None, "runs of each algorithm or variant, with seeds counted from train.seed; by default 3", least=1
+        None,
+        "runs of each algorithm or variant, with seeds counted from train.seed; by default 3",
+        least=1,
+        most=MOST,
     )
     baseline: str | None = param(
         None, "algorithm or variant that the others are compared with; by default the first one"
@@ -158,6 +165,10 @@ class CompareTable(Options, owner="the compare table"):
         "(pooled), to see what a federation gains and costs",
         choices=SITES,
     )
+
+    def __post_init__(self) -> None:
+        if len(set(self.baselines)) < len(self.baselines):
+            raise invalid("baselines", list(self.baselines), "'local', 'pooled' or both, once each")
 
 
 class PlotTable(Options, owner="the plot table"):
@@ -197,8 +208,11 @@ class TuneTable(Options, owner="the tune table"):
         "trials for each hyperparameter that is searched; the file's own settings and the algorithm's defaults are "
         "tried as well",
         least=1,
+        most=MOST,
     )
-    seeds: int = param(3, "seeds per trial, whose results are averaged; a trial fails if one of them diverges", least=1)
+    seeds: int = param(
+        3, "seeds per trial, whose results are averaged; a trial fails if one of them diverges", least=1, most=MOST
+    )
     measure: str | None = param(
         None,
         "measure on the validation data to rank trials by; by default as in [compare]",

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from fedstrata.core.errors import InputError, invalid, is_number, unknown
+from fedstrata.core.kinds import Place, Refused
 from fedstrata.core.options import Option, Shares, options_of
 from fedstrata.experiments.methods import Method
 
@@ -123,12 +124,21 @@ def space_of(method: Method, searched: Mapping[str, Mapping[str, tuple[float, fl
                 where,
             )
         for end in (low, high):
-            if not declared[name].limits.allow(end):
+            if not _accepts(declared[name], end):
                 raise invalid(
                     f"search range of {name}", [low, high], f"within its limits: {declared[name].wants}", where
                 )
         space[name] = _range(declared[name], low, high)
     return space
+
+
+def _accepts(option: Option, value: float) -> bool:
+    """Whether an option takes a number that a search may choose."""
+    try:
+        option.kind.read(max(1, round(value)) if option.kind.whole else value, Place(f"search range of {option.name}"))
+    except Refused:
+        return False
+    return True
 
 
 def _range(option: Option, low: float, high: float) -> Range:

@@ -193,8 +193,18 @@ def _mean_and_spread(row: Row, name: str) -> str:
     if name not in row:
         return f"no value in {row['values'][name].count(None)} of {row['seeds']}"
     mean, spread = row[name], row[f"{name}_std"]
-    form = ".3f" if mean == 0 or 0.01 <= abs(mean) < 10_000 else ".2e"
+    form = _form_of(mean, 3)
     return f"{mean:{form}}" if row["seeds"] == 1 else f"{mean:{form}} ± {spread:{form}}"
+
+
+def number(value: float) -> str:
+    """Format a measure of a trial: four decimals, or a power of ten if it is tiny or huge."""
+    return f"{value:{_form_of(value, 4)}}"
+
+
+def _form_of(value: float, decimals: int) -> str:
+    plain = value == 0 or 0.01 <= abs(value) < 10_000
+    return f".{decimals}f" if plain else f".{decimals - 1}e"
 
 
 def size(count: float) -> str:

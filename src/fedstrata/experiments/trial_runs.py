@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from fedstrata.core.files import Row
+from fedstrata.experiments import tables
 from fedstrata.experiments.methods import Method, Outcome, Trial
 from fedstrata.experiments.pool import Say, run_all
 from fedstrata.experiments.ranking import Ranking
@@ -75,7 +76,7 @@ class TrialRuns:
         seeds, measure = trial.finals[rounds], self.ranking.measure
         value, lost = self.ranking.value(trial, rounds), sum(final is None for final in seeds)
         failed = f"diverged in {lost} of {len(seeds)} seeds" if lost else f"has no {measure} in some seed"
-        result = failed if value is None else f"{measure} {value:.4f}"
+        result = failed if value is None else f"{measure} {tables.number(value)}"
         shown = ", ".join(f"{k} = {v}" for k, v in trial.options.items()) or "its own settings"
         length = f" ({rounds} rounds)" if rounds < self.methods[trial.label].settings.rounds else ""
         self.say(f"{trial.label} trial {trial.number}{length}: {shown} -> {result}")

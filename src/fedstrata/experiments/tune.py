@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from fedstrata.algorithms.algorithm import Algorithm
-from fedstrata.core.errors import listed
+from fedstrata.core.errors import listed, unknown
 from fedstrata.core.files import Row, write_atomically
 from fedstrata.core.frames import frame
 from fedstrata.data.federated import FederatedData
@@ -96,7 +96,8 @@ class Tuned:
         for label, trials in self.trials.items():
             best = None if label in self.failed else trials[0]
             shown = "–" if best is None else ", ".join(f"{name} = {value}" for name, value in best.options.items())
-            value = "–" if best is None else f"{best.value(self.measure):.4f}"
+            reached = None if best is None else best.value(self.measure)
+            value = "–" if reached is None else tables.number(reached)
             body.append([label, shown, value, str(len(trials)), str(_failures(trials))])
         return tables.formatted_cells([head, *body], form)
 
@@ -122,6 +123,8 @@ class Tuned:
 
     def plot_response(self, label: str, path: str | Path = "response.png") -> Path:
         """Plot the measure against each hyperparameter of a method."""
+        if label not in self.spaces:
+            raise unknown(self.kind, label, self.spaces)
         space = self.spaces[label]
         extended = {name: r for name, r in self.searched(label).items() if r != space[name]}
         searched, grown = ({name: (r.low, r.high) for name, r in one.items()} for one in (space, extended))

@@ -104,11 +104,11 @@ def plot_ranking(
 
 
 def _sorted(rows: Iterable[Ranked], measure: str) -> list[Ranked]:
-    """Return the methods, best first; those that diverged with some seed, and with all, come last."""
+    """Return the methods, best first; those that diverged with some seed, and with all, come last, in their order."""
     sign = -catalogue.sign_of(measure) if measure else -1
 
     def key(row: Ranked) -> tuple[bool, bool, float]:
-        return not row.complete, not row.values, sign * row.mean if row.values else 0.0
+        return not row.complete, not row.values, sign * row.mean if row.complete else 0.0
 
     return sorted(rows, key=key)
 
