@@ -74,6 +74,7 @@ def test_formats_of_dates_are_guessed() -> None:
     ("values", "missing", "note"),
     [
         (cells(-1, 10.5, 20, 30.5, 40, 60, 70, 80), ("-1",), "the only number below 0"),
+        (cells(-1, *range(20, 40)), ("-1",), "the only number below 0"),
         (cells(-1, 0, 1), ("-1",), "the only number below 0"),
         (cells("unknown", *range(20)), ("unknown",), "'unknown' are taken as missing"),
         (cells(0, *range(150, 250)), (), "If it means missing: missing_values = [0]"),

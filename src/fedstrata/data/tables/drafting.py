@@ -188,7 +188,7 @@ def _of_numbers(profile: Profile, more: dict[str, Any], notes: list[str]) -> tup
     if profile.whole and not profile.many and len(codes) == 1 and len(texts) > 2 and _number(codes[0]) in CODES:
         more["missing_values"] = [*more.get("missing_values", ()), codes[0]]
         notes.append(f"{codes[0]} is taken as missing: it is the only number below 0.")
-        texts = texts[1:]
+        texts, values = texts[1:], values[values >= 0]
     if len(texts) == 2:
         return Column(kind="flag", categories=texts, **more), notes
     if profile.whole and not profile.many and len(texts) <= MOST_CODES:
