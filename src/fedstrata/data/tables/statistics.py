@@ -8,6 +8,8 @@ the counts is below ``minimum`` (unless it is 0), neither by itself nor as the d
   number of values is told as a smaller one, so that the number of missing cells cannot be told from it.
 - A category with fewer rows than ``minimum`` counts as absent. If the rows of all such categories together are fewer
   than ``minimum``, the next larger category counts as absent too.
+- If a class of the target has fewer rows than ``minimum``, the numbers of rows up to each class are rounded to
+  multiples of it, up or down by chance, so that they, and the shares of the classes, are right on average.
 - The number of values below a point of the grid is rounded to a multiple of ``minimum``, up or down by an offset that
   only the site knows, so that the sum over many sites is right on average.
 
@@ -65,6 +67,28 @@ def category_counts(column: np.ndarray, size: int, minimum: int) -> np.ndarray:
         hidden[visible[np.argmin(counts[visible])]] = True
     counts[hidden] = 0
     return counts
+
+
+def class_counts(counts: np.ndarray, minimum: int, rows: np.ndarray) -> np.ndarray:
+    """Return the numbers of rows of each class, [classes], that a site tells: exact if none of them is small.
+
+    Otherwise the number of rows up to each class is rounded to a neighbouring point of a grid: 0, multiples of
+    ``minimum`` and, if it is not below ``minimum``, the number of all rows, whose last cell is at least as wide. The
+    nearer point is the more likely one, so that the expected numbers are the true ones. The chance follows from the
+    ``rows`` themselves: the same question has the same answer, and whoever lacks the rows cannot know it.
+    """
+    if not ((counts > 0) & (counts < minimum)).any():
+        return counts.astype(np.float64)
+    up_to, total = np.cumsum(counts), int(counts.sum())
+    grid = np.arange(0, max(total, minimum) + 1, minimum)
+    if total >= minimum:
+        grid[-1] = total
+    cell = np.clip(np.searchsorted(grid, up_to, side="right") - 1, 0, len(grid) - 2)
+    low, high = grid[cell], grid[cell + 1]
+    digest = int.from_bytes(blake2b(np.ascontiguousarray(rows).tobytes(), digest_size=8).digest(), "little")
+    told_up_to = np.where(digest / 2**64 < (up_to - low) / (high - low), high, low)
+    told_counts: np.ndarray = np.diff(told_up_to, prepend=0).astype(np.float64)
+    return told_counts
 
 
 def below(column: np.ndarray, points: np.ndarray, minimum: int) -> np.ndarray:
