@@ -127,3 +127,57 @@ def test_quotas_add_up() -> None:
 def test_a_share_that_holds_out_no_row_is_refused() -> None:
     with pytest.raises(fs.InputError, match=r"'digits' have too few samples per client to hold out a share of 0\.02"):
         fs.data.digits().split("iid", clients=100, holdout=0.02)
+
+
+# --- two classes: sites with few positives, or none ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("share", [0.1, 0.2, 0.3, 0.5])
+def test_sites_with_few_positives_hold_out_their_share_of_them_together(share: float) -> None:
+    counts = [[11, 1], [10, 2], [12, 0], [1, 0], [0, 1], [1, 1], [0, 12], [2, 10]]
+    whole = data(counts * 500)
+    held, kept = held_out(whole, share).class_counts, whole.with_holdout(share).train.class_counts
+    assert np.array_equal(held + kept, counts * 500) and (kept.sum(1) >= 1).all()
+    total = np.minimum(np.round(share * whole.sizes), whole.sizes - 1)
+    assert np.array_equal(held.sum(1), total)
+    assert not held[3::8].any() and not held[4::8].any(), "a single row is for training"
+    assert not held[2::8, 1].any() and not held[6::8, 0].any()
+    due = total[:, None] * whole.train.class_counts / whole.sizes[:, None]
+    assert np.all(np.abs(held - due) <= 1)
+    of_sites = (a.reshape(500, 8, 2).mean(0) for a in (held, due))
+    np.testing.assert_allclose(*of_sites, rtol=0, atol=0.1, err_msg="right on average, at every kind of site")
+
+
+@pytest.mark.parametrize("share", [0.7, 0.9, 0.99])
+def test_large_shares_leave_a_row_too(share: float) -> None:
+    kept = data([[11, 1], [1, 1], [1, 0], [2, 1]] * 50).with_holdout(share).train
+    assert (kept.sizes >= 1).all()
+
+
+def test_enough_positives_are_held_out_as_ever() -> None:
+    """Where at least one row of both classes is due, the split is the same as with more than two classes."""
+    counts = [[40, 10], [9, 30], [17, 5]]
+    two, three = held_out(data(counts), 0.3), held_out(data([[*c, 0] for c in counts]), 0.3)
+    assert two.rows.tolist() == three.rows.tolist()
+
+
+def test_validation_rows_are_chosen_anew() -> None:
+    """A site whose only positive was not held out may have it among the validation rows."""
+    whole = data([[11, 1]] * 2000).with_holdout(0.3, seed=0)
+    held = whole.validation(0.3, seed=0).client_test
+    assert held is not None
+    left = whole.train.class_counts[:, 1] == 1
+    assert held.class_counts[left, 1].mean() == pytest.approx(2 / 8, abs=0.03)
+
+
+def test_sites_that_share_a_seed_do_not_all_hold_out_their_only_positive() -> None:
+    alone = data([[11, 1]])
+    held = [alone.train.hold_out(0.3, 0, site=f"site{k}", by_chance=True)[1].class_counts[0] for k in range(200)]
+    positives = [len(c) > 1 and c[1] for c in held]
+    assert np.mean(positives) == pytest.approx(4 / 12, abs=0.1)
+
+
+def test_only_sites_of_one_row_or_class_can_be_held_out_too() -> None:
+    assert held_out(data([[12, 0], [0, 3], [1, 0]]), 0.3).sizes.tolist() == [4, 1, 0]
+    with pytest.raises(fs.InputError, match="too few samples per client"):
+        data([[1, 0], [0, 1]]).with_holdout(0.5)

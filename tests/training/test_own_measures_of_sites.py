@@ -63,7 +63,7 @@ def test_auc_within_is_that_of_scikit_learn_weighted_by_pairs(decimals: int) -> 
 
 
 @pytest.mark.parametrize("own_rows", [1, 2, 5, 100])
-def test_small_sites_have_no_auc_of_their_own_and_are_never_the_worst(own_rows: int) -> None:
+def test_small_sites_have_no_auc_of_their_own_and_never_the_worst_accuracy(own_rows: int) -> None:
     data, problem, evaluation = sites(), one_logit(), fs.Evaluation(own_rows=own_rows)
     measured = evaluation(problem, data, problem.x0, None)
     each = [scored(problem, data, k) for k in range(data.clients)]
@@ -78,10 +78,11 @@ def test_small_sites_have_no_auc_of_their_own_and_are_never_the_worst(own_rows: 
     assert measured.get("accuracy_worst") == (min(large) if large else None)
     about = evaluation.about(problem, data, problem.x0, None)
     assert [v is not None for v in about["per_client"]["auc"]] == [min(c) >= own_rows for c in COUNTS]
-    assert [v is not None for v in about["per_client"]["loss"]] == [sum(c) >= own_rows for c in COUNTS]
+    assert [v is not None for v in about["per_client"]["accuracy"]] == [sum(c) >= own_rows for c in COUNTS]
+    assert None not in about["per_client"]["loss"]
     assert about["per_client"]["pairs"] == [a * b for a, b in COUNTS]
     assert about["measured_on"]["auc"] == f"{len(areas)} of 8 sites measured"
-    assert about["measured_on"].get("worst") == (f"{len(large)} of 8 sites measured" if own_rows > 1 else None)
+    assert about["measured_on"].get("accuracy") == (f"{len(large)} of 8 sites measured" if own_rows > 1 else None)
 
 
 def test_nothing_is_said_of_sites_if_all_are_measured() -> None:
@@ -97,7 +98,7 @@ def test_the_summary_and_the_print_out_say_how_many_sites_are_measured(tmp_path:
     assert summary["measured_on"]["auc"] == "2 of 8 sites measured" == run.summary["measured_on"]["auc"]
     said = tables.measured(summary)
     assert "A site's own AUC: 2 of 8 sites measured." in said
-    assert "The worst site is one of several: 5 of 8 sites measured." in said
+    assert "A site's own accuracy: 5 of 8 sites measured." in said
 
 
 def test_without_a_site_with_both_classes_there_is_no_auc_within() -> None:

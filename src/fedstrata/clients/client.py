@@ -109,9 +109,15 @@ class Client(OracleCalls):
 
     @property
     def class_counts(self) -> torch.Tensor:
-        """How many training samples of each class each client has, [C, classes], in the vectors' dtype."""
-        data = self._side.data
-        counts = torch.from_numpy(data.train.class_counts[self.ids[: self._active]]).to(self.problem.x0)
+        """How many training samples of each class each client has, [C, classes], in the vectors' dtype.
+
+        For tables, no number below the smallest count that leaves a site is exact.
+        """
+        data, ids = self._side.data, self.ids[: self._active]
+        if data.fitted is not None and data.fitted.plan.how.minimum > 1:
+            told = [data.class_counts(k, data.fitted.plan.how.minimum) for k in ids.tolist()]
+            return torch.from_numpy(np.stack(told)).to(self.problem.x0)
+        counts = torch.from_numpy(data.train.class_counts[ids]).to(self.problem.x0)
         return torch.nn.functional.pad(counts, (0, data.classes - counts.shape[1]))
 
     @property

@@ -39,10 +39,13 @@ def score_moments(client: Client, x: torch.Tensor, held_out: bool) -> torch.Tens
 
 
 def score_counts(client: Client, x: torch.Tensor, edges: torch.Tensor, held_out: bool) -> torch.Tensor:
-    """Return how many of each client's rows of class 0 and 1 have a score in each cell of a grid: [C, 2, b]."""
+    """Return how many of each client's rows of class 0 and 1 have a score in each cell of a grid: [C, 2, b].
+
+    Rows of the other class count as missing, so that a few of them are not the difference to all rows.
+    """
     points = np.append(edges[0].double().cpu().numpy(), np.inf)
     told = [
-        [below(scores[targets == c], points, client.minimum) for c in (0, 1)]
+        [below(np.where(targets == c, scores, np.nan), points, client.minimum, np.append(targets, c)) for c in (0, 1)]
         for scores, targets in client.scored(x, held_out)
     ]
     return torch.from_numpy(np.diff(np.array(told), prepend=0.0))

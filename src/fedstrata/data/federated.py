@@ -18,6 +18,7 @@ from fedstrata.data.part import Part as Part
 from fedstrata.data.tables.fitted import Fitted
 from fedstrata.data.tables.preparation import Plan, Preparation
 from fedstrata.data.tables.schema import Schema
+from fedstrata.data.tables.statistics import class_counts
 
 
 @dataclass(frozen=True, repr=False)
@@ -167,6 +168,18 @@ class FederatedData:
         values = [p.arrays[0].cpu().numpy()[p.rows[p.offsets[client] : p.offsets[client + 1]].numpy()] for p in parts]
         return self.plan.answer(np.concatenate(values))
 
+    def class_counts(self, client: int, minimum: int) -> np.ndarray:
+        """Return what a client tells of the number of its training rows of each class: [classes].
+
+        minimum: the smallest count that leaves a site.
+        """
+        counts = np.zeros(self.classes, np.int64)
+        own = self.train.class_counts[client]
+        counts[: len(own)] = own
+        small = ((counts > 0) & (counts < minimum)).any()
+        rows = self.train.of_client(client)[0].cpu().numpy() if small else np.zeros(0)
+        return class_counts(counts, minimum, rows)
+
     def with_support(self, share: float, seed: int = 0) -> FederatedData:
         """Return the data with ``share`` of each client's training rows as its support set.
 
@@ -182,12 +195,17 @@ class FederatedData:
     def with_holdout(self, share: float, seed: int = 0) -> FederatedData:
         """Return the data with ``share`` of each client's training rows held out as its own test part.
 
-        The rows are chosen at random and stratified by class, up to rounding; a class with a single row stays in
-        training. Regression targets are not stratified.
+        The rows are chosen at random and stratified by class, up to rounding. Of n rows of a client, round(share * n)
+        are held out, but never all: a client with a single row has no test part.
+
+        With two classes and less than one row of the rarer one due, as at a site with a single positive, one is held
+        out with that probability: the test parts of many small sites together then have their share of positives. If
+        it always stayed in training, they would have too few. A site may be left without positives to train on. With
+        more classes, one with a single row stays in training. Regression targets are not stratified.
         """
         if self.client_test is not None:
             raise InputError(f"The clients of {self.name!r} already have test data: leave out holdout.")
-        train, held = self.train.hold_out(share, seed)
+        train, held = self.train.hold_out(share, seed, by_chance=self.classes == 2)
         if not held.sizes.any():
             raise Unsolvable(
                 f"The data {self.name!r} have too few samples per client to hold out a share of {share:g}: choose a "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -79,22 +80,30 @@ class Part:
         rows = self.rows[self.offsets[client] : self.offsets[client + 1]]
         return tuple(a[rows.to(a.device)] for a in self.arrays)
 
-    def hold_out(self, share: float, seed: int, keep: int = 1) -> tuple[Part, Part]:
+    def hold_out(
+        self, share: float, seed: int, keep: int = 1, site: str | None = None, by_chance: bool = False
+    ) -> tuple[Part, Part]:
         """Split off a random ``share`` of each client's rows, stratified by class; return the rest and that share.
 
         Of n rows of a client, round(share * n) are split off, at most n - 1. Each class contributes its share rounded
-        down or up; at least ``keep`` (0 or 1) of its rows stay, so by default a class with a single row is not split.
-        Regression targets count as one class.
+        down or up; at least ``keep`` (0 or 1) of its rows stay, so a class with a single row is not split. Regression
+        targets count as one class.
+
+        by_chance: of two classes, whether the rarer one of a client, if less than one row of it is due, gives one with
+                   that probability: many clients with one or two positives then give their share of them together.
+        site:      the name of the only client, so that sites that use the same seed do not all do the same.
         """
         if not 0 < share < 1:
             raise invalid("share to hold out", share, "between 0 and 1, exclusive")
-        generator = np.random.default_rng(seed)
+        seeds = [seed] if site is None else [seed, zlib.crc32(site.encode())]
+        generator = np.random.default_rng(seed if site is None else seeds)
+        chances = np.random.default_rng([*seeds, len(self.rows)]).random(len(self.sizes))
         targets = self.arrays[-1]
         labels = targets.cpu().numpy() if are_labels(targets) else np.zeros(len(targets))
         kept, held = [], []
-        for rows in np.split(self.rows.numpy(), self.offsets[1:-1]):
+        for rows, chance in zip(np.split(self.rows.numpy(), self.offsets[1:-1]), chances, strict=True):
             shuffled = generator.permutation(rows)
-            chosen = _stratified(labels[shuffled], share, keep)
+            chosen = _stratified(labels[shuffled], share, keep, chance if by_chance else None)
             kept.append(shuffled[~chosen])
             held.append(shuffled[chosen])
         return Part.of(self.arrays, kept), Part.of(self.arrays, held)
@@ -146,19 +155,26 @@ class Part:
         return Fields(inputs=len(self.arrays) - 1)
 
 
-def _stratified(labels: np.ndarray, share: float, keep: int) -> np.ndarray:
+def _stratified(labels: np.ndarray, share: float, keep: int, chance: float | None = None) -> np.ndarray:
     """Return a mask that selects ``share`` of the shuffled rows, and of each class up to rounding.
 
     Each class contributes its share rounded down. The rows still missing come from the classes with the largest
-    remainders; equal remainders are ordered by the shuffle.
+    remainders; equal remainders are ordered by the shuffle. With a ``chance``, a number from 0 to 1, the rarer of two
+    classes contributes a row if less than one is due, but more than the chance; the other class contributes the rest.
     """
     _, first, member, sizes = np.unique(labels, return_index=True, return_inverse=True, return_counts=True)
     exact = share * sizes
     quota = np.minimum(exact.astype(np.int64), sizes - 1)
-    missing = min(round(share * len(labels)), len(labels) - 1) - quota.sum()
-    partial = np.flatnonzero((quota < sizes - keep) & (exact - quota > 1e-9))
-    order = partial[np.lexsort((first[partial], (quota - exact)[partial]))]
-    quota[order[: max(0, missing)]] += 1
+    total = min(round(share * len(labels)), len(labels) - 1)
+    due = total * sizes / max(1, len(labels))
+    if chance is not None and len(sizes) == 2 and due.min() < 1:
+        rare = int(due[1] <= due[0])
+        quota[rare] = chance < due[rare]
+        quota[1 - rare] = total - quota[rare]
+    else:
+        partial = np.flatnonzero((quota < sizes - keep) & (exact - quota > 1e-9))
+        order = partial[np.lexsort((first[partial], (quota - exact)[partial]))]
+        quota[order[: max(0, total - quota.sum())]] += 1
     by_class = np.argsort(member, kind="stable")
     rank = np.empty(len(labels), np.int64)
     rank[by_class] = np.arange(len(labels)) - (np.cumsum(sizes) - sizes)[member[by_class]]

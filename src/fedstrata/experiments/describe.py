@@ -19,6 +19,7 @@ from fedstrata.core.registry import Registry
 from fedstrata.core.schedules import SCHEDULES
 from fedstrata.data.partitions import PARTITIONS
 from fedstrata.data.sets import SETS
+from fedstrata.data.tables.preparation import Preparation
 from fedstrata.experiments.schema import CompareTable, DataTable, PlotTable, PretrainTable, TuneTable
 from fedstrata.models.augment import AUGMENTATIONS
 from fedstrata.models.zoo import MODELS
@@ -29,6 +30,7 @@ from fedstrata.training.settings import Settings
 
 TABLES: dict[str, Any] = {
     "data": DataTable,
+    "prepare": Preparation,
     "pretrain": PretrainTable,
     "train": Settings,
     "evaluate": Evaluation,

@@ -154,8 +154,7 @@ def _incomparable(group: Sequence[Outcome], baseline: Sequence[Outcome], measure
     if about(measure).rows == "clients":
         if {on.get("clients") for on in one} != {on.get("clients") for on in other}:
             return f"{labels} were measured on different data of the clients: no verdict."
-        counted = "worst" if measure.endswith("_worst") else ""
-        counted = "auc" if measure in ("auc_mean", "auc_worst") else counted
+        counted = "auc" if measure in ("auc_mean", "auc_worst") else "accuracy" if "accuracy_worst" in measure else ""
         if {on.get(counted) for on in one} != {on.get(counted) for on in other}:
             return f"{labels} were measured on different numbers of clients: no verdict."
     if "loss" in measure and {o.loss for o in group} != {o.loss for o in baseline}:

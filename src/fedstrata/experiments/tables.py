@@ -32,7 +32,7 @@ def measured(summary: Row) -> str:
     phrases = "; ".join(f"{how} {data}" for how, data in parts.items() if data != "nothing")
     adapted = f" The model is {data_of['model']}." if "model" in data_of else ""
     own = f" A site's own AUC: {data_of['auc']}." if "auc" in data_of else ""
-    own += f" The worst site is one of several: {data_of['worst']}." if "worst" in data_of else ""
+    own += f" A site's own accuracy: {data_of['accuracy']}." if "accuracy" in data_of else ""
     return f"Measured {phrases or 'on nothing'}.{own}{adapted}"
 
 

@@ -106,9 +106,10 @@ def positives(counts: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     """Return the fraction of class 1 over all clients, weighted as the run weights clients: [1]."""
     present = counts.sum(0) > 0
     if not present.all():
-        only = int(present[1])
+        only = f"class {int(present[1])} only" if present.any() else "none"
+        error = invalid("classes of the auc problem", f"{only}, on all clients", "both 0 and 1")
         raise Unsolvable(
-            str(invalid("classes of the auc problem", f"class {only} only, on all clients", "both 0 and 1"))
+            f"{error} A site whose table has fewer rows of a class than prepare.minimum may tell of none: then pass p."
         )
     return class_shares(counts, weights)[1:]
 

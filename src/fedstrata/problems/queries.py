@@ -49,8 +49,17 @@ def unanswered(message: str) -> Callable[..., torch.Tensor]:
 
 
 def class_shares(counts: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """Return the frequency of each class over all clients, weighted as the run weights clients."""
-    return weights.to(counts) @ (counts / counts.sum(1, keepdim=True))
+    """Return the frequency of each class over all clients, weighted as the run weights clients.
+
+    A client with a table and few rows may tell of none; if no client tells of any, the classes are equally frequent.
+    """
+    rows, weights = counts.sum(1, keepdim=True), weights.to(counts)
+    told = rows[:, 0] > 0
+    if not told.any():
+        return torch.full_like(counts[0], 1 / counts.shape[1])
+    if not told.all():
+        counts, rows, weights = counts[told], rows[told], weights[told] / weights[told].sum()
+    return weights @ (counts / rows)
 
 
 def after(first: Query | None, query: Query | None) -> Query | None:

@@ -36,7 +36,7 @@ class Preparation(Options, owner="the preparation"):
     )
     rare: int = param(1, "categories with fewer rows than this, over all sites, share one input called other", least=1)
     clip: bool = param(True, "limit numbers to the range in the schema")
-    minimum: int = param(10, "smallest count that may leave a site; smaller ones count as 0", least=1)
+    minimum: int = param(10, "smallest count that may leave a site; smaller ones are hidden or rounded", least=1)
     grid: int = param(
         1024, "points of the grid for medians and quartiles of columns without a step", least=16, most=MOST_CELLS
     )

@@ -4,30 +4,39 @@ A site answers with sums: for a column its number of values, their mean and the 
 often each category occurs; how many values lie below each point of a grid. None of these numbers is a row, and none of
 the counts is below ``minimum`` (unless it is 0), neither by itself nor as the difference of two others:
 
-- A column with fewer values than ``minimum`` counts as empty. If fewer than ``minimum`` of its cells are missing, the
-  number of values is told as a smaller one, so that the number of missing cells cannot be told from it.
-- A category with fewer rows than ``minimum`` counts as absent. If the rows of all such categories together are fewer
-  than ``minimum``, the next larger category counts as absent too.
-- The number of values below a point of the grid is rounded to a multiple of ``minimum``, up or down by an offset that
-  only the site knows, so that the sum over many sites is right on average.
+- A column with fewer values than ``minimum`` counts as empty. The mean and the squared deviations of all others are
+  exact. If fewer than ``minimum`` cells are missing, the number of values is told as if none were, or ``minimum``, but
+  always as if none were where that would leave fewer values than ``minimum``.
+- A category with fewer rows than ``minimum`` is told to have none, or ``minimum``. If the rows of all such categories
+  together are fewer than ``minimum``, those of the next larger one are rounded to a multiple of it too, so that their
+  sum does not tell them.
+- If a class of the target has fewer rows than ``minimum``, the numbers of rows up to each class are rounded to
+  multiples of it, up or down by chance, so that they, and the shares of the classes, are right on average.
+- The number of values below a point of the grid is told in groups: ``minimum`` neighbouring values, or more, count as
+  one of them.
 
-With ``minimum = 1`` all of them are exact.
+Rounding goes up or down, and the value of a group is chosen, by a number that only the site knows, so that the sum over
+many sites is right on average; the same table gives the same answer, however often it is asked. With ``minimum = 1``
+everything is exact.
 """
 
 from __future__ import annotations
 
 import math
 from hashlib import blake2b
+from typing import Any
 
 import numpy as np
 
 
-def told(count: int, total: int, minimum: int) -> int:
-    """Return the number of present values that a site tells, of ``total`` rows."""
+def told(count: int, total: int, minimum: int, offset: int) -> int:
+    """Return how many values a site tells that a column has in ``total`` rows."""
+    missing = total - count
     if count < minimum:
         return 0
-    if 0 < total - count < minimum:
-        return max(0, math.floor((total - minimum) / minimum) * minimum)
+    if 0 < missing < minimum:
+        lost = _rounded(missing, offset, minimum)
+        return total if total - lost < minimum else total - lost
     return count
 
 
@@ -39,7 +48,7 @@ def moments(values: np.ndarray, minimum: int) -> np.ndarray:
     answers = np.zeros((values.shape[1], 3))
     for j, column in enumerate(values.T):
         present = column[~np.isnan(column)]
-        count = told(len(present), len(column), minimum)
+        count = told(len(present), len(column), minimum, _offset(present, minimum))
         if count:
             mean = math.fsum(present) / len(present)
             squares = math.fsum((present - mean) ** 2) / len(present)
@@ -63,23 +72,58 @@ def category_counts(column: np.ndarray, size: int, minimum: int) -> np.ndarray:
     while 0 < counts[hidden].sum() < minimum and not hidden.all():
         visible = np.flatnonzero(~hidden)
         hidden[visible[np.argmin(counts[visible])]] = True
-    counts[hidden] = 0
+    for c in np.flatnonzero(hidden & (counts > 0)):
+        counts[c] = _rounded(int(counts[c]), _offset(np.append(codes, c), minimum), minimum)
     return counts
 
 
-def below(column: np.ndarray, points: np.ndarray, minimum: int) -> np.ndarray:
+def class_counts(counts: np.ndarray, minimum: int, rows: np.ndarray) -> np.ndarray:
+    """Return the numbers of rows of each class, [classes], that a site tells: exact if none of them is small.
+
+    Otherwise the number of rows up to each class is rounded to a neighbouring point of a grid: 0, multiples of
+    ``minimum`` and, if it is not below ``minimum``, the number of all rows, whose last cell is at least as wide. The
+    nearer point is the more likely one, so that the expected numbers are the true ones. The chance follows from the
+    ``rows`` themselves: the same question has the same answer, and whoever lacks the rows cannot know it.
+    """
+    if not ((counts > 0) & (counts < minimum)).any():
+        return counts.astype(np.float64)
+    up_to, total = np.cumsum(counts), int(counts.sum())
+    grid = np.arange(0, max(total, minimum) + 1, minimum)
+    if total >= minimum:
+        grid[-1] = total
+    cell = np.clip(np.searchsorted(grid, up_to, side="right") - 1, 0, len(grid) - 2)
+    low, high = grid[cell], grid[cell + 1]
+    digest = int.from_bytes(blake2b(np.ascontiguousarray(rows).tobytes(), digest_size=8).digest(), "little")
+    told_up_to = np.where(digest / 2**64 < (up_to - low) / (high - low), high, low)
+    told_counts: np.ndarray = np.diff(told_up_to, prepend=0).astype(np.float64)
+    return told_counts
+
+
+def below(column: np.ndarray, points: np.ndarray, minimum: int, secret: np.ndarray | None = None) -> np.ndarray:
     """Return how many values of a column are at most each point of an increasing grid: [len(points)].
 
-    Values above the last point count there.
+    Values above the last point count there. The values are told in groups of ``minimum``, the last of which is larger:
+    a whole group counts as one of its values, the same in each.
+
+    secret: what only the site knows; by default the values. Computed values may differ in their last bits.
     """
     present = np.sort(column[~np.isnan(column)])
-    total = told(len(present), len(column), minimum)
+    offset = _offset(present if secret is None else secret, minimum)
+    total = told(len(present), len(column), minimum, offset)
+    if not total:
+        return np.zeros(len(points))
     exact = np.searchsorted(present, points, side="right")
-    most = max(0, math.floor((total - minimum) / minimum) * minimum)
-    counts: np.ndarray = np.minimum((exact + _offset(present, minimum)) // minimum * minimum, most).astype(np.float64)
-    counts[exact == len(present)] = total
-    counts[-1] = total
+    exact[-1] = len(present)
+    ends = np.append(minimum * np.arange(total // minimum), total)
+    starts, sizes = ends[:-1], np.diff(ends)
+    chosen = starts + -(-sizes * (minimum - offset) // minimum)
+    groups = np.searchsorted(chosen * len(present), exact * total, side="right")
+    counts: np.ndarray = ends[groups].astype(np.float64)
     return counts
+
+
+def _rounded(count: Any, offset: int, minimum: int) -> Any:
+    return (count + offset) // minimum * minimum
 
 
 def _offset(values: np.ndarray, minimum: int) -> int:

@@ -155,7 +155,9 @@ def federated_view(own: NodeData, call: Call, config: Config) -> FederatedData:
     support, test = (None if arrays is None else part(arrays) for arrays in (own.support, own.test))
     data = FederatedData(part(own.train), support, own.test, test, call.classes, "federation", plan=plan_of(config))
     if config.data.holdout:
-        train, held = data.train.hold_out(config.data.holdout, config.data_seed)
+        train, held = data.train.hold_out(
+            config.data.holdout, config.data_seed, site=call.name, by_chance=data.classes == 2
+        )
         if len(held.rows):  # a small site may have none; its rows are then all for training
             data = replace(data, train=train, client_test=held, test=held.of_client(0))
     data = data.reserve(0.0, 0.0 if own.support else config.data.support, config.data_seed)

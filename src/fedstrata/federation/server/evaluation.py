@@ -19,7 +19,7 @@ from fedstrata.federation.server.state import ServerState
 from fedstrata.problems.problem import Problem
 from fedstrata.training.metrics.catalogue import PER_CLIENT, WITHIN
 from fedstrata.training.metrics.measures import Measures, over_clients
-from fedstrata.training.metrics.of_clients import measured_alone
+from fedstrata.training.metrics.of_clients import large, measured_alone
 
 
 class FederatedEvaluation:
@@ -51,7 +51,7 @@ class FederatedEvaluation:
                 measured = ~np.isnan(values)
                 measures[name] = float(np.average(values[measured], weights=rows[measured]))
                 if name in PER_CLIENT:
-                    measures |= over_clients(name, values[measured], rows[measured] >= self._own_rows)
+                    measures |= over_clients(name, values[measured], large(name, rows[measured], self._own_rows))
             pairs = sum(each.pairs for each in self._each)
             if pairs:
                 measures[WITHIN] = sum(each.ordered for each in self._each) / pairs
@@ -78,9 +78,11 @@ class FederatedEvaluation:
         """Return which data the measures use, and the measures of each node at x (and y)."""
         if self._on_nodes and self._each is None:  # a resumed run with nothing left to do
             self._each = self._ask(data, x, y)
-        large = [each.measures if each.rows >= self._own_rows else {} for each in self._each or []]
-        names = sorted({name for each in self._each or [] for name in each.measures} & set(PER_CLIENT))
-        per_client = {name: [measures.get(name) for measures in large] for name in names}
+        each = self._each or []
+        names = sorted({name for one in each for name in one.measures} & set(PER_CLIENT))
+        rows = np.array([one.rows for one in each])
+        shown = {name: zip(each, large(name, rows, self._own_rows), strict=True) for name in names}
+        per_client = {n: [one.measures.get(n) if enough else None for one, enough in own] for n, own in shown.items()}
         return {
             "measured_on": {
                 "pooled": "test data of the server" if self._pooled else "nothing",

@@ -59,10 +59,11 @@ class Evaluation(Options, owner="the evaluation"):
     ``accuracy_worst``, ``accuracy_spread``, ``auc_within``, ``auc_mean`` and ``auc_worst``. For a problem without a
     model, ``loss`` is its objective, on the clients' held-out data if all have some, else on the training data.
 
-    A few rows say little about a client. One with fewer than ``own_rows`` rows cannot be the worst client, and one with
-    fewer of either class has no AUC of its own, so it is not in ``auc_mean`` and ``auc_worst``; ``per_client`` of a
-    summary has None for it. ``auc_within`` uses all clients with both classes: of all pairs of a positive and a
-    negative of the same client, it is the share in the right order, with ties counted half.
+    A few rows say little about a client. One with fewer than ``own_rows`` rows cannot have the worst accuracy, and one
+    with fewer of either class has no AUC of its own, so it is not in ``auc_mean`` and ``auc_worst``; ``per_client`` of
+    a summary has None for it. A loss counts in any case, since objectives are about it. ``auc_within`` uses all clients
+    with both classes: of all pairs of a positive and a negative of the same client, it is the share in the right order,
+    with ties counted half.
 
     With more than ``sample`` clients, that many of them are measured, chosen at random but always the same; ``loss`` of
     a problem without a model, ``objective`` and ``gradient_norm`` use all clients.
@@ -99,7 +100,7 @@ class Evaluation(Options, owner="the evaluation"):
     attack_steps: int = param(10, "gradient steps to find the worst perturbation", least=0)
     own_rows: int = param(
         5,
-        "smallest number of rows with which a client can be the worst one, and of each class for its own AUC",
+        "smallest number of rows with which a client can have the worst accuracy, and of each class for its own AUC",
         least=1,
     )
     sample: int = param(
