@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -48,8 +50,33 @@ def test_a_saved_model_scores_as_before(tmp_path: Path, calibrate: str, problem:
     for one, other in zip(predictor.scores_of(VALUES), again.scores_of(VALUES), strict=True):
         np.testing.assert_array_equal(one, other)
     score, risk = again.scores_of(VALUES)
+    for values in (np.asfortranarray(VALUES), VALUES[::-1].copy()[::-1]):
+        np.testing.assert_array_equal(again.scores_of(values)[1], risk)
     assert again.calibration is not None
     np.testing.assert_allclose(risk, again.calibration(score), atol=1e-12)
+
+
+PROGRAM = """
+import sys
+from pathlib import Path
+from fedstrata.cli.predict import write_scores
+from fedstrata.training.risk.predictor import Predictor
+write_scores(Predictor.load("model").rows("new.csv"), Path("scores.csv"))
+print("pandas" in sys.modules)
+"""
+
+
+@pytest.mark.slow
+def test_a_file_is_scored_without_pandas(tmp_path: Path) -> None:
+    predictor = run_of().predictor()
+    predictor.save(tmp_path / "model")
+    (tmp_path / "new.csv").write_text("age,sex,region\n50,m,c\n,f,x\n300,,\n0,m,a\n")
+    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True, cwd=tmp_path)
+    assert done.stdout.strip() == "False", "importing pandas takes longer than scoring a hundred thousand rows"
+    written = np.genfromtxt(tmp_path / "scores.csv", delimiter=",", names=True)
+    assert written["missing"].tolist() == [0, 2, 2, 0] and written["unknown"].tolist() == [0, 1, 0, 0]
+    values = np.where(VALUES == -1, np.nan, VALUES)
+    np.testing.assert_allclose(written["risk"], predictor.scores_of(values)[1], rtol=1e-12)
 
 
 @pytest.mark.slow
