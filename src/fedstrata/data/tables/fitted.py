@@ -54,7 +54,7 @@ class Fitted:
     def transform(self, values: np.ndarray) -> np.ndarray:
         """Return the inputs of the model for raw values: [n, p] -> [n, d]."""
         with torch.no_grad():
-            inputs: np.ndarray = self.module(torch.from_numpy(np.asarray(values, order="A"))).numpy()
+            inputs: np.ndarray = self.module(torch.from_numpy(np.asfortranarray(values))).numpy()
         return inputs
 
     @cached_property

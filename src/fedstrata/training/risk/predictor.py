@@ -72,7 +72,7 @@ class Predictor:
     @torch.no_grad()
     def scores_of(self, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the score and the risk of rows of raw values [n, p]; the risk is NaN if scores are not calibrated."""
-        score, risk = self.module(torch.from_numpy(np.asarray(values, order="A")))
+        score, risk = self.module(torch.from_numpy(np.asfortranarray(values)))
         return score.numpy(), risk.numpy()
 
     # --- tables -------------------------------------------------------------------------------------------------
