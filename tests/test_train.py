@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shutil
 import subprocess
 import sys
 import tomllib
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +23,7 @@ from torch import nn
 
 import fedstrata as fs
 from fedstrata.algorithms import ALGORITHMS
+from fedstrata.core.files import Rows
 from fedstrata.data.federated import Part
 from fedstrata.training import checkpoint
 from fedstrata.training.rundir import RunDirectory
@@ -545,6 +549,75 @@ def test_a_damaged_line_of_faults_is_named(tmp_path: Path, line: str) -> None:
     with pytest.warns(UserWarning, match=r"Line 1 of .*faults.jsonl is damaged and left out"):
         train(3, out=tmp_path / "run", faults=faults, resume=True)
     assert path.read_text() == good
+
+
+FAULTY = fs.Faults(quorum=0.1, inject=fs.Inject(drop=0.4))
+
+DAMAGES: dict[str, Callable[[list[bytes]], list[bytes]]] = {
+    "emptied": lambda lines: [],
+    "cut within a line": lambda lines: [*lines[:2], lines[2][:9]],
+    "cut after a line": lambda lines: lines[:2],
+    "without its first line": lambda lines: lines[1:],
+    "without a line": lambda lines: [*lines[:1], *lines[2:]],
+    "with a line twice": lambda lines: [*lines[:2], *lines[1:]],
+    "with two lines exchanged": lambda lines: [lines[1], lines[0], *lines[2:]],
+    "with another round": lambda lines: [lines[0].replace(b'"round": ', b'"round": 1'), *lines[1:]],
+    "with another number": lambda lines: [*lines[:-1], re.sub(rb"(\d)([,}])", rb"\g<1>1\2", lines[-1], count=2)],
+}
+
+
+@pytest.fixture(scope="module")
+def faulty(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of four rounds that left clients out."""
+    folder = tmp_path_factory.mktemp("faulty") / "run"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("fedstrata.training.plots.plot", lambda *_, **__: None)
+        train(4, out=folder, faults=FAULTY)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("damage", "name"), [(damage, name) for damage in DAMAGES for name in ("metrics.jsonl", "faults.jsonl")]
+)
+def test_a_log_that_was_changed_is_restored_or_named(damage: str, name: str, faulty: Path, tmp_path: Path) -> None:
+    shutil.copytree(faulty, tmp_path / "run")
+    path = tmp_path / "run" / name
+    good = path.read_bytes()
+    path.write_bytes(b"".join(DAMAGES[damage](good.splitlines(keepends=True))))
+    assert path.read_bytes() != good
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        train(4, out=tmp_path / "run", faults=FAULTY, resume=True)
+    said = [str(warning.message) for warning in caught]
+    assert path.read_bytes() == good or any(str(path) in line for line in said), said
+
+
+def test_a_client_that_does_not_exist_is_not_counted_as_left_out(faulty: Path, tmp_path: Path) -> None:
+    shutil.copytree(faulty, tmp_path / "run")
+    path = tmp_path / "run" / "faults.jsonl"
+    row = json.loads(path.read_text().splitlines()[0])
+    path.write_text(json.dumps(row | {"client": 10**6}) + "\n" + json.dumps(row | {"client": -1}) + "\n")
+    with pytest.warns(UserWarning, match=r"faults\.jsonl was changed: it has 2 rows up to round 4, but other ones"):
+        run = train(4, out=tmp_path / "run", faults=FAULTY, resume=True)
+    assert run.summary["left_out"] == {}
+
+
+def test_a_resumed_run_says_after_which_round_and_what_it_dropped(tmp_path: Path) -> None:
+    class Listener(fs.Callback):
+        def on_start(self, title: str, done: int, rounds: int, note: str) -> None:
+            notes.append(note)
+
+        def on_round(self, round: int, state: Any) -> None:
+            if round == 5 and len(notes) == 1:
+                raise KeyboardInterrupt
+
+    notes: list[str] = []
+    options = {"checkpoint_every": 2, "eval_every": 1, "out": tmp_path / "run", "callbacks": [Listener()]}
+    with pytest.raises(KeyboardInterrupt):
+        train(6, **options)
+    Rows(tmp_path / "run" / "metrics.jsonl").append({"round": 5, "loss": 1.0})
+    train(6, **options, resume=True)
+    assert "resumed" not in notes[0] and notes[1].endswith(", resumed after round 4 (1 later row dropped)")
 
 
 def test_what_a_kill_left_half_written_is_removed(tmp_path: Path) -> None:

@@ -191,3 +191,26 @@ def test_invalid_measures_are_dropped(said: dict[str, Any], tmp_path: Path) -> N
     expected = nodes.serve(tmp_path / "other", pooled=False)
     assert without_seconds(run.history) == without_seconds(expected.history)
     assert torch.equal(run.x, expected.x)
+
+
+@repeats(
+    "said, why",
+    [
+        ({"rows": 40, "measures": {"accuracy": 5.0}}, "reported an impossible accuracy: 5"),
+        ({"rows": 40, "measures": {"auc": -0.1}}, "reported an impossible auc: -0.1"),
+        ({"rows": 40, "measures": {"loss": 1e31}}, "reported an impossible loss: 1e"),
+        ({"rows": 40, "measures": {"loss": "x" * 99}}, "reported an impossible loss: no finite number"),
+        ({"rows": 40, "measures": {"auc": 1.0}, "pairs": 400, "ordered": 3.0}, "contradict each other"),
+        ({"rows": 10**7, "measures": {"loss": 0.0}}, "reported 10000000 test rows, but no other node more than"),
+    ],
+)
+def test_a_node_with_impossible_measures_is_named(said: dict[str, Any], why: str, tmp_path: Path) -> None:
+    def change(nodes: Site, sent: Sent, reply: Reply) -> Reply:
+        if sent.node != 1 or sent.header["kind"] != "measure":
+            return reply
+        return nodes.signed(sent.node, {"nonce": sent.header["nonce"], **wire.sender(), **said})
+
+    lines: list[str] = []
+    run = site(tmp_path, made(DIGITS, HELD_OUT)).again(change=change).serve(pooled=False, say=lines.append)
+    assert run.summary["not_measured"] == {"node1": 3}
+    assert any(line.startswith("Not measured: node1 (") and why in line for line in lines)

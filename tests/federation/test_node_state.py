@@ -237,6 +237,53 @@ def test_noise_covers_repeated_rounds_and_cannot_be_predicted(tmp_path: Path) ->
     assert not torch.equal(run.x, straight.x)
 
 
+@pytest.mark.filterwarnings("ignore:No checkpoint in")
+def test_every_noisy_exchange_counts_even_if_no_checkpoint_knows_of_it(tmp_path: Path) -> None:
+    noisy = {"algorithm": {"name": "fedavg", "steps": 2}, "channel": {"clip": 0.1, "noise": 2.0}}
+    nodes = site(tmp_path, made(DIGITS, noisy, {"train": {"rounds": 3, "checkpoint_every": 10}}))
+    for _ in range(2):
+        with pytest.raises(Stopped):
+            nodes.again().serve(tmp_path / "run", True, [StopAfter(2)])
+    run = nodes.again().serve(tmp_path / "run", True)
+    assert run.summary["epsilon"] == pytest.approx(epsilon(fs.Channel(clip=0.1, noise=2.0), {"1 of 3": 7}, 3))
+
+
+def test_a_noisy_mean_is_on_record_before_any_node_can_see_it(tmp_path: Path) -> None:
+    def recorded(nodes: Site, sent: Sent, reply: Reply) -> Reply:
+        counts.append(json.loads((tmp_path / "run.federation.json").read_text())["releases"].get("1 of 3", 0))
+        return reply
+
+    counts: list[int] = []
+    noisy = {"algorithm": {"name": "fedavg", "steps": 2}, "channel": {"clip": 0.1, "noise": 2.0}}
+    nodes = site(tmp_path, made(DIGITS, noisy, {"train": {"rounds": 3, "checkpoint_every": 10}}))
+    nodes.again(change=recorded).serve(tmp_path / "run")
+    assert counts[3:12] == [0, 0, 0, 1, 1, 1, 2, 2, 2]  # after the descriptions, three nodes in each of three rounds
+
+
+def test_the_state_of_another_run_or_an_old_copy_of_it_is_refused(tmp_path: Path) -> None:
+    noisy = {"algorithm": {"name": "fedavg", "steps": 2}, "channel": {"clip": 0.1, "noise": 2.0}}
+    nodes = site(tmp_path, made(DIGITS, noisy, {"train": {"rounds": 3}}))
+    file = tmp_path / "run.federation.json"
+    with pytest.raises(Stopped):
+        nodes.again().serve(tmp_path / "run", False, [StopAfter(3)])
+    saved = json.loads(file.read_text())
+    others = {
+        "it is of another run": [{"run": "ab" * 16}],
+        "it is older": [{"releases": {}}, {"releases": {"1 of 3": 1}}],
+    }
+    for why, changes in others.items():
+        for change in changes:
+            file.write_text(json.dumps(saved | change))
+            with pytest.raises(fs.InputError, match=rf"run\.federation\.json.* does not belong .*: {why}"):
+                nodes.again().serve(tmp_path / "run", resume=True)
+    file.unlink()
+    with pytest.raises(fs.InputError, match="not empty"):
+        nodes.again().serve(tmp_path / "run", resume=False)
+    assert not file.exists()  # a new one would be taken for that of the run
+    file.write_text(json.dumps(saved))
+    assert nodes.again().serve(tmp_path / "run", resume=True).summary["round"] == 3
+
+
 # --- lost state -------------------------------------------------------------------------------------------------------
 
 LOSER = 1

@@ -157,12 +157,18 @@ ROWS, LABELS = np.ones((4, 1, 8, 8), dtype=np.float32), np.arange(4)
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (lambda n: written(n, 1, ROWS[:, 0, 0], LABELS), r"data of node1 must be like those of node0.*\[\[8\], \[\]\]"),
-        (lambda n: written(n, 1, ROWS.astype("f8"), LABELS), r"data of node1 must be like those of node0.*float64"),
-        (lambda n: written(n, 1, ROWS, np.zeros((4, 2))), r"data of node1 must be like those of node0.*\[2\]"),
+        (
+            lambda n: written(n, 1, ROWS[:, 0, 0], LABELS),
+            r"data of node1 must be like those of most nodes.*\[\[8\], \[\]\]",
+        ),
+        (
+            lambda n: written(n, 1, ROWS.astype("f8"), LABELS),
+            r"data of node1 must be like those of most nodes.*float64",
+        ),
+        (lambda n: written(n, 1, ROWS, np.zeros((4, 2))), r"data of node1 must be like those of most nodes.*\[2\]"),
         (
             lambda n: written(n, 1, ROWS, ROWS, LABELS),
-            r"data of node1 must be like those of node0.*\[1, 8, 8\], \[1, 8, 8\]",
+            r"data of node1 must be like those of most nodes.*\[1, 8, 8\], \[1, 8, 8\]",
         ),
         (
             lambda n: written(n, 1, ROWS, ROWS, LABELS, part="test"),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,11 +13,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
 
 import fedstrata as fs
 from cases import one_per, repeats
 from federation.stand_in import FEDAVG, SCAFFOLD, Change, Sent, Site, Tables, headed
 from fedstrata.federation.wire import Reply
+from fedstrata.training.callbacks import ShowProgress
 
 SPOILT = 1
 PACKED: Tables = {**FEDAVG, "channel": {"compress": "top_k", "top": 0.1, "clip": 1.0}}
@@ -397,3 +401,124 @@ def test_a_node_that_is_not_connected_is_left_out_until_it_is_back(
     assert fault["detail"] == "is not connected"
     expected = nodes.again(change=in_round(1, lambda n, s, r: None)).serve(tmp_path / "dropped")
     assert torch.equal(run.x, expected.x)
+
+
+# --- claims -----------------------------------------------------------------------------------------------------------
+
+
+def lying(kind: str, **changes: Any) -> Change:
+    """Let node 1 claim something else in every answer to a kind of call."""
+
+    def change(nodes: Site, sent: Sent, reply: Reply) -> Reply:
+        lies = sent.node == SPOILT and sent.header["kind"] == kind and not sent.header["work"].startswith("query:")
+        return nodes.signed(sent.node, headed(reply, **changes), reply.arrays) if lies else reply
+
+    return change
+
+
+def test_undeclared_rows_explain_no_number_of_steps(sites: Callable[[Tables], Site], tmp_path: Path) -> None:
+    rate = {"schedule": "cube_root", "k": 0.5, "n": 1.0}
+    nodes = sites({**FEDAVG, "algorithm": {"name": "fedavg", "steps": {"epochs": 1}, "lr": rate}})
+    honest = nodes.serve(tmp_path / "honest")
+    run = nodes.again(change=lying("work", steps=10**7)).serve(tmp_path / "run")
+    assert run.summary["left_out"] == {"node1": 2} and run.summary["steps"] <= honest.summary["steps"]
+    assert "reported 10000000 local steps, but no other node more than" in nodes.faults(tmp_path / "run")[0]["detail"]
+
+
+def test_no_node_can_spend_the_budget_of_samples(sites: Callable[[Tables], Site], tmp_path: Path) -> None:
+    nodes = sites({**FEDAVG, "train": {"rounds": 2, "max_samples": 10**6}})
+    run = nodes.again(change=lying("work", samples=2**31 - 1)).serve(tmp_path / "run")
+    assert run.summary["round"] == 2 and "stopped_by" not in run.summary
+    assert run.summary["left_out"] == {"node1": 2}
+    (_, fault) = nodes.faults(tmp_path / "run")
+    assert fault["detail"] == "reported 2147483647 samples, but no other node more than 16"
+
+
+def test_no_node_takes_over_a_weighted_mean_unnoticed(sites: Callable[[Tables], Site], tmp_path: Path) -> None:
+    nodes = sites({**FEDAVG, "train": {"rounds": 1, "weighting": "samples"}})
+    with pytest.raises(fs.InputError, match=r"node1 declares 100000000 rows, but no other .* weighting = 'uniform'"):
+        nodes.again(change=lying("describe", rows=10**8)).serve(tmp_path / "run")
+    said: list[str] = []
+    nodes.again(change=lying("describe", rows=10**5)).serve(tmp_path / "other", say=said.append)
+    assert any(re.fullmatch(r"node1 declares 100000 of \d+ rows, and has 100 % of the weight", line) for line in said)
+
+
+def test_rows_that_need_not_be_declared_do_not_count(sites: Callable[[Tables], Site], tmp_path: Path) -> None:
+    nodes = sites({**FEDAVG, "algorithm": {"name": "fedavg", "steps": {"epochs": 1}}})
+    run = nodes.again(change=lying("describe", rows=10**8)).serve(tmp_path / "run")
+    assert run.summary["left_out"] == {}
+    assert torch.equal(run.x, nodes.again().serve(tmp_path / "honest").x)
+
+
+@pytest.mark.parametrize("value", [-1.0, 10**9 + 0.0, np.nan])
+def test_impossible_class_counts_are_left_out(value: float, sites: Callable[[Tables], Site], tmp_path: Path) -> None:
+    def change(nodes: Site, sent: Sent, reply: Reply) -> Reply:
+        if sent.node != SPOILT or not sent.header["work"].startswith("query:"):
+            return reply
+        arrays = [np.full_like(array, value) for array in reply.arrays]
+        return nodes.signed(sent.node, reply.text, arrays)
+
+    nodes = sites({**FEDAVG, "problem": {"name": "fair"}, "algorithm": {"name": "local_sgda", "steps": 2}})
+    run = nodes.again(change=change).serve(tmp_path / "run")
+    assert {(f["client"], f["round"]) for f in nodes.faults(tmp_path / "run")} == {(SPOILT, 0)}
+    assert torch.isfinite(run.x).all()
+
+
+@pytest.mark.parametrize("number", [3e38, -3e38, 2e15])
+def test_a_number_whose_square_would_overflow_is_left_out(
+    number: float, sites: Callable[[Tables], Site], tmp_path: Path
+) -> None:
+    def change(array: np.ndarray) -> np.ndarray:
+        array = array.copy()
+        array[0, 7] = number
+        return array
+
+    _, (fault,) = unharmed(sites(FEDAVG), another_array(change), tmp_path, 1)
+    assert fault["kind"] == "nan" and fault["detail"] == f"answered with numbers up to {abs(number):.0e}"
+
+
+def test_a_run_that_fails_names_the_node_with_much_larger_numbers(
+    sites: Callable[[Tables], Site], tmp_path: Path
+) -> None:
+    poison, nan = (another_array(lambda a, value=value: np.full_like(a, value)) for value in (9e14, np.nan))
+
+    def change(nodes: Site, sent: Sent, reply: Reply) -> Reply | None:
+        return nan(nodes, sent, reply) if sent.is_work(1) else in_round(0, poison)(nodes, sent, reply)
+
+    with pytest.raises(fs.QuorumError, match=r"In round 1 node1 answered with numbers up to 9e.14, the others up to"):
+        sites(FEDAVG).again(change=change).serve(tmp_path / "run")
+
+
+def test_nodes_whose_data_differ_from_most_are_named(sites: Callable[[Tables], Site], tmp_path: Path) -> None:
+    def another(*liars: int) -> Change:
+        def change(nodes: Site, sent: Sent, reply: Reply) -> Reply:
+            lies = sent.node in liars and sent.header["kind"] == "describe"
+            return nodes.signed(sent.node, headed(reply, shapes=[[3], []])) if lies else reply
+
+        return change
+
+    nodes = sites(FEDAVG)
+    for liar in (0, 1):
+        with pytest.raises(fs.InputError, match="like those of most nodes") as found:
+            nodes.again(change=another(liar)).serve(tmp_path / "run")
+        assert [name for name in nodes.names if name in str(found.value)] == [f"node{liar}"]
+    pair = sites({**FEDAVG, "data": {"clients": 2}})
+    with pytest.raises(fs.InputError, match="data of node0 and node1 must be of one form"):  # nobody knows who is wrong
+        pair.again(change=another(0)).serve(tmp_path / "run")
+
+
+def test_an_error_in_square_brackets_is_text(
+    sites: Callable[[Tables], Site], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Rich takes square brackets for markup."""
+    said = io.StringIO()
+    progress = ShowProgress(Console(file=said, force_terminal=True, width=200))
+    nodes = sites(FEDAVG).again(change=in_round(1, another_header(error="[/nope]")))
+    run = nodes.serve(tmp_path / "run", callbacks=[progress])
+    assert run.summary["left_out"] == {"node1": 1} and "failed: [/nope]" in said.getvalue()
+
+
+def test_a_version_that_wants_to_write_on_the_terminal_is_text(sites: Callable[[Tables], Site], tmp_path: Path) -> None:
+    said: list[str] = []
+    sites(FEDAVG).again(change=lying("describe", version="\x1b[2J[/x]")).serve(tmp_path / "run", say=said.append)
+    assert any("node1 runs fedstrata  [2J[/x]" in line for line in said) and all(map(str.isprintable, said))

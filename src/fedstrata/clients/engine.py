@@ -174,6 +174,7 @@ class Engine(ABC):
     policy:  how to handle clients that fail; without one (None), failures are errors.
     learned: the answers to the problem's queries so far; None for one that was not asked.
     ledger:  the noisy releases so far.
+    outlier: a sentence on the last client whose numbers were much larger than all others'; empty if there was none.
     """
 
     chunk = 1
@@ -194,6 +195,7 @@ class Engine(ABC):
         self.channel, self.policy = channel, policy
         self.learned: list[Learned] = []
         self.ledger = Ledger()
+        self.outlier = ""
 
     @abstractmethod
     def answers(self, request: Request) -> Iterator[Answer | Fault]:

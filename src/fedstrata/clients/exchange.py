@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
@@ -12,6 +13,12 @@ from fedstrata.clients.engine import Answer, Engine, Request, Usage, nbytes
 from fedstrata.clients.faults import UNUSABLE, Fault, Faults, QuorumError, in_words
 from fedstrata.core.errors import FedstrataError, listed
 from fedstrata.core.trees import TreeSpec, tree_flatten, tree_unflatten
+
+LARGEST = 1e15
+"""An answer with a larger number is left out: its square, summed over a model, would overflow."""
+
+FAR = 1e6
+"""A client is named if its numbers are this many times as large as any other's, and the run diverges."""
 
 Rejoin = Callable[[np.ndarray], None]
 """Makes clients, given by number, keep again what they have lost."""
@@ -34,6 +41,7 @@ class Exchange:
         self.used = Usage()
         self.faults: list[Fault] = []
         self._form: _Form | None = None
+        self._largest: dict[int, float] = {}
         self._usage, self._log, self._rejoin = usage, log, rejoin
 
     def __iter__(self) -> Iterator[Answer]:
@@ -50,6 +58,8 @@ class Exchange:
                 request = request._replace(places=silent, answered=self.answered, attempt=request.attempt + 1)
         finally:
             self._log += self.faults
+            if len(self._largest) > 1:
+                self.engine.outlier = self._outlier() or self.engine.outlier
 
     def _attempt(self, request: Request) -> Iterator[Answer]:
         faults: list[Fault] = []
@@ -95,18 +105,35 @@ class Exchange:
         )
 
     def _finite(self, request: Request, answer: Answer, faults: list[Fault]) -> Answer:
-        """Return the answer without the clients whose numbers are not finite."""
+        """Return the answer without the clients whose numbers are not finite, or so large that sums would not be."""
         leaves, shape = tree_flatten(answer.value)
         numbers = [leaf.reshape(len(leaf), -1) for leaf in leaves if leaf.is_floating_point() and leaf.numel()]
-        finite = torch.stack([torch.isfinite(n).all(1) for n in numbers]).all(0) if numbers else None
-        good = np.ones(len(answer.places), dtype=bool) if finite is None else finite.cpu().numpy()
+        if not numbers:
+            self.answered[answer.places] = True
+            return answer
+        ends = [torch.aminmax(n, dim=1) for n in numbers]  # NaN if there is any
+        largest = torch.stack([torch.maximum(-low, high).double() for low, high in ends]).amax(0)
+        finite = largest < (math.inf if request.query else LARGEST)
+        good = finite.cpu().numpy()
         places = answer.places[good]
         self.answered[places] = True
-        if finite is None or good.all():
+        if not request.query:
+            self._largest |= dict(zip(request.cohort[places].tolist(), largest[finite].tolist(), strict=True))
+        if good.all():
             return answer
-        for client in request.cohort[answer.places[~good]].tolist():
-            faults.append(request.fault(client, "nan", "answered with NaN or infinity"))
+        for client, size in zip(request.cohort[answer.places].tolist(), largest.tolist(), strict=True):
+            if not size < (math.inf if request.query else LARGEST):
+                what = f"numbers up to {size:.0e}" if math.isfinite(size) else "NaN or infinity"
+                faults.append(request.fault(client, "nan", f"answered with {what}"))
         return answer._replace(places=places, value=tree_unflatten([leaf[finite] for leaf in leaves], shape))
+
+    def _outlier(self) -> str:
+        """Return a sentence that names a client whose numbers are much larger than all others'; empty if none is."""
+        (client, most), (_, second), *_ = sorted(self._largest.items(), key=lambda item: -item[1])[:2]
+        if not 0 < FAR * second < most:
+            return ""
+        who, round = self.engine.side.data.name_of(client), self.request.clock.round + 1
+        return f" In round {round} {who} answered with numbers up to {most:.0e}, the others up to {second:.0e}."
 
     def _ask_again(self, attempt: int, policy: Faults) -> np.ndarray:
         """Return the places of the clients to ask again, none if enough have answered; raise below the quorum."""
@@ -138,7 +165,7 @@ class Exchange:
         return (
             f"Only {int(self.answered.sum())} of {len(cohort)} clients answered {self.request.label} in round "
             f"{self.request.clock.round + 1}{again}, fewer than the quorum of {needed}. Left out: "
-            f"{in_words(missing, self.engine.side.data.client_names)}.{hint}"
+            f"{in_words(missing, self.engine.side.data.client_names)}.{hint}{self.engine.outlier}"
         )
 
 

@@ -31,6 +31,11 @@ class Ledger:
         self.releases = dict(releases)
 
 
+def exchanges_of(releases: Mapping[str, int]) -> int:
+    """Return the number of noisy exchanges in ``releases``."""
+    return sum(int(kind.partition(" of ")[0]) * times for kind, times in releases.items())
+
+
 def epsilon(channel: Channel, releases: Mapping[str, int], clients: int) -> float:
     """Return the epsilon of all releases so far, at the channel's delta, bounded by Renyi divergences.
 

@@ -77,6 +77,11 @@ def listed(names: Sequence[str], most: int = 8) -> str:
     return ", ".join(names[:most]) + more
 
 
+def printable(text: str) -> str:
+    """Return text that somebody else wrote for a message: without characters that control a terminal."""
+    return "".join(c if c.isprintable() else " " for c in text)
+
+
 def unknown(kind: str, name: object, known: Iterable[str], where: str = "", hint: str = "") -> InputError:
     """Build the error for an unknown name, with the nearest known name, all names unless there are many, and a hint."""
     names = sorted(known)

@@ -11,6 +11,7 @@ from fedstrata.core.errors import InputError
 from fedstrata.core.files import Row, read_toml
 from fedstrata.data.federated import FederatedData
 from fedstrata.training.plots import new_figure, write_figure
+from fedstrata.training.plots.figures import as_text
 from fedstrata.training.run import check_rows
 from fedstrata.training.rundir import RunDirectory
 
@@ -65,5 +66,5 @@ def plot_partition(data: FederatedData, path: str | Path, title: str | None = No
     axes[0, 0].set_ylabel("Samples")
     axes[-1, 0].set_xlabel("Client")
     if title is not None:
-        figure.suptitle(title)
+        figure.suptitle(as_text(title))
     return write_figure(figure, path)

@@ -112,7 +112,7 @@ def serve(
     policy = config.faults or Faults()
     state = ServerState.of(out, resume)
     nodes = Nodes(transport, roster, state.run, policy)
-    data = replace(data_of_nodes(nodes, state, server_data, say), plan=plan_of(config))
+    data = replace(data_of_nodes(nodes, state, server_data, say, config), plan=plan_of(config))
     experiment = Experiment(config, data)
     changed = {"algorithm": experiment.algorithm.to_table(), "federation": {"nodes": list(roster.names)}}
     return train(

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from fedstrata.clients.faults import FaultKind
-from fedstrata.core.errors import FedstrataError
+from fedstrata.core.errors import FedstrataError, printable
 from fedstrata.core.version import __version__
 
 PROTOCOL = 2
@@ -57,7 +57,7 @@ class Refused(FedstrataError):
 
     def __init__(self, kind: FaultKind, detail: str) -> None:
         self.kind = kind
-        self.detail = "".join(c if c.isprintable() else " " for c in detail[:LONGEST])  # a node may have written it
+        self.detail = printable(detail[:LONGEST])  # a node may have written it
         super().__init__(self.detail)
 
 

@@ -105,8 +105,15 @@ class ShowProgress(Callback):
             return
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        self._bar = Progress(*columns, TextColumn("{task.fields[last]}"), console=self.console, transient=True)
+        columns = (
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+        )
+        self._bar = Progress(
+            *columns, TextColumn("{task.fields[last]}", markup=False), console=self.console, transient=True
+        )
         self._task = self._bar.add_task(title, total=rounds, completed=done, last="")
         self._bar.start()
 

@@ -62,6 +62,7 @@ class Checkpoint:
     """What a run needs to resume: the last finished round, the server's vectors, counts, clients' rows.
 
     evaluations: a digest of each row that metrics.jsonl has up to this round; None if that is not known.
+    faults:      how many rows faults.jsonl has, and a digest of them; None if that is not known.
     """
 
     round: int
@@ -70,6 +71,7 @@ class Checkpoint:
     seconds: float
     rows: Iterable[dict[str, torch.Tensor]] = ()
     evaluations: Sequence[str] | None = None
+    faults: tuple[int, str] | None = None
 
 
 DURABLE_SECONDS = 30.0
@@ -122,6 +124,7 @@ class Checkpoints:
             "counts": checkpoint.counts,
             "seconds": checkpoint.seconds,
             "evaluations": checkpoint.evaluations,
+            "faults": checkpoint.faults,
             "durable": durable,
             "server": self._write(f"round-{checkpoint.round:08d}", checkpoint.state, durable),
             "clients": self._segments,
@@ -214,10 +217,12 @@ class Checkpoints:
         rows = (self._read(segment) for segment in manifest["clients"])
         evaluations = manifest.get("evaluations")
         evaluations = evaluations if isinstance(evaluations, list) else None
+        rows_of_faults, digest = manifest.get("faults") or (0, None)
+        faults = None if digest is None else (int(rows_of_faults), str(digest))
         wrong = next((name for name in ("round", "seconds") if not is_number(manifest[name])), None)
         if wrong is not None or not isinstance(manifest["counts"], dict) or not manifest["counts"]:
             raise Damaged(f"{path.name} has no valid {wrong or 'counts'}")
-        return Checkpoint(manifest["round"], state, manifest["counts"], manifest["seconds"], rows, evaluations)
+        return Checkpoint(manifest["round"], state, manifest["counts"], manifest["seconds"], rows, evaluations, faults)
 
     def _read(self, entry: dict[str, Any]) -> dict[str, torch.Tensor]:
         path = self.folder / entry["file"]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import warnings
 from collections.abc import Sequence
+from hashlib import blake2b
 from typing import Any
 
 from fedstrata.clients.clients import Clients
@@ -27,8 +29,10 @@ class Journal:
 
     history:  one row per evaluation, and ``digests`` the digest of each.
     left_out: how often each client was left out of an exchange.
+    cut:      how many rows after the last checkpoint a resumed run has dropped.
 
-    A checkpoint has a digest of each row before it: a row that was changed since is dropped when the run is resumed.
+    A checkpoint has a digest of each row before it, and one of all faults: a row that was changed since is dropped when
+    the run is resumed, and changed faults are reported.
     """
 
     def __init__(self, directory: RunDirectory | None, callbacks: Sequence[Callback], ranks: Ranks, kept: bool) -> None:
@@ -36,6 +40,8 @@ class Journal:
         self.history: list[Row] = []
         self.digests: list[str] = []
         self.left_out: dict[int, int] = {}
+        self.cut = 0
+        self._faults = (0, "")
 
     @property
     def last_checkpoint(self) -> str:
@@ -51,7 +57,7 @@ class Journal:
 
     # --- starting and resuming ----------------------------------------------------------------------------------
 
-    def open(self, config: dict[str, Any], resume: bool, rounds: int) -> Checkpoint | None:
+    def open(self, config: dict[str, Any], resume: bool, rounds: int, clients: int) -> Checkpoint | None:
         """Start a run directory, or prepare to resume the run in it; return its last checkpoint, if any, on every rank.
 
         The history after the checkpoint is dropped.
@@ -61,6 +67,7 @@ class Journal:
             self.directory.open(config, resume)
             saved = self._last_checkpoint(self.directory, rounds)
             self._drop_after(saved, self.directory)
+            self._read_faults(saved, self.directory, clients)
             self.directory.write_config(config)
         fields: Any = saved and {"round": saved.round, "counts": saved.counts, "seconds": saved.seconds}
         fields = self.ranks.from_first(fields and {**fields, "history": self.history})
@@ -82,17 +89,29 @@ class Journal:
     def _drop_after(self, saved: Checkpoint | None, directory: RunDirectory) -> None:
         """Drop the history after a checkpoint, or all of it without one; warn if rows are lost."""
         metrics = directory.metrics
-        if saved is None and any(row["round"] for row in metrics.keep()):
+        every = metrics.keep()
+        if saved is None and any(row["round"] for row in every):
             warnings.warn(f"No checkpoint in {directory.path} to resume from: starting at round 0.", stacklevel=CALLER)
         done = -1 if saved is None else saved.round
         written = None if saved is None else saved.evaluations
+        self.cut = sum(row["round"] > done for row in every)
         self.history = metrics.keep(done, written)
         self.digests = [digest_of_row(row) for row in self.history]
         lost = len(written or ()) - len(self.history)
         if lost > 0:
             what = f"{metrics.path} lacks {lost} of the {lost + len(self.history)} rows that were written"
             warnings.warn(f"{what} up to round {done}: resuming without them.", stacklevel=CALLER)
-        self._count_left_out(directory.faults.keep(done))
+
+    def _read_faults(self, saved: Checkpoint | None, directory: RunDirectory, clients: int) -> None:
+        """Count who was left out up to a checkpoint; warn if the rows are not those that were written."""
+        done = -1 if saved is None else saved.round
+        rows = directory.faults.keep(done)
+        self._faults = _chained((0, ""), rows)
+        if saved is not None and saved.faults is not None and saved.faults != self._faults:
+            was = f"{directory.faults.path} was changed: it has {len(rows)} rows up to round {done}"
+            what = f"{was}, but other ones, {saved.faults[0]}, were written. The summary counts those that it has."
+            warnings.warn(what, stacklevel=CALLER)
+        self._count_left_out([row for row in rows if 0 <= row["client"] < clients])
 
     # --- during the run -----------------------------------------------------------------------------------------
 
@@ -114,6 +133,7 @@ class Journal:
         names = clients.engine.side.data.client_names
         rows = [fault.row() | ({"name": names[fault.client]} if names else {}) for fault in faults]
         self._count_left_out(rows)
+        self._faults = _chained(self._faults, rows)
         if self.directory is not None:
             self.directory.faults.append(*rows)
         for callback in self.callbacks:
@@ -133,7 +153,7 @@ class Journal:
             for _ in rows:  # all ranks must iterate to the end
                 pass
         else:
-            checkpoint = dataclasses.replace(checkpoint, rows=rows, evaluations=self.digests)
+            checkpoint = dataclasses.replace(checkpoint, rows=rows, evaluations=self.digests, faults=self._faults)
             self.directory.checkpoints.save(checkpoint, complete)
         engine.saved(checkpoint.round)
 
@@ -157,3 +177,11 @@ class Journal:
             self.directory.write_bytes(SCORES, counts_as_bytes(run.risks.held_out))
         self.directory.write_summary(run.summary)
         plot({run.summary["algorithm"]: [run.history]}, self.directory.path / "plot.png")
+
+
+def _chained(before: tuple[int, str], rows: Sequence[Row]) -> tuple[int, str]:
+    """Return the number of all rows and a digest of them, given those of the rows ``before``."""
+    count, digest = before
+    for row in rows:
+        digest = blake2b(f"{digest}{json.dumps(row)}".encode(), digest_size=8).hexdigest()
+    return count + len(rows), digest

@@ -233,7 +233,7 @@ class Loop:
     def _diverged(self, what: str) -> Diverged:
         return Diverged(
             f"{self.algorithm.name} diverged in round {self.done}: {what}. Try a smaller learning rate."
-            f"{self.journal.last_checkpoint}",
+            f"{self.clients.engine.outlier}{self.journal.last_checkpoint}",
             self.journal.history,
         )
 
@@ -282,4 +282,6 @@ class Loop:
         if self.ranks.size < (of := ranks_here().size):
             how += f" on the first of {of} ranks (divide = {self.settings.divide})"
         compiled = ", compiled (the first round takes longer)" if self.settings.compile else ""
-        return f"{who}, {how}{compiled}"
+        rows = f" ({self.journal.cut} later row{'s' * (self.journal.cut > 1)} dropped)" if self.journal.cut else ""
+        resumed = f", resumed after round {self.done}{rows}" if self.done or rows else ""
+        return f"{who}, {how}{compiled}{resumed}"

@@ -98,6 +98,7 @@ def train(
                     {**config, "digest": {**config.get("digest", {}), **digest_of(problem, own)}},
                     resume,
                     settings.rounds,
+                    own.clients,
                 )
                 if saved is not None:
                     loop.restore(saved)

@@ -11,11 +11,14 @@ import numpy as np
 import torch
 
 from fedstrata.clients.faults import QuorumError
-from fedstrata.core.errors import FedstrataError, InputError, invalid
+from fedstrata.core.errors import FedstrataError, InputError, invalid, printable
 from fedstrata.core.version import __version__
 from fedstrata.data import intake
 from fedstrata.data.federated import Arrays, FederatedData, Part
+from fedstrata.experiments.build import plan_of
+from fedstrata.experiments.config import Config
 from fedstrata.federation import wire
+from fedstrata.federation.server.claims import FEW_ROWS, far_above
 from fedstrata.federation.server.inbox import read_description
 from fedstrata.federation.server.nodes import Nodes
 from fedstrata.federation.server.state import ServerState
@@ -27,22 +30,31 @@ FEW_CLASSES, MORE_CLASSES = 1000, 10
 """A node may report this many classes, or this many times as many as any other node; more is an error."""
 
 
-def data_of_nodes(nodes: Nodes, state: ServerState, server_data: Path | None, say: Say) -> FederatedData:
+def data_of_nodes(
+    nodes: Nodes, state: ServerState, server_data: Path | None, say: Say, config: Config
+) -> FederatedData:
     """Wait for the nodes, and return data of the same shape as theirs, for the server to build the problem from.
 
     server_data: a folder with the server's own ``test.npz`` and ``auxiliary.npz``; both may be missing.
     """
-    names = nodes.roster.names
+    names, plan = nodes.roster.names, plan_of(config)
     descriptions = _descriptions(nodes, state, say)
     shapes, dtypes = _common_form(descriptions, names)
     row: Arrays = tuple(
         torch.zeros(1, *shape, dtype=wire.DTYPES[dtype]) for shape, dtype in zip(shapes, dtypes, strict=True)
     )
-    sizes = [max(1, description["rows"]) for description in descriptions]
+    if config.train.weighting == "samples":
+        _check_rows([description["rows"] for description in descriptions], names, say)
+        sizes = [max(1, description["rows"]) for description in descriptions]
+    else:
+        sizes = [1] * len(names)
     offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
     rows = torch.zeros(1, dtype=torch.int64).expand(int(offsets[-1]))  # all rows are the same one
     test = None if server_data is None else _read(server_data / "test.npz", row)
     counts = [description["classes"] for description in descriptions]
+    for name, count in zip(names, counts, strict=True):
+        if plan is not None and count != plan.schema.target.size:
+            raise invalid(f"number of classes of {name}", count, f"{plan.schema.target.size}, as in the schema")
     classes = max(counts) if all(counts) else 0  # floats 0 and 1 are classes only if no node has other values
     if test is not None and classes:
         pooled = int(test[-1].max()) + 1
@@ -67,7 +79,7 @@ def _descriptions(nodes: Nodes, state: ServerState, say: Say) -> list[Descriptio
         reasons = "; ".join(f"{names[k]}: {error.detail}" for k, error in sorted(refused.items()))
         raise FedstrataError(f"Not every node could describe its data. {reasons}")
     for k, reply in sorted(replies.items()):
-        version = str(reply.header.get("version"))[:40]
+        version = printable(str(reply.header.get("version"))[:40])
         if version != __version__:
             say(f"{names[k]} runs fedstrata {version}, but the server runs fedstrata {__version__}")
     descriptions = [read_description(replies[k], name) for k, name in enumerate(names)]
@@ -98,13 +110,27 @@ def wait_for(nodes: Nodes, needed: int, say: Say) -> None:
 
 
 def _common_form(descriptions: list[Description], names: tuple[str, ...]) -> tuple[list[list[int]], list[str]]:
-    """Return the shapes and dtypes of a sample; raise if nodes differ."""
+    """Return the shapes and dtypes of a sample; raise if nodes differ, and name those that differ from most."""
     forms = [(description["shapes"], description["dtypes"]) for description in descriptions]
-    for name, (shapes, dtypes) in zip(names, forms, strict=True):
-        if (shapes, dtypes) != forms[0]:
-            wanted = f"like those of {names[0]}, {forms[0][0]} of {forms[0][1]}"
-            raise invalid(f"data of {name}", f"{shapes} of {dtypes}", wanted)
-    return forms[0]
+    usual = max(forms, key=forms.count)
+    agreed = 2 * forms.count(usual) > len(forms)
+    others = {name: f"{s} of {d}" for name, (s, d) in zip(names, forms, strict=True) if not agreed or (s, d) != usual}
+    if others:
+        wants = f"like those of most nodes, {usual[0]} of {usual[1]}" if agreed else "of one form"
+        raise invalid(f"data of {' and '.join(others)}", "; ".join(others.values()), wants)
+    return usual
+
+
+def _check_rows(rows: list[int], names: tuple[str, ...], say: Say) -> None:
+    """Raise if a node declares far more rows than the others; say which one has most of the weight in a mean."""
+    for k, most in far_above(dict(enumerate(rows)), FEW_ROWS).items():
+        raise InputError(
+            f"{names[k]} declares {rows[k]} rows, but no other node more than {most}: the mean would be its own. If "
+            "that is right, set weighting = 'uniform' in [train]."
+        )
+    for name, own in zip(names, rows, strict=True):
+        if len(rows) > 2 and 2 * own > sum(rows):
+            say(f"{name} declares {own} of {sum(rows)} rows, and has {100 * own / sum(rows):.0f} % of the weight")
 
 
 def _check_classes(counts: list[int], names: tuple[str, ...], pooled: int = 0) -> None:

@@ -16,6 +16,7 @@ from fedstrata.clients.engine import Answer, Engine, Request, as_lists
 from fedstrata.clients.faults import Fault, Faults
 from fedstrata.core.trees import tree_leaves, tree_map
 from fedstrata.federation import wire
+from fedstrata.federation.server.claims import check_counts
 from fedstrata.federation.server.inbox import CheckedAnswer, Layout, read_answer, usual_layout
 from fedstrata.federation.server.nodes import Nodes
 from fedstrata.federation.server.state import SavedLedger, ServerState
@@ -37,6 +38,7 @@ class Federated(Engine):
     def __init__(self, side: ClientSide, channel: Channel, policy: Faults, nodes: Nodes, state: ServerState) -> None:
         super().__init__(side, channel, policy)
         self.ledger = SavedLedger(state)
+        self._state = state
         self._nodes = nodes
         self._kept: dict[int, Version] = {}
         self._checkpoints: list[tuple[float, dict[int, Version]]] = []
@@ -50,7 +52,9 @@ class Federated(Engine):
         for client in [client for client, answer in checked.items() if answer.layout != usual]:
             del checked[client]
             refused[client] = Refused("shape", "sent an answer with a different shape from most nodes")
-        wrong = check_steps(request, checked, self.side.data.sizes, self.side.batch_size)
+        wrong = check_steps(request, checked, self.side.data.sizes, self.side.batch_size) | check_counts(
+            request, checked
+        )
         refused |= wrong
         checked = {client: answer for client, answer in checked.items() if client not in wrong}
         for client, error in refused.items():
@@ -135,10 +139,12 @@ class Federated(Engine):
         self._checkpoints.append((now, dict(self._kept)))
 
     def extra(self) -> dict[str, Any]:
-        """Return what a checkpoint must hold, including the version of each client's state."""
-        return {**super().extra(), "kept": {str(client): list(version) for client, version in self._kept.items()}}
+        """Return what a checkpoint must hold, including the version of each client's state, and whose state it is."""
+        kept = {str(client): list(version) for client, version in self._kept.items()}
+        return {**super().extra(), "kept": kept, "server_state": self._state.identity}
 
     def restore(self, extra: dict[str, Any]) -> None:
         """Resume from what :meth:`extra` returned."""
+        self._state.check(extra.get("server_state"), extra["releases"])
         super().restore(extra)
         self._kept = {int(client): (version[0], version[1]) for client, version in extra["kept"].items()}

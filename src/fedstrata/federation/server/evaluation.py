@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -13,9 +13,11 @@ from fedstrata.data.federated import FederatedData
 from fedstrata.experiments.config import Config
 from fedstrata.federation import wire
 from fedstrata.federation.experiment import plain_evaluation
-from fedstrata.federation.server.inbox import NodeMeasures, read_measures
+from fedstrata.federation.server.claims import FEW_ROWS, far_above
+from fedstrata.federation.server.inbox import NodeMeasures, Verified, read_measures
 from fedstrata.federation.server.nodes import Nodes
 from fedstrata.federation.server.state import ServerState
+from fedstrata.federation.wire import Refused
 from fedstrata.problems.problem import Problem
 from fedstrata.training.metrics.catalogue import PER_CLIENT, WITHIN
 from fedstrata.training.metrics.measures import Measures, over_clients
@@ -64,15 +66,30 @@ class FederatedEvaluation:
         learned = [] if data.fitted is None else [data.fitted.vector.tolist()]
         call = self._nodes.call("measure", classes=self._classes, learned=learned)
         replies, refused = self._nodes.ask_all(call, *wire.pack((x, y)))
+        told, wrong = self._read(replies)
+        refused |= wrong
         if refused:
             reasons = (f"{names[k]} ({error.detail})" for k, error in sorted(refused.items()))
             self._say(f"Not measured: {', '.join(reasons)}")
             counts = {names[k]: self._state.unmeasured.get(names[k], 0) + 1 for k in sorted(refused)}
             self._state.update(unmeasured=self._state.unmeasured | counts)
-        measured = [read_measures(replies[k]) if k in replies else NodeMeasures() for k in range(len(names))]
+        measured = [told.get(k, NodeMeasures()) for k in range(len(names))]
         if not any(each.measures for each in measured):
             self._say("Nothing was measured: no node that replied has test data. Set data.holdout, or add test data.")
         return measured
+
+    def _read(self, replies: Mapping[int, Verified]) -> tuple[dict[int, NodeMeasures], dict[int, Refused]]:
+        """Return what each node measured, and why the answers of others cannot be used."""
+        told: dict[int, NodeMeasures] = {}
+        refused: dict[int, Refused] = {}
+        for k, reply in replies.items():
+            try:
+                told[k] = read_measures(reply)
+            except Refused as error:
+                refused[k] = error
+        for k, most in far_above({k: each.rows for k, each in told.items()}, FEW_ROWS).items():
+            refused[k] = Refused("type", f"reported {told.pop(k).rows} test rows, but no other node more than {most}")
+        return told, refused
 
     def about(self, problem: Problem, data: FederatedData, x: torch.Tensor, y: torch.Tensor | None) -> dict[str, Any]:
         """Return which data the measures use, and the measures of each node at x (and y)."""

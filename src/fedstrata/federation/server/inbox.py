@@ -15,7 +15,7 @@ from fedstrata.clients.channel import Channel
 from fedstrata.clients.channel.channel import FlatAnswer
 from fedstrata.clients.channel.parcels import PARCELS
 from fedstrata.clients.faults import FaultKind
-from fedstrata.core.errors import InputError, is_number
+from fedstrata.core.errors import InputError, is_finite, is_number
 from fedstrata.core.trees import tree_flatten, tree_leaves
 from fedstrata.federation import keys, wire
 from fedstrata.federation.wire import Refused, Reply
@@ -28,7 +28,7 @@ MOST_CLASSES, MOST_ROWS, MOST_NUMBERS, MOST_ARRAYS = 1 << 16, 10**8, 1 << 28, 16
 """The largest numbers of classes, of samples, and of numbers and arrays in a sample that a node may report."""
 
 LARGEST_MEASURE = 1e30
-"""Measures with a larger absolute value are dropped."""
+"""A node may report no loss with a larger absolute value."""
 
 
 @dataclass(frozen=True)
@@ -215,16 +215,32 @@ class NodeMeasures(NamedTuple):
 
 
 def read_measures(reply: Verified) -> NodeMeasures:
-    """Return what a node measured; drop anything else it sent."""
+    """Return what a node measured; raise if it cannot be, and drop measures of other names."""
     rows, measures = reply.header.get("rows"), reply.header.get("measures")
-    if not _is_count(rows) or not rows or not isinstance(measures, dict):
+    if not _is_count(rows) or not isinstance(measures, dict):
+        raise Refused("type", "did not report its measures, and on how many rows")
+    told = {name: value for name, value in measures.items() if name in POOLED}
+    for name, value in told.items():
+        if not _is_possible(name, value):
+            shown = f"{value:g}" if is_finite(value) else "no finite number"
+            raise Refused("type", f"reported an impossible {name}: {shown}")
+    if not rows:
         return NodeMeasures()
-    numbers = {name: value for name, value in measures.items() if name in POOLED and is_number(value)}
-    numbers = {name: float(value) for name, value in numbers.items() if abs(value) <= LARGEST_MEASURE}
+    numbers = {name: float(value) for name, value in told.items()}
     pairs, ordered = reply.header.get("pairs"), reply.header.get("ordered")
-    if not isinstance(pairs, int) or not 0 < pairs <= rows * rows // 4 or not is_number(ordered):
+    if pairs is None:
         return NodeMeasures(rows, numbers)
-    return NodeMeasures(rows, numbers, pairs, float(ordered)) if 0 <= ordered <= pairs else NodeMeasures(rows, numbers)
+    if not _is_count(pairs) or pairs > rows * rows // 4 or not is_number(ordered) or not 0 <= ordered <= pairs:
+        raise Refused("type", "reported an impossible number of pairs")
+    if abs(numbers.get("auc", ordered / max(1, pairs)) * pairs - ordered) > 1:
+        raise Refused("type", "reported an AUC and pairs that contradict each other")
+    return NodeMeasures(rows, numbers, pairs, float(ordered))
+
+
+def _is_possible(name: str, value: Any) -> TypeGuard[float]:
+    """Whether a measure can have this value: accuracies and AUCs lie between 0 and 1."""
+    share = "loss" not in name
+    return is_number(value) and (0 <= value <= 1 if share else abs(value) <= LARGEST_MEASURE)
 
 
 def _is_count(value: Any) -> TypeGuard[int]:

@@ -8,13 +8,15 @@ import re
 import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-from fedstrata.clients.privacy import Ledger
+from fedstrata.clients.privacy import Ledger, exchanges_of
 from fedstrata.core.errors import InputError
 from fedstrata.core.files import write_atomically
 from fedstrata.federation.server.inbox import is_description
+from fedstrata.training.rundir import RunDirectory
 
 
 @dataclass
@@ -39,7 +41,9 @@ class ServerState:
         path = out.with_name(out.name + ".federation.json")
         if path.exists() and out.is_dir() and any(out.iterdir()):
             return ServerState(path, **_read(path))
-        if resume and (out / "config.toml").exists():
+        if not resume:
+            RunDirectory(out).refuse_if_used()
+        elif (out / "config.toml").exists():
             raise InputError(
                 f"The run in {out} cannot be resumed: {path}, which identifies its state on the nodes, is missing. "
                 "Restore it, or choose another directory for a new run."
@@ -48,6 +52,24 @@ class ServerState:
         path.parent.mkdir(parents=True, exist_ok=True)
         state.update()
         return state
+
+    @property
+    def identity(self) -> str:
+        """A digest of what never changes in a run, by which a checkpoint recognises the file."""
+        return blake2b(json.dumps([self.run, self.descriptions]).encode(), digest_size=16).hexdigest()
+
+    def check(self, identity: str | None, releases: Mapping[str, int]) -> None:
+        """Raise if this is not the state with which a checkpoint was written, or an older copy of it."""
+        if identity not in (None, self.identity):
+            why = "it is of another run"
+        elif exchanges_of(self.releases) < exchanges_of(releases):
+            why = "it is older, and lacks noisy exchanges that were made since"
+        else:
+            return
+        raise InputError(
+            f"{self.path}, which identifies the state of the run on the nodes, does not belong to the checkpoint: "
+            f"{why}. Restore it from a copy, or choose another directory for a new run."
+        )
 
     def update(self, **changes: Any) -> None:
         """Change some fields, and write the file."""
@@ -99,4 +121,4 @@ class SavedLedger(Ledger):
 
     def restore(self, releases: Mapping[str, int]) -> None:
         """Restore the saved releases, which may be more than those of the checkpoint."""
-        super().restore(self._state.releases or releases)
+        super().restore(self._state.releases)
