@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -14,11 +15,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from fedstrata.algorithms import ALGORITHMS
+from fedstrata.cli import printing
 from fedstrata.cli.app import COMMANDS as EVERY_COMMAND
 from fedstrata.cli.app import command_of
 from fedstrata.cli.demo import DEMO
+from fedstrata.cli.printing import print_table
 from fedstrata.core.schedules import StepDecay
 from fedstrata.experiments import config_methods
 from fedstrata.experiments.build import Experiment
@@ -639,6 +643,15 @@ def test_resuming_with_another_schedule_is_refused_and_names_both(fedstrata, tmp
     assert code == 2
     told = " ".join(err.split())
     assert "algorithm.eta was {'schedule': 'step', 'value': 0.2" in told and "and is now 0.3" in told
+
+
+def test_a_long_label_is_wrapped_and_not_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = io.StringIO()
+    monkeypatch.setattr(printing, "OUT", Console(width=60, file=text))
+    label = "[red]a_label_of_one_long_word[/red]"
+    print_table([{"variant": label, **{f"measure {i}": "0.123 ± 0.045" for i in range(4)}}], "digits")
+    printed = [line.split("│")[1].strip() for line in text.getvalue().splitlines() if line.startswith("│")]
+    assert "".join(printed) == label
 
 
 def test_only_run_can_be_divided_over_processes(fedstrata, monkeypatch) -> None:

@@ -701,3 +701,7 @@ def test_the_measured_data_are_stated_once_and_by_label_if_they_differ() -> None
     said = measured_in_all({"a": [here], "b": [inside], "c": [inside]})
     assert said == "Measured on the pooled test data. b, c: the model is the one at x."
     assert measured_in_all({"a": [], "b": [{}]}).startswith("b: measured by your own")
+    few, fewer = ({"measured_on": {**here["measured_on"], "auc": f"{n} of 4 sites measured"}} for n in (3, 2))
+    said = measured_in_all({"a": [few, fewer, few, here]})
+    several = "3 of 4 sites measured or 2 of 4 sites measured or all sites measured, depending on the seed"
+    assert said == f"Measured on the pooled test data. A site's own AUC: {several}."

@@ -18,7 +18,7 @@ from fedstrata.experiments.comparison import Comparison
 from fedstrata.experiments.influence import marks_of
 from fedstrata.experiments.judge import difference, p_in_words
 from fedstrata.experiments.methods import Outcome
-from fedstrata.experiments.tables import number
+from fedstrata.experiments.tables import mean_and_spread, number
 from fedstrata.training.plots.ranking import Ranked
 
 HOW: dict[str, Any] = {"rounds": 3, "batch_size": 8, "eval_every": 1, "threads": 1}
@@ -84,6 +84,16 @@ def test_a_comparison_without_test_data_says_so() -> None:
     words = fs.compare(methods, data, seeds=3, **HOW).conditions
     assert "on the training data" in words and "test rows" not in words and "There are no test data" in words
     assert "training" not in fs.compare(METHODS, sites, seeds=2, **HOW).conditions
+
+
+def test_without_any_verdict_no_intervals_are_claimed() -> None:
+    result = comparison(a=[0.7, 0.72], b=[0.9, None])
+    assert result.verdicts == ["b has no AUC in 1 of 2 seeds: no verdict."]
+    assert result.conditions == "No verdicts: the measure is AUC."
+    lost = Comparison("method", {k: [Outcome(k, 0, [], None, {}, "it diverged")] for k in "ab"}, "a", "auc")
+    assert [mean_and_spread(row, lost.columns()) for row in lost.rows] == [
+        {"method": k, "auc": "diverged in 1 of 1"} for k in "ab"
+    ]
 
 
 def test_words_name_measures_as_readers_do() -> None:

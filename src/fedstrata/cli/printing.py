@@ -41,7 +41,8 @@ def print_table(rows: Sequence[Row], title: str) -> None:
     table = Table(title=escape(title), title_justify="left")
     columns = list(dict.fromkeys(k for r in rows for k in r))
     for column in columns:
-        table.add_column(column, justify="left" if column in ("algorithm", "variant") else "right")
+        label = column in ("algorithm", "variant")
+        table.add_column(column, justify="left" if label else "right", overflow="fold" if label else "ellipsis")
     for row in rows:
         table.add_row(*(escape(str(row.get(c, ""))) for c in columns))
     OUT.print(table)

@@ -133,6 +133,8 @@ class Comparison:
             text = f"A single method: nothing is compared. The measure is {what}{where}."
         elif self.seeds == 1:
             text = f"Gains in {what}{where} of a single seed: no intervals, and no verdicts."
+        elif not judged:
+            text = f"No verdicts: the measure is {what}{where}."
         else:
             text = f"Gains in {what}{where} with 95 % intervals over {self.seeds} seeds{rows}{correction}."
         if self.on_training_data:

@@ -24,27 +24,40 @@ Cell = str | float | None
 
 
 def measured(summary: Row) -> str:
-    """Say in a sentence which data a run was measured on."""
+    """Say which data a run was measured on."""
+    return " ".join(_measured([summary]))
+
+
+def _measured(summaries: Sequence[Row]) -> list[str]:
+    """Say which data the runs of a method were measured on, one sentence for each fact; some depend on the seed."""
+    facts = [_facts(summary) for summary in summaries]
+    sentences = []
+    for start in dict.fromkeys(start for each in facts for start in each):
+        different = list(dict.fromkeys(each.get(start, "all sites measured") for each in facts))
+        sentences.append(f"{start} {' or '.join(different)}{', depending on the seed' * (len(different) > 1)}.")
+    return sentences
+
+
+def _facts(summary: Row) -> dict[str, str]:
+    """Return what is said of the data that a run was measured on, by the beginning of the sentence."""
     data_of = summary.get("measured_on")
     if not data_of:
-        return "Measured by your own evaluation function."
+        return {"Measured": "by your own evaluation function"}
     parts = {"on the pooled": data_of["pooled"], "per client on its": data_of["clients"]}
     phrases = "; ".join(f"{how} {data}" for how, data in parts.items() if data != "nothing")
-    adapted = f" The model is {data_of['model']}." if "model" in data_of else ""
-    own = f" A site's own AUC: {data_of['auc']}." if "auc" in data_of else ""
-    own += f" A site's own accuracy: {data_of['accuracy']}." if "accuracy" in data_of else ""
-    return f"Measured {phrases or 'on nothing'}.{own}{adapted}"
+    return {"Measured": phrases or "on nothing"} | {_MORE[name]: data_of[name] for name in _MORE if name in data_of}
+
+
+_MORE = {"auc": "A site's own AUC:", "accuracy": "A site's own accuracy:", "model": "The model is"}
+"""How the sentences begin on which clients are measured, and with which model; they are left out if it is usual."""
 
 
 def measured_in_all(summaries: Mapping[str, Sequence[Row]]) -> str:
     """Say which data the runs of a comparison were measured on; a sentence about some of them names their labels."""
-    labels: dict[str, dict[str, None]] = {}
+    labels: dict[str, list[str]] = {}
     for label, group in summaries.items():
-        for summary in group:
-            data, _, model = measured(summary).partition(" The model is ")
-            labels.setdefault(data, {})[label] = None
-            if model:
-                labels.setdefault(f"The model is {model}", {})[label] = None
+        for sentence in _measured(group):
+            labels.setdefault(sentence, []).append(label)
     return " ".join(
         sentence if len(own) == len(summaries) else f"{', '.join(own)}: {sentence[0].lower()}{sentence[1:]}"
         for sentence, own in labels.items()
@@ -85,7 +98,7 @@ def mean_and_spread(row: Row, measures: Sequence[str] | None = None) -> Row:
     kind = next(iter(row))
     cells: Row = {kind: row[kind]}
     if row["diverged"]:
-        first = next((m for m in measures or IN_TABLES if m in row["values"]), "loss")
+        first = next((m for m in measures or IN_TABLES if m in row["values"]), next(iter(measures or ("loss",))))
         return cells | {measure(first).heading: diverged_in(row)}
     for key in measures or IN_TABLES:
         if key in row["values"]:

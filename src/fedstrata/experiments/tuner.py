@@ -202,7 +202,8 @@ class Tuner:
             added = self._add(label, points, "extension")
             stage += added
             self.notes.append(
-                f"{label}: {len(added)} more trials beyond the edge of {listed(list(sides))}, where the best one was."
+                f"{label}: {len(added)} more trial{'s' * (len(added) != 1)} beyond the edge of {listed(list(sides))}, "
+                "where the best one was."
             )
             self.say(f"{label}: the best {listed(list(sides))} is at an edge of its range; searching beyond it")
         self._run(stage)
