@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import secrets
 import tomllib
 from collections.abc import Callable
@@ -16,6 +15,7 @@ import pytest
 import torch
 
 import fedstrata as fs
+from broken_tables import BROKEN, SCHEMA, frames
 from federation.stand_in import Change, Sent, Site, Tables, headed, made, site, site_of_files
 from fedstrata.data.tables import describing
 from fedstrata.data.tables.checking import read_checked
@@ -34,36 +34,7 @@ from fedstrata.federation.wire import Reply
 pandas = pytest.importorskip("pandas")
 pytest.importorskip("pyarrow")
 
-COLUMNS = [
-    {"name": "age", "kind": "numeric", "range": [0.0, 120.0], "step": 1.0},
-    {"name": "pressure", "kind": "numeric", "missing": "mean"},
-    {"name": "sex", "kind": "flag", "categories": ["f", "m"]},
-    {"name": "region", "kind": "category", "categories": ["a", "b", "c"]},
-    {"name": "seen", "kind": "date", "missing": "mean"},
-    {"name": "rare", "kind": "numeric", "missing": "mean", "optional": True},
-]
-SCHEMA = {"version": 1, "target": {"name": "died"}, "columns": COLUMNS}
 SIZES = (90, 60, 45, 8)
-
-
-def frames(sizes: tuple[int, ...] = SIZES) -> dict[str, pandas.DataFrame]:
-    rng, made = np.random.default_rng(0), {}
-    for k, n in enumerate(sizes):
-        frame = pandas.DataFrame(
-            {
-                "age": rng.integers(30, 90, n).astype(float),
-                "pressure": rng.normal(120 + 5 * k, 10, n).round(3),
-                "sex": rng.choice(["f", "m"], n),
-                "region": rng.choice(["a", "b", "c"], n, p=(0.6, 0.33, 0.07)),
-                "seen": (pandas.Timestamp("2020-01-01") + pandas.to_timedelta(rng.integers(0, 900, n), "D")).date,
-                "rare": np.where(rng.random(n) < 0.08, rng.normal(size=n).round(4), np.nan),
-            }
-        )
-        for name in ("age", "pressure", "sex", "region"):
-            frame.loc[rng.random(n) < (0.05 if name == "age" else 0.2), name] = None
-        frame["died"] = rng.integers(0, 10, n) == 0
-        made[f"site{k}"] = frame
-    return made
 
 
 def config_of(pattern: Path | str, *over: Tables) -> Any:
@@ -85,7 +56,7 @@ def written(folder: Path, tables: dict[str, pandas.DataFrame]) -> list[Path]:
 
 
 def nodes_of(folder: Path, tables: dict[str, pandas.DataFrame] | None = None, **settings: str) -> Site:
-    files = written(folder / "sites", frames() if tables is None else tables)
+    files = written(folder / "sites", frames(SIZES) if tables is None else tables)
     return site_of_files(folder / "federation", config_of(folder / "sites" / "*.csv"), files, **settings)
 
 
@@ -151,7 +122,7 @@ def test_each_node_hides_what_describe_hides_of_its_file_alone(tmp_path: Path) -
 
 
 def test_together_are_sums_of_what_is_told(tmp_path: Path) -> None:
-    tables = frames()
+    tables = frames(SIZES)
     nodes = nodes_of(tmp_path, tables)
     d = described(nodes)
     assert d.left_out == 1 and d.together.rows == 195 and d.sites[3].rows is None
@@ -173,7 +144,7 @@ def test_together_are_sums_of_what_is_told(tmp_path: Path) -> None:
 
 
 def test_raw_values_in_a_folder_are_described_too(tmp_path: Path) -> None:
-    files = written(tmp_path / "sites", frames())
+    files = written(tmp_path / "sites", frames(SIZES))
     config = config_of(tmp_path / "sites" / "*.csv", {"data": {"holdout": 0.3}})
     nodes = site(tmp_path / "federation", config)
     by_file = site_of_files(tmp_path / "files", config, files)
@@ -190,7 +161,7 @@ def numbers_in(value: Any) -> list[float]:
 
 
 def test_no_message_tells_of_a_row_or_a_small_group(tmp_path: Path) -> None:
-    tables = frames()
+    tables = frames(SIZES)
     nodes = nodes_of(tmp_path, tables)
     told_by(nodes)
     assert [sent.header["kind"] for sent in nodes.sent] == ["spans"] * 4 + ["summary"] * 4
@@ -229,48 +200,23 @@ def test_a_node_tells_nothing_below_its_own_minimum(tmp_path: Path, call: str) -
 
 # --- tables that do not fit ------------------------------------------------------------------------------------------
 
-BROKEN: dict[str, tuple[Callable[[str], str | bytes], str]] = {
-    "missing column": (lambda t: t.replace("pressure", "presure"), "column 'pressure': missing from the file. Add it"),
-    "extra column": (lambda t: t.replace("\n", ",9\n").replace("died,9", "died,ward", 1), "column 'ward': not in the"),
-    "text": (lambda t: re.sub(r"\n[^,]*,", "\nsecret,", t, count=1), "column 'age': not a number. Correct the cells"),
-    "category": (lambda t: re.sub(",[fm],", ",secret,", t, count=1), "column 'sex': unknown category. Correct"),
-    "empty": (lambda t: "", "it is empty. Export it again"),
-    "header only": (lambda t: t.splitlines()[0] + "\n", "site1: no rows. Export it again"),
-    "delimiter": (lambda t: t.replace(",", "#"), "its first line has a single cell. Say which character"),
-    "encoding": (lambda t: t.replace(",f,", ",f\xe9,").encode("latin-1"), "is not UTF-8 text"),
-    "duplicate": (lambda t: t.replace("sex", "age", 1), "columns 1 and 3 of its header have the same name. Rename"),
-    "all missing": (lambda t: re.sub(r"\n[^,]*,", "\n,", t), "column 'age': all its cells are missing. Set optional"),
-    "no target": (lambda t: t.replace("died", "dyed", 1), "column 'died': the target is missing from the file. Add"),
-    "target": (lambda t: re.sub(",(True|False)\n", ",secret\n", t, count=1), "'died': not a class of the target"),
-    "unit": (
-        lambda t: re.sub(r"\n(\d+)\.0,", lambda m: f"\n{365 * int(m[1])},", t),
-        "column 'age': most of the values are outside 0 to 120: is it another unit? Convert the column",
-    ),
-    "rows": (lambda t: t.replace("\n", "\n1,", 3), "more or fewer cells than the 7 columns"),
-    "no header": (lambda t: t.partition("\n")[2], "none of the columns of the schema. If the first line is a row"),
-    "quote": (lambda t: re.sub(r"\n[^,]*,", '\n"secret,', t, count=1), "a quote in line 2 is never closed. Close it"),
-    "long cell": (lambda t: t + "1," + "9" * (1 << 21), "has more than a million bytes"),
-}  # fmt: skip
-
 
 @pytest.mark.parametrize("case", BROKEN)
 def test_a_table_that_does_not_fit(tmp_path: Path, case: str) -> None:
     nodes = nodes_of(tmp_path, frames((60, 60)))
-    change, words = BROKEN[case]
-    content = change(nodes.files[1].read_text())
-    nodes.files[1].write_bytes(content if isinstance(content, bytes) else content.encode())
+    broken, file = BROKEN[case], nodes.files[1]
+    file.write_bytes(broken.bytes_of(file.read_text()))
+    before = sorted(tmp_path.rglob("*"))
     with pytest.raises(fs.InputError, match=r"Not every node described its table\.\n- site1 failed: ") as e:
         told_by(nodes)
-    assert words in str(e.value) and "site0" not in str(e.value) and e.value.exit_code == 2
+    assert broken.is_said_in(str(e.value), "site1") and "site0" not in str(e.value) and e.value.exit_code == 2
     with pytest.raises(fs.FedstrataError) as trained:
         nodes.serve(tmp_path / "run")
-    assert words in str(trained.value) and "site1" in str(trained.value)
-    assert not (tmp_path / "run").exists()
-    assert not (tmp_path / "federation" / "nodes" / "site1" / "state").exists()
+    assert broken.is_said_in(str(trained.value), "site1")
+    assert sorted(tmp_path.rglob("*")) == before
     for reply in nodes.replies:
-        assert "secret" not in reply.text and not any(
-            f"{v:.3f}" in reply.text for v in frames((60, 60))["site1"].pressure
-        )
+        cells = [f"{v:.3f}" for v in frames((60, 60))["site1"].pressure]
+        assert "secret" not in reply.text and not any(cell in reply.text for cell in cells)
 
 
 def test_a_column_that_only_other_nodes_have(tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ def predict(
     predictor = Predictor.load(run)
     check_new(out, FORMATS)
     names = [name.strip() for name in keep.split(",")] if keep else []
-    totals = write_scores(predictor.rows(table, names), out, None if quiet else say)
+    totals = write_scores(predictor.rows(table, names), table, out, None if quiet else say)
     echo(f"{totals['rows']:,} rows scored. Written to {out}.")
     if predictor.calibration is None:
         echo("The scores rank patients; they are not probabilities, since nobody has calibrated them.")
@@ -58,8 +58,11 @@ def predict(
         echo(f"{totals['out_of_range']:,} numbers are outside their range.")
 
 
-def write_scores(chunks: Iterator[dict[str, Any]], out: Path, tell: Any = None) -> dict[str, int]:
-    """Write the columns of a prediction to a file, chunk by chunk; an interrupted one leaves nothing behind."""
+def write_scores(chunks: Iterator[dict[str, Any]], table: Path, out: Path, tell: Any = None) -> dict[str, int]:
+    """Write the columns of a prediction to a file, chunk by chunk; an interrupted one leaves nothing behind.
+
+    table: the file with the rows.
+    """
     import pyarrow as pa
 
     temporary = out.with_name(f".{out.name}.{os.getpid()}.tmp")
@@ -76,7 +79,7 @@ def write_scores(chunks: Iterator[dict[str, Any]], out: Path, tell: Any = None) 
             if tell is not None and totals["rows"] % 1_000_000 < columns.num_rows and totals["rows"] >= 1_000_000:
                 tell(f"{totals['rows']:,} rows")
         if writer is None:
-            raise InputError("The table has no rows. Nothing was written.")
+            raise InputError(f"The table {table} has no rows. Export it again. Nothing was written.")
         writer.close()
         temporary.replace(out)
     finally:

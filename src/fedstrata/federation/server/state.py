@@ -48,10 +48,7 @@ class ServerState:
                 f"The run in {out} cannot be resumed: {path}, which identifies its state on the nodes, is missing. "
                 "Restore it, or choose another directory for a new run."
             )
-        state = ServerState(path, secrets.token_hex(16))
-        path.parent.mkdir(parents=True, exist_ok=True)
-        state.update()
-        return state
+        return ServerState(path, secrets.token_hex(16))  # written once all nodes have described their data
 
     @property
     def identity(self) -> str:
@@ -76,6 +73,7 @@ class ServerState:
         for name, value in changes.items():
             setattr(self, name, value)
         table = {name: value for name, value in dataclasses.asdict(self).items() if name != "path"}
+        self.path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(self.path, json.dumps(table).encode())
 
 
