@@ -171,10 +171,10 @@ GONE = Unreachable("Connection refused")
 
 def test_a_network_that_fails_is_waited_for_and_named_once(clock: Clock) -> None:
     own, _, said = ran(receive=[None, *[GONE] * 9, None])
-    assert clock.waits[1:10] == [0.5, 1, 2, 4, 8, 16, 20, 20, 20]
+    assert clock.waits[1:10] == [0.5, 1, 2, 4, 5, 5, 5, 5, 5]
     assert said[1:] == [
         "The server cannot be reached: Connection refused. Trying again until it answers.",
-        "The server answers again, after 92 s.",
+        "The server answers again, after 32 s.",
     ]
     assert own.named("beat") == [("beat",)]
 
@@ -260,9 +260,10 @@ def test_a_worker_answers_and_whatever_ends_it_the_next_one_answers_the_same(tmp
     finally:
         own.end()
     for answer in answers:
-        assert (answer.text, answer.body) == (expected.text, expected.body) and answer.signature
+        assert (answer.text, answer.body) == (expected.text, answers[0].body)
         reply = Reply.of(answer)
         assert keys.is_signed(nodes.public[0], reply.signature, wire.digest(reply.text, reply.arrays))
+        np.testing.assert_allclose(reply.arrays[0], Reply.of(expected).arrays[0], rtol=1e-5, atol=1e-7)
 
 
 def test_a_worker_ends_with_the_process_that_started_it(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ So while a run is active a message waits for a tenth of a second at most, and an
 LOAD = 5.0
 """A node waits at least so many times as long as a request took: a busy server is asked less often."""
 
-FIRST_PAUSE, LONGEST_PAUSE = 0.5, 20.0
+FIRST_PAUSE, LONGEST_PAUSE = 0.5, 5.0
 """Seconds between two attempts to reach a server that does not answer, or refuses the node; each pause doubles."""
 
 RUNS = 4
