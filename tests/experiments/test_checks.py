@@ -384,7 +384,10 @@ def test_early_stopping_shows_the_model_that_is_kept(fedstrata: Any, tmp_path: P
     assert f"The model is that of round {summary['best_round']}." in printed
 
 
-def test_data_in_one_place_send_nothing_and_have_no_clients(tmp_path: Path, no_pictures: None) -> None:
+def test_data_in_one_place_send_nothing_and_are_measured_at_each_site(tmp_path: Path, no_pictures: None) -> None:
     fs.compare(METHODS, sites, seeds=1, baselines="pooled", out=tmp_path / "o", **HOW)
     summary = json.loads((tmp_path / "o" / "pooled-seed0" / "summary.json").read_text())
-    assert summary["bytes_up"] == summary["bytes_down"] == 0 and "auc_worst" not in summary
+    assert summary["bytes_up"] == summary["bytes_down"] == 0 and summary["clients"] == 1
+    other = json.loads(next((tmp_path / "o").glob("*-seed0/summary.json")).read_text())
+    assert summary["measured_on"] == other["measured_on"]
+    assert summary["per_client"]["pairs"] == other["per_client"]["pairs"] and "auc_within" in summary

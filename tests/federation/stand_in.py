@@ -1,6 +1,6 @@
 """A federation without a network: messages become Flower's records and go to nodes in this process.
 
-Everything that ``fedstrata.federation.app`` does with a message is done here too; only the network is missing.
+Everything that a node's worker does with a message is done here too; only the network and the processes are missing.
 """
 
 from __future__ import annotations
@@ -11,23 +11,27 @@ import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 from flwr.app import Metadata
 from flwr.app.message import make_message
 from flwr.supercore.date import now
+from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
+from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 
 import fedstrata as fs
 from fedstrata.experiments.build import Experiment
 from fedstrata.experiments.config import Config, parse
 from fedstrata.experiments.overlay import merge
-from fedstrata.federation import app, keys, wire
+from fedstrata.federation import keys, wire
 from fedstrata.federation.app import serve
 from fedstrata.federation.deploy import write_app, write_node_data
+from fedstrata.federation.node.answer import Answers
+from fedstrata.federation.packet import Packet
+from fedstrata.federation.records import MOST_BYTES, from_records, to_records
 from fedstrata.federation.server.nodes import Roster
-from fedstrata.federation.transport import FLOWER, from_records, to_records
+from fedstrata.federation.transport import FLOWER
 from fedstrata.federation.wire import Reply
 from fedstrata.training.callbacks import Callback
 
@@ -111,6 +115,7 @@ class Site:
     sent: list[Sent] = field(default_factory=list)
     replies: list[Reply] = field(default_factory=list)
     waiting: dict[str, Reply | None] = field(default_factory=dict)
+    workers: dict[int, Answers] = field(default_factory=dict)
 
     def here(self, node: int) -> dict[str, str]:
         """The configuration of a node."""
@@ -120,7 +125,7 @@ class Site:
 
     def again(self, **changes: Any) -> Site:
         """The same nodes after a restart, with only what is on their disks."""
-        return dataclasses.replace(self, sent=[], replies=[], waiting={}, **changes)
+        return dataclasses.replace(self, sent=[], replies=[], waiting={}, workers={}, **changes)
 
     # --- the transport ---
 
@@ -136,7 +141,7 @@ class Site:
         self.waiting[message_id] = reply if self.change is None else self.change(self, sent, reply)
         return message_id
 
-    def fetch(self, message_id: str, node: int) -> Reply | None:
+    def fetch(self, message_id: str, node: int, limit: int) -> Reply | None:
         if self.scrambled and message_id != next(reversed(self.waiting)):
             return None
         return self.waiting.pop(message_id) if self.waiting[message_id] is not None else None
@@ -144,12 +149,12 @@ class Site:
     # --- a node ---
 
     def answered(self, sent: Sent) -> Reply:
-        """The node's answer, as Flower would deliver it."""
-        about = Metadata(1, "a message", FLOWER, 100 + sent.node, "", "0", now().timestamp(), 100.0, "query")
-        message = make_message(metadata=about, content=to_records(Reply(sent.text, b"", tuple(sent.arrays))))
-        context = SimpleNamespace(node_config=self.here(sent.node), run_config={"experiment": self.experiment})
+        """The node's answer, as Flower would deliver it; a node keeps its worker from message to message."""
+        packet = through_flower(Reply(sent.text, b"", tuple(sent.arrays)).packet(), sent.node)
+        if sent.node not in self.workers:
+            self.workers[sent.node] = Answers(self.here(sent.node))
         try:
-            return from_records(app.query(message, context).content)
+            return Reply.of(through_flower(self.workers[sent.node].answer(packet, self.experiment), sent.node))
         except Exception as error:
             return Reply(error=f"failed ({type(error)}:<'{error}'>)")
 
@@ -190,6 +195,15 @@ class Site:
         """The clients that were left out, according to the run directory."""
         file = (self.folder / "run" if out is None else out) / "faults.jsonl"
         return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+
+def through_flower(packet: Packet, node: int) -> Packet:
+    """A packet as it arrives after it was a message of Flower's."""
+    about = Metadata(1, "a message", FLOWER, 100 + node, "", "0", now().timestamp(), 100.0, "query")
+    message = make_message(metadata=about, content=to_records(packet))
+    parts = {name: part.deflate() for name, part in get_all_nested_objects(message).items()}
+    arrived: Any = inflate_object_from_contents(message.object_id, parts)
+    return from_records(arrived.content, MOST_BYTES)
 
 
 def headed(reply: Reply, **changes: Any) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import json
 import os
 import stat
 import subprocess
+import sys
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
@@ -396,22 +397,37 @@ def test_a_certificate_is_renewed_for_the_same_names(fedstrata, experiment: Path
     assert (server / "ca.crt").read_bytes() == before["ca.crt"]
 
 
+NODE_FILES = {"data": "data.npz", "key": "node.key", "state": "state"}
+
+
 @pytest.fixture
 def node_file(tmp_path: Path) -> Path:
     keys.make_key(tmp_path / "node.key")
     np.savez(tmp_path / "data.npz", inputs=np.zeros((2, 3)), targets=np.zeros(2))
-    settings = {"data": tmp_path / "data.npz", "key": tmp_path / "node.key", "state": tmp_path / "state"}
     file = tmp_path / "node.toml"
-    file.write_text("".join(f"{k} = {json.dumps(str(v))}\n" for k, v in settings.items()))
+    file.write_text("".join(f"{k} = {json.dumps(str(tmp_path / v))}\n" for k, v in NODE_FILES.items()))
     return file
 
 
-def test_node_starts_a_supernode_that_listens_on_loopback(
+def test_node_starts_a_node_with_its_settings(
     fedstrata, node_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started: list[list[str]] = []
     monkeypatch.setattr(os, "execv", lambda path, words: started.append([str(path), *words[1:]]))
-    words = ["--server", "fl.example.org:9443", "--ca", tmp_path / "ca.crt"]
+    code, _, said = fedstrata("federate", "node", node_file, "--server", "fl.example.org:9443", "--ca", "ca.crt")
+    assert code == 0, said
+    (command,) = started
+    assert command[:-1] == [sys.executable, "-m", "fedstrata.federation.node", "fl.example.org:9443", "ca.crt"]
+    settings = json.loads(command[-1])
+    assert settings == {name: str(tmp_path / file) for name, file in NODE_FILES.items()}
+
+
+def test_stock_starts_a_supernode_that_listens_on_loopback(
+    fedstrata, node_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[list[str]] = []
+    monkeypatch.setattr(os, "execv", lambda path, words: started.append([str(path), *words[1:]]))
+    words = ["--server", "fl.example.org:9443", "--ca", tmp_path / "ca.crt", "--stock"]
     code, _, said = fedstrata("federate", "node", node_file, *words)
     assert code == 0, said
     (command,) = started

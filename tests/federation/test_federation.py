@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -27,7 +27,7 @@ from fedstrata.experiments.config import Config
 from fedstrata.federation import keys
 from fedstrata.federation.local import run_locally
 from fedstrata.federation.processes import free_ports
-from fedstrata.federation.superlink import Federation, node_command
+from fedstrata.federation.superlink import Federation, node_command, stock_node_command
 from support import without_seconds
 
 USED = ("steps", "samples", "bytes_up", "bytes_down")
@@ -126,11 +126,11 @@ def written(config: Config, path: Path) -> Path:
     return path
 
 
-def assert_parity(out: Path, config: Config) -> None:
+def assert_parity(out: Path, config: Config, used: Sequence[str] = USED) -> None:
     """Check that a run directory has the results of simulated clients."""
     expected = simulated(config)
     summary = json.loads((out / "summary.json").read_text())
-    assert {k: summary[k] for k in USED} == {k: expected.history[-1][k] for k in USED}
+    assert {k: summary[k] for k in used} == {k: expected.history[-1][k] for k in used}
     assert summary["left_out"] == {}
     assert expected.problem.flat is not None
     model = expected.problem.flat.state_dict(expected.x[: expected.problem.flat.size])
@@ -153,7 +153,8 @@ def test_a_federation_of_two_nodes_does_what_simulated_clients_do_on_loopback_an
     assert json.loads(done.stdout)["status"] == "finished"
     assert_parity(out, config)
     started = " ".join(watch.seen.values())
-    assert all(word in started for word in ("flower-superlink", "flower-supernode", "flwr-serverapp", "flwr-clientapp"))
+    assert all(word in started for word in ("flower-superlink", "federation.node ", "node.worker", "flwr-serverapp"))
+    assert "flwr-clientapp" not in started and "flower-supernode" not in started
     daemons = [c for c in watch.seen.values() if "bin/flower-super" in c and "superexec" not in c]
     assert daemons and not any("--insecure" in c for c in daemons)
     assert watch.addresses == {LOOPBACK}
@@ -181,10 +182,12 @@ KINDS: dict[str, tuple[Tables, Tables]] = {
 Hook = Callable[[Federation], None]
 
 
-def federate(config: Config, folder: Path, hook: Hook | None = None, name: str = "run") -> Row:
+def federate(
+    config: Config, folder: Path, hook: Hook | None = None, name: str = "run", stock: bool = False, resume: bool = False
+) -> Row:
     """Run a federation of as many nodes as there are clients."""
-    clients = config.data.clients
-    return run_locally(config, clients, folder / f"{name}.federation", folder / name, False, [], print, hook=hook)
+    own, out = folder / f"{name}.federation", folder / name
+    return run_locally(config, config.data.clients, own, out, resume, [], print, hook=hook, stock=stock)
 
 
 def lines(file: Path) -> list[Row]:
@@ -202,8 +205,42 @@ def test_a_federation_does_what_simulated_clients_do(name: str, folder: Path) ->
 
 
 @pytest.mark.flower
+def test_a_federation_of_stock_supernodes_does_the_same(folder: Path) -> None:
+    config = made(DIGITS, TWO, SCAFFOLD)
+    with Watch(folder) as watch:
+        federate(config, folder, stock=True)
+    started = " ".join(watch.seen.values())
+    assert "flower-supernode" in started and "flwr-clientapp" in started and "federation.node" not in started
+    assert_parity(folder / "run", config)
+    assert left(folder) == {}
+
+
+@pytest.mark.flower
+def test_a_run_continues_while_the_worker_of_a_node_is_killed_again_and_again(folder: Path) -> None:
+    out, killed = folder / "run", set()
+    config = made(
+        DIGITS, TWO, SCAFFOLD, {"train": {"rounds": 20, "eval_every": 1}, "faults": {"quorum": 2, "retries": 9}}
+    )
+
+    def hook(federation: Federation) -> None:
+        if len(lines(out / "metrics.jsonl")) < 2 or len(killed) == 3:
+            return
+        number = federation.running["node1"].pid
+        for worker in Path(f"/proc/{number}/task/{number}/children").read_text().split():
+            if worker not in killed:
+                os.kill(int(worker), signal.SIGKILL)
+                killed.add(worker)
+
+    federate(config, folder, hook)
+    assert len(killed) == 3
+    assert {fault["left_out"] for fault in lines(out / "faults.jsonl")} <= {False}
+    assert_parity(out, config, used=("steps", "samples"))  # some were asked twice
+    assert left(folder) == {}
+
+
+@pytest.mark.flower
 def test_a_run_continues_without_a_node_that_is_killed_and_with_it_once_it_is_back(folder: Path) -> None:
-    rounds = 12
+    rounds = 100
     out = folder / "run"
     killed: list[float] = []
 
@@ -214,7 +251,7 @@ def test_a_run_continues_without_a_node_that_is_killed_and_with_it_once_it_is_ba
             federation.running["node1"].wait()
             killed.append(time.monotonic())
         elif killed and lines(out / "faults.jsonl") and federation.running["node1"].poll() is not None:
-            federation.start_node("node1")  # repeatedly, until the SuperLink has noticed that it was gone
+            federation.start_node("node1")  # it is refused until the SuperLink has noticed that it was gone
 
     config = made(DIGITS, TWO, SCAFFOLD, {"train": {"rounds": rounds, "eval_every": 1}, "faults": {"quorum": 0.5}})
     summary = federate(config, folder, hook)
@@ -229,7 +266,7 @@ def test_a_run_continues_without_a_node_that_is_killed_and_with_it_once_it_is_ba
 @pytest.mark.flower
 def test_a_server_that_is_killed_and_started_again_ends_with_the_same_bits(folder: Path) -> None:
     config = made(CANCER, TWO, AUC, {"algorithm": {"name": "local_sgdam", "steps": 2, "average_momentum": False}})
-    config = made(config.to_table(), {"train": {"rounds": 4, "eval_every": 1}})
+    config = made(config.to_table(), {"train": {"rounds": 20, "eval_every": 1}})
     federate(config, folder, name="straight")
     out = folder / "run"
     again: list[str] = []
@@ -237,7 +274,6 @@ def test_a_server_that_is_killed_and_started_again_ends_with_the_same_bits(folde
     def hook(federation: Federation) -> None:
         if again or len(lines(out / "metrics.jsonl")) < 3:
             return
-        time.sleep(1.0)  # the nodes are at work on the next round
         (number,) = (n for n, c in processes(folder).items() if "bin/flwr-serverapp" in c)
         os.kill(number, signal.SIGKILL)
         again.append(federation.submit(federation.folder / "app"))
@@ -256,14 +292,14 @@ def test_a_server_that_is_killed_and_started_again_ends_with_the_same_bits(folde
 
 @pytest.mark.flower
 @pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("until", ["flower-supernode", "flwr-clientapp"])
+@pytest.mark.parametrize("until", ["federation.node ", "bin/flwr-serverapp"])
 def test_a_signal_ends_every_process(sign: signal.Signals, until: str, folder: Path) -> None:
-    config = made(DIGITS, TWO, SCAFFOLD, {"train": {"rounds": 50}})
+    config = made(DIGITS, TWO, SCAFFOLD, {"train": {"rounds": 5000}})
     words = command(written(config, folder / "experiment.toml"), "--nodes", 2, "--out", folder / "run")
     heed = lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)  # noqa: E731 (a job in the background ignores it)
     process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, preexec_fn=heed)
     end = time.monotonic() + 120
-    while not any(f"bin/{until}" in c for c in processes(folder).values()) and time.monotonic() < end:
+    while not any(until in c for c in processes(folder).values()) and time.monotonic() < end:
         assert process.poll() is None, process.communicate()[0]
         time.sleep(0.1)
     assert len(processes(folder)) > 2
@@ -276,7 +312,7 @@ def test_a_signal_ends_every_process(sign: signal.Signals, until: str, folder: P
 
 @pytest.mark.flower
 def test_strangers_are_refused_and_the_run_is_unharmed(folder: Path) -> None:
-    config = made(DIGITS, TWO, SCAFFOLD)
+    config = made(DIGITS, TWO, SCAFFOLD, {"train": {"rounds": 60}})
     began: list[str] = []
     strangers = folder / "strangers"
     for name in ("unregistered", "guest"):
@@ -286,21 +322,21 @@ def test_strangers_are_refused_and_the_run_is_unharmed(folder: Path) -> None:
         if began or federation.online() < 2:  # the twin must come second
             return
         ca = federation.folder / "server" / "ca.crt"
-        ports = free_ports(5)
+        ports = free_ports(3)
 
-        def words(key: Path, port: int) -> list[str]:
-            own = federation.folder / "nodes" / "node0"
-            here = {"data": str(own / "data"), "key": str(key), "state": str(strangers / "state")}
-            return node_command(federation.address, ca, here, port)
-
+        own = federation.folder / "nodes" / "node0"
+        unregistered, guest = ({"data": str(own / "data"), "state": str(strangers / "state")} for _ in range(2))
+        unregistered["key"], guest["key"] = (str(strangers / f"{name}.key") for name in ("unregistered", "guest"))
+        twin = {**guest, "key": str(federation.folder / "nodes" / "node1" / "node.key")}
         plain = ["flower-supernode", "--superlink", federation.address, "--host", "127.0.0.1", "--max-wait-time", "20"]
         federation.register(strangers / "guest.key.pub")
         for name, command in {
-            "unregistered": words(strangers / "unregistered.key", ports[0]),
-            "guest": words(strangers / "guest.key", ports[1]),
-            "twin": words(federation.folder / "nodes" / "node1" / "node.key", ports[2]),
-            "keyless": [*plain, "--port", str(ports[3]), "--root-certificates", str(ca)],
-            "insecure": [*plain, "--port", str(ports[4]), "--insecure"],
+            "unregistered": node_command(federation.address, ca, unregistered),
+            "stock": stock_node_command(federation.address, ca, unregistered, ports[0]),
+            "guest": node_command(federation.address, ca, guest),
+            "twin": node_command(federation.address, ca, twin),
+            "keyless": [*plain, "--port", str(ports[1]), "--root-certificates", str(ca)],
+            "insecure": [*plain, "--port", str(ports[2]), "--insecure"],
         }.items():
             federation.start(name, command)
             began.append(name)
@@ -308,10 +344,12 @@ def test_strangers_are_refused_and_the_run_is_unharmed(folder: Path) -> None:
     federate(config, folder, hook)
     assert_parity(folder / "run", config)
     logs = {name: (folder / "run.federation" / f"{name}.log").read_text() for name in began}
-    assert "Failed to activate SuperNode" in logs["unregistered"] and "Failed to activate SuperNode" in logs["twin"]
+    for name in ("unregistered", "twin"):
+        assert "The server refuses this node: Failed to activate SuperNode." in logs[name]
+    assert "Failed to activate SuperNode" in logs["stock"]
     assert "SuperNode authentication is enabled" in logs["keyless"]
     assert "onnection attempt failed" in logs["insecure"] or "Exit Code" in logs["insecure"]
-    assert "Exit Code" not in logs["guest"]
+    assert "Connected to the server" in logs["guest"] and "asks this node" not in logs["guest"]
     assert not (strangers / "state").exists(), "the guest was asked to work"
     assert left(folder) == {}
 
@@ -331,11 +369,12 @@ def test_a_node_that_signs_with_another_key_than_its_own_is_refused_by_name(fold
         node.wait(30)
         own = federation.folder / "nodes" / "node1"
         here = {"data": str(own / "data"), "key": str(own / "node.key"), "state": str(own / "state")}
-        words = node_command(federation.address, federation.folder / "server" / "ca.crt", here, federation.ports[2])
+        ca = federation.folder / "server" / "ca.crt"
+        words = stock_node_command(federation.address, ca, here, federation.ports[2])
         words[-1] = words[-1].replace(f'key="{own / "node.key"}"', f'key="{folder / "another.key"}"')
         assert str(folder / "another.key") in words[-1]
         federation.start("node1", words)
 
     with pytest.raises(FedstrataError, match="node1: answered without a valid signature"):
-        federate(config, folder, hook)
+        federate(config, folder, hook, stock=True)
     assert left(folder) == {}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,21 +20,27 @@ from fedstrata.federation.wire import Reply
 
 @dataclass
 class Apart(Site):
-    """Nodes that do not share what the server has registered: each has the library, and the file that it imports."""
+    """Nodes that share with nobody what they have registered: each has the library, and the file that it imports."""
 
     library: Mapping[str, Mapping[str, Any]] = ...  # type: ignore[assignment]
     module: Path | None = None
+    registered: dict[int, Mapping[str, Mapping[str, Any]]] = field(default_factory=dict)
 
     def here(self, node: int) -> dict[str, str]:
         return super().here(node) | ({} if self.module is None else {"import": str(self.module)})
 
     def answered(self, sent: Sent) -> Reply:
-        server = {kind: dict(registry) for kind, registry in KINDS.items()}
-        put(self.library)
+        server = taken()
+        put(self.registered.get(sent.node, self.library))
         try:
             return super().answered(sent)
         finally:
+            self.registered[sent.node] = taken()
             put(server)
+
+
+def taken() -> dict[str, dict[str, Any]]:
+    return {kind: dict(registry) for kind, registry in KINDS.items()}
 
 
 def put(entries: Mapping[str, Mapping[str, Any]]) -> None:
@@ -45,7 +51,7 @@ def put(entries: Mapping[str, Mapping[str, Any]]) -> None:
 
 def nodes_of(own: Path, tmp_path: Path, module: Path | None, *overrides: str) -> tuple[Config, Apart]:
     """Return the experiment of docs/add-your-own.md, and nodes that import ``module``."""
-    library = {kind: dict(registry) for kind, registry in KINDS.items()}
+    library = taken()
     import_file(own / "mine.py")
     config = read(own / "mine.toml", ["train.rounds=2", "data.clients=3", "train.threads=1", *overrides])
     plain = site(tmp_path / "site", config)

@@ -29,6 +29,9 @@ app = typer.Typer(
 Federation = Annotated[Path, typer.Argument(help="Folder of the federation, as init wrote it.", show_default=False)]
 
 
+Stock = Annotated[bool, typer.Option("--stock", help="Nodes are Flower's own SuperNodes, which are much slower.")]
+
+
 def _require_flower() -> None:
     """Raise if Flower is missing; commands import what depends on it after this check."""
     try:
@@ -47,12 +50,13 @@ def local(
     preset: Preset = None,
     set_: Set = None,
     resume: Resume = False,
+    stock: Stock = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
     """Run a whole federation on this machine.
 
-    EXPERIMENT is a TOML file. Certificates and keys are created, a SuperLink and SuperNodes start on loopback, and the
+    EXPERIMENT is a TOML file. Certificates and keys are created, a SuperLink and nodes start on loopback, and the
     data are split across the nodes, each of which sees only its own. All processes end with the run, even on Ctrl-C.
 
     With --out, the keys, logs and data of the federation are written to OUT.federation, next to the run directory.
@@ -66,7 +70,7 @@ def local(
     run = folder / "run" if out is None else out
     tell = (lambda _: None) if quiet else say
     try:
-        summary = run_locally(config, nodes, folder, run, resume, progress(quiet), tell, context.obj or ())
+        summary = run_locally(config, nodes, folder, run, resume, progress(quiet), tell, context.obj or (), stock=stock)
         print_run(summary, RunDirectory(run).metrics.read(), out, as_json)
     finally:
         if out is None:
@@ -228,19 +232,22 @@ def start_node(
     ca: Annotated[
         Path, typer.Option(metavar="FILE", help="Certificate of the authority that signed the server's certificate.")
     ],
+    stock: Stock = False,
     port: Annotated[
-        int, typer.Option(min=1, max=65535, metavar="PORT", help="Loopback port for the node's own use.")
+        int, typer.Option(min=1, max=65535, metavar="PORT", help="Loopback port of a stock SuperNode, for its own use.")
     ] = 9094,
 ) -> None:
     """Start a node, which connects to the server and waits for work.
 
-    SETTINGS is the node's TOML file, which names its data, key and state. The data stay where they are.
+    SETTINGS is the node's TOML file, which names its data, key and state. The data stay where they are. The node runs
+    functions of this package, and no code that the server sends.
     """
     _require_flower()
     from fedstrata.federation.processes import commands
-    from fedstrata.federation.superlink import node_command
+    from fedstrata.federation.superlink import node_command, stock_node_command
 
-    words = node_command(server, ca, _node_settings(settings), port)
+    table = _node_settings(settings)
+    words = stock_node_command(server, ca, table, port) if stock else node_command(server, ca, table)
     os.execv(commands() / words[0], words)
 
 

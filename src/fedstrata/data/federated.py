@@ -41,8 +41,8 @@ class FederatedData:
     plan:         for tables whose inputs are still raw values: how they become inputs of a model, once the clients have
                   told the statistics that it needs.
     fitted:       for tables, the preparation that made their inputs.
-    one_place:    whether these are the rows of several clients in one place: then nothing is sent, and there are no
-                  clients to measure.
+    separate:     if these are the rows of several clients in one place, so that nothing is sent: the data of each, on
+                  which a model is measured.
     """
 
     train: Part
@@ -55,7 +55,12 @@ class FederatedData:
     auxiliary: Part | None = None
     plan: Plan | None = None
     fitted: Fitted | None = None
-    one_place: bool = False
+    separate: FederatedData | None = None
+
+    @property
+    def one_place(self) -> bool:
+        """Whether these are the rows of several clients in one place."""
+        return self.separate is not None
 
     @property
     def clients(self) -> int:
@@ -115,7 +120,7 @@ class FederatedData:
             support=part(self.support),
             client_test=part(self.client_test),
             client_names=("all clients",) if self.client_names else (),
-            one_place=True,
+            separate=self,
         )
 
     def to(self, device: torch.device, dtype: torch.dtype) -> FederatedData:
@@ -147,6 +152,7 @@ class FederatedData:
             client_test=part(self.client_test),
             auxiliary=part(self.auxiliary),
             test=None if self.test is None else change(self.test),
+            separate=None if self.separate is None else self.separate._with_arrays(change),
         )
 
     def prepared(self, fitted: Fitted) -> FederatedData:
@@ -205,6 +211,8 @@ class FederatedData:
         """
         if self.client_test is not None:
             raise InputError(f"The clients of {self.name!r} already have test data: leave out holdout.")
+        if self.separate is not None:
+            return self.separate.with_holdout(share, seed).pooled()
         train, held = self.train.hold_out(share, seed, by_chance=self.classes == 2)
         if not held.sizes.any():
             raise Unsolvable(
@@ -223,6 +231,8 @@ class FederatedData:
 
         The rows are chosen as by :meth:`with_holdout`. The result does not contain the real test data.
         """
+        if self.separate is not None:
+            return self.separate.validation(share, seed).pooled()
         data = replace(self, client_test=None).with_holdout(share, seed)
         held = data.client_test
         assert held is not None

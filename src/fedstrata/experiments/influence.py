@@ -57,18 +57,14 @@ def rows_of(
 
 def _owners(data: FederatedData, evaluation: Evaluation) -> np.ndarray | None:
     """Return which client has each of the pooled rows; None if clients are not measured on these."""
-    part = evaluation.part(data)
-    if part is None:
+    part, whole = evaluation.part(data), data.train if data.client_test is None else data.client_test
+    arrays = whole.arrays if data.test is None else data.test
+    if part is None or not all(a is b for a, b in zip(arrays, part.arrays, strict=True)):
         return None
-    owners = np.repeat(np.arange(len(part.sizes)), part.sizes)
-    if data.test is None:
-        return owners if part is (data.train if data.client_test is None else data.client_test) else None
-    same = all(a is b for a, b in zip(data.test, part.arrays, strict=True))
-    if not same or len(part.rows) != len(part.arrays[-1]):
-        return None
-    places = np.empty_like(owners)
-    places[part.rows.numpy()] = owners
-    return places
+    rows = whole.rows.numpy() if data.test is None else np.arange(len(arrays[-1]))
+    owners = np.full(len(arrays[-1]), -1)
+    owners[part.rows.numpy()] = np.repeat(np.arange(len(part.sizes)), part.sizes)
+    return owners[rows] if len(rows) == len(part.rows) and (owners[rows] >= 0).all() else None
 
 
 def marks_of(arrays: Sequence[torch.Tensor]) -> np.ndarray:

@@ -21,14 +21,15 @@ from fedstrata.core.files import write_atomically
 from fedstrata.experiments.build import Experiment, plan_of, schema_of
 from fedstrata.experiments.config import Config, parse
 from fedstrata.federation.experiment import check_config, error_file, import_modules, tables_for_nodes
-from fedstrata.federation.node.answer import reply_to
+from fedstrata.federation.node.answer import Answers
+from fedstrata.federation.records import MOST_BYTES, from_records, to_records
 from fedstrata.federation.server.data import Say, data_of_nodes
 from fedstrata.federation.server.engine import Federated
 from fedstrata.federation.server.evaluation import FederatedEvaluation
 from fedstrata.federation.server.nodes import Nodes, Roster
 from fedstrata.federation.server.state import ServerState
 from fedstrata.federation.server.tables import ask_tables
-from fedstrata.federation.transport import FlowerTransport, Transport, from_records, to_records
+from fedstrata.federation.transport import FlowerTransport, Transport
 from fedstrata.training.callbacks import Callback, ShowProgress
 from fedstrata.training.run import Run
 from fedstrata.training.train import train
@@ -39,11 +40,10 @@ client_app = ClientApp()
 
 @client_app.query()
 def query(message: Message, context: Context) -> Message:
-    """Answer one message from the server."""
-    received = from_records(message.content)
-    experiment = str(context.run_config["experiment"])
-    reply = reply_to(received.text, list(received.arrays), experiment, context.node_config)
-    return Message(to_records(reply), reply_to=message)
+    """Answer one message from the server, on a stock SuperNode."""
+    packet = from_records(message.content, MOST_BYTES)
+    answer = Answers(context.node_config).answer(packet, str(context.run_config["experiment"]))
+    return Message(to_records(answer), reply_to=message)
 
 
 @server_app.main()

@@ -69,8 +69,8 @@ def _write_server(folder: Path, authority: ec.EllipticCurvePrivateKey, hosts: Se
     return leaf.not_valid_after_utc
 
 
-def sign(path: Path, content: bytes) -> bytes:
-    """Sign ``content`` with the private key in a file."""
+def private_key(path: Path) -> ec.EllipticCurvePrivateKey:
+    """Read a node's private key."""
     try:
         key = serialization.load_ssh_private_key(path.read_bytes(), None)
     except (OSError, ValueError, UnsupportedAlgorithm) as error:
@@ -79,7 +79,12 @@ def sign(path: Path, content: bytes) -> bytes:
         raise InputError(
             f"The node's key {path} must be an elliptic-curve key. Make one with 'fedstrata federate key'."
         )
-    return key.sign(content, ec.ECDSA(hashes.SHA256()))
+    return key
+
+
+def sign(path: Path, content: bytes) -> bytes:
+    """Sign ``content`` with the private key in a file."""
+    return private_key(path).sign(content, ec.ECDSA(hashes.SHA256()))
 
 
 def is_signed(public: str, signature: bytes, content: bytes) -> bool:

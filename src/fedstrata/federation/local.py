@@ -37,11 +37,13 @@ def run_locally(
     say: Say,
     modules: Sequence[Path] = (),
     hook: Hook | None = None,
+    stock: bool = False,
 ) -> Row:
     """Run an experiment as a federation on this machine; return the summary of the run.
 
     modules: Python files that register the user's own algorithms, problems, models, ...
     hook:    called repeatedly while the run is in progress, for tests.
+    stock:   whether nodes are Flower's own SuperNodes.
     """
     commands()
     check_config(config, nodes)
@@ -57,10 +59,11 @@ def run_locally(
     write_atomically(folder / "config.toml", tomli_w.dumps(_tables(config, nodes)).encode())
     failure = error_file(out)
     failure.unlink(missing_ok=True)
-    with interrupted_by_signals(), Federation(folder, names) as federation:
+    with interrupted_by_signals(), Federation(folder, names, stock) as federation:
         _start(federation, config, out, modules, say)
         run = federation.submit(folder / "app")
-        say(f"Run {run} has started. A round takes several seconds, however little work it has.")
+        slow = " A round takes several seconds, however little work it has." if stock else ""
+        say(f"Run {run} has started.{slow}")
         _follow(federation, run, config, out, callbacks, hook)
         failed = federation.status(run) != "finished:completed"
         if failure.exists():
@@ -88,7 +91,7 @@ def _tables(config: Config, nodes: int) -> Row:
 
 
 def _start(federation: Federation, config: Config, out: Path, modules: Sequence[Path], say: Say) -> None:
-    """Write the app, and start the SuperLink and the SuperNodes."""
+    """Write the app, and start the SuperLink and the nodes."""
     folder, names = federation.folder, federation.names
     public = federation.make_keys()
     split = config.replace(data=config.data.replace(holdout=0.0, support=0.0))  # the data are split already
@@ -97,7 +100,7 @@ def _start(federation: Federation, config: Config, out: Path, modules: Sequence[
     federation.start_server()
     for name in names:
         federation.register(folder / "nodes" / name / "node.key.pub")
-    say(f"Starting {len(names)} SuperNodes")
+    say(f"Starting {len(names)} nodes")
     more = {"import": module_list(modules)} if modules else {}
     for name in names:
         federation.start_node(name, minimum=str(config.prepare.minimum), **more)

@@ -1,9 +1,10 @@
-"""A SuperLink and SuperNodes on the loopback interface of this machine, with TLS and node keys."""
+"""A SuperLink and nodes on the loopback interface of this machine, with TLS and node keys."""
 
 from __future__ import annotations
 
 import json
 import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -57,11 +58,14 @@ class Flower:
 
 
 class Federation(Processes):
-    """The processes of a federation: ``server``, and one for each of ``names``. Their files are in ``folder``."""
+    """The processes of a federation: ``server``, and one for each of ``names``. Their files are in ``folder``.
 
-    def __init__(self, folder: Path, names: list[str]) -> None:
+    stock: whether nodes are Flower's own SuperNodes.
+    """
+
+    def __init__(self, folder: Path, names: list[str], stock: bool = False) -> None:
         super().__init__(folder)
-        self.names = names
+        self.names, self.stock = names, stock
         self.ports = free_ports(1 + len(names))
 
     @property
@@ -90,12 +94,13 @@ class Federation(Processes):
         (home / "config.toml").write_text(connection_file(self.address, server / "ca.crt", "local"))
 
     def start_node(self, name: str, **settings: str) -> None:
-        """Start a SuperNode with the data and the key in its folder."""
+        """Start a node with the data and the key in its folder."""
         own = (self.folder / "nodes" / name).resolve()
         config = {"data": own / "data", "key": own / "node.key", "state": own / "state", **settings}
         table = {key: str(value) for key, value in config.items()}
-        port = self.ports[1 + self.names.index(name)]
-        self.start(name, node_command(self.address, self.folder / "server" / "ca.crt", table, port))
+        ca, port = self.folder / "server" / "ca.crt", self.ports[1 + self.names.index(name)]
+        fast = node_command(self.address, ca, table)
+        self.start(name, stock_node_command(self.address, ca, table, port) if self.stock else fast)
 
     # --- Flower's command line ---
 
@@ -138,8 +143,13 @@ def superlink_command(port: int, folder: Path) -> list[str]:
     ]
 
 
-def node_command(address: str, ca: Path, config: Mapping[str, str], port: int) -> list[str]:
-    """Return the command that starts a SuperNode; it listens on a loopback port for its own processes."""
+def node_command(address: str, ca: Path, config: Mapping[str, str]) -> list[str]:
+    """Return the command that starts a node of this package; it listens nowhere."""
+    return [sys.executable, "-m", "fedstrata.federation.node", address, str(ca), json.dumps(dict(config))]
+
+
+def stock_node_command(address: str, ca: Path, config: Mapping[str, str], port: int) -> list[str]:
+    """Return the command that starts Flower's SuperNode; it listens on a loopback port for its own processes."""
     settings = " ".join(f"{key}={json.dumps(value)}" for key, value in config.items())
     return [
         *("flower-supernode", "--superlink", address, "--root-certificates", str(ca)),

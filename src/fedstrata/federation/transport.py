@@ -4,18 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.app import Message
 from flwr.serverapp import Grid
 
 from fedstrata.core.errors import FedstrataError
 from fedstrata.federation import keys
+from fedstrata.federation.records import TooLarge, from_records, to_records
 from fedstrata.federation.wire import Reply
 
 FLOWER = 1
 """The node number that Flower itself uses when it replies for a node that cannot."""
+
+FORMAT = 1 << 20
+"""How many bytes a reply may have besides its arrays, for their names, shapes and dtypes."""
 
 
 class Transport(Protocol):
@@ -27,8 +31,8 @@ class Transport(Protocol):
     def send(self, node: int, text: str, arrays: Sequence[np.ndarray]) -> str:
         """Send a message to a node; return the message's id, empty if it cannot be sent."""
 
-    def fetch(self, message_id: str, node: int) -> Reply | None:
-        """Return the reply to a message once it has arrived; accept none from another node."""
+    def fetch(self, message_id: str, node: int, limit: int) -> Reply | None:
+        """Return the reply to a message once it has arrived; accept none from another node, or of more bytes."""
 
 
 class FlowerTransport:
@@ -39,22 +43,21 @@ class FlowerTransport:
 
     def nodes(self) -> Mapping[str, int]:
         """Return the number of each connected node by its public key."""
-        online = set(self.grid.get_node_ids())
         numbers: dict[str, int] = {}
-        for info in self.grid.get_nodes():
-            if info.public_key and info.node_id in online:
+        for info in self.grid.get_nodes():  # only those online
+            if info.public_key:
                 with suppress(FedstrataError):  # a key of another type is not one of ours
                     numbers[keys.canonical(info.public_key)] = info.node_id
         return numbers
 
     def send(self, node: int, text: str, arrays: Sequence[np.ndarray]) -> str:
         """Send a message to a node; return the message's id, empty if it cannot be sent."""
-        content = to_records(Reply(text, b"", tuple(arrays)))
+        content = to_records(Reply(text, b"", tuple(arrays)).packet())
         message = Message(content, dst_node_id=node, message_type="query", ttl=self.lifetime)
         return str(next(iter(self.grid.push_messages([message])), "") or "")
 
-    def fetch(self, message_id: str, node: int) -> Reply | None:
-        """Return the reply to a message once it has arrived; accept none from another node.
+    def fetch(self, message_id: str, node: int, limit: int) -> Reply | None:
+        """Return the reply to a message once it has arrived; accept none from another node, or of more bytes.
 
         Pulls replies one at a time, because the sender of a reply writes its metadata, including its origin.
         """
@@ -65,27 +68,9 @@ class FlowerTransport:
             if (source, answered) != (node, message_id) and source != FLOWER:
                 return Reply(error="answered as another node, or to another message", kind="forged")
             try:
-                return from_records(message.content)
+                return Reply.of(from_records(message.content, limit + FORMAT))
+            except TooLarge as error:
+                return Reply(error=f"answered with {error.size:,} bytes, more than {limit:,}", kind="size")
             except Exception as error:  # a node may send anything
                 return Reply(error=f"sent something that is not an answer ({type(error).__name__})")
         return None
-
-
-def to_records(reply: Reply) -> RecordDict:
-    """Return a message or a reply as Flower's records."""
-    arrays = {f"{number:06d}": Array(array) for number, array in enumerate(reply.arrays)}
-    header = ConfigRecord({"text": reply.text, "signature": reply.signature})
-    return RecordDict({"header": header, "arrays": ArrayRecord(arrays)})
-
-
-def from_records(content: RecordDict) -> Reply:
-    """Return the message or reply in Flower's records."""
-    header: Any = content["header"]
-    records: Any = content["arrays"]
-    text, signature = header["text"], header["signature"]
-    if not isinstance(text, str) or not isinstance(signature, bytes):
-        raise TypeError("a header must hold a text and a signature")
-    arrays = tuple(records[name].numpy() for name in sorted(records))
-    if any(type(array) is not np.ndarray for array in arrays):
-        raise TypeError("a record must hold plain arrays")
-    return Reply(text, signature, arrays)

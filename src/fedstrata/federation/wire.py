@@ -20,8 +20,9 @@ import torch
 from fedstrata.clients.faults import FaultKind
 from fedstrata.core.errors import FedstrataError, printable
 from fedstrata.core.version import __version__
+from fedstrata.federation.packet import Packet, from_bytes, to_bytes
 
-PROTOCOL = 2
+PROTOCOL = 3
 """The number of this format. Increase it with every change that the other side would misread."""
 
 DTYPES: dict[str, torch.dtype] = {
@@ -126,6 +127,15 @@ class Reply:
     error: str = ""
     kind: FaultKind = "error"
 
+    @staticmethod
+    def of(packet: Packet) -> Reply:
+        """Return the reply in a packet; raise if its bytes are no arrays."""
+        return Reply(packet.text, packet.signature, from_bytes(packet.body))
+
+    def packet(self) -> Packet:
+        """Return the reply as bytes."""
+        return Packet(self.text, self.signature, to_bytes(self.arrays))
+
 
 def sender() -> dict[str, Any]:
     """Return the fields that identify the sender's version in every header."""
@@ -149,7 +159,7 @@ def pack(tree: Any) -> tuple[Any, list[np.ndarray]]:
 
     def form(node: Any) -> Any:
         if isinstance(node, torch.Tensor):
-            arrays.append(np.ascontiguousarray(node.detach().cpu().numpy()))
+            arrays.append(np.asarray(node.detach().cpu().numpy(), order="C"))
             dtype = str(node.dtype).removeprefix("torch.")
             return {"array": len(arrays) - 1, "shape": list(node.shape), "dtype": dtype}
         if isinstance(node, tuple | list):

@@ -186,7 +186,7 @@ def _per_client(runs: list[Run]) -> dict[str, list[Any]]:
     """Return the measures of each client, with None where its run has none; empty without our own evaluation."""
     own = [run.summary.get("per_client", {}) for run in runs]
     names = dict.fromkeys(name for table in own for name in table)
-    return {name: [table.get(name, [None])[0] for table in own] for name in names}
+    return {name: [table.get(name, [0 if name == "pairs" else None])[0] for table in own] for name in names}
 
 
 def _together(rows: list[Row], pairs: list[int | None]) -> Row:

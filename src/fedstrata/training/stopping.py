@@ -96,4 +96,7 @@ def with_validation(
     if elsewhere:
         raise InputError("Early stopping needs the clients' data in this process: leave out patience in a federation.")
     held = data.validation(settings.validation, settings.seed)
-    return replace(data, train=held.train), Validation(held, settings.watch, settings.patience)
+    own = replace(data, train=held.train)
+    if data.separate is not None and held.separate is not None:
+        own = replace(own, separate=replace(data.separate, train=held.separate.train))
+    return own, Validation(held, settings.watch, settings.patience)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import tomllib
 import traceback
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,43 +11,80 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedstrata.clients.engine import Learned, from_lists
 from fedstrata.clients.state import LostState
 from fedstrata.clients.work import WorkError
 from fedstrata.core.errors import DataError, FedstrataError, InputError, invalid
 from fedstrata.core.machine import prepared
-from fedstrata.data.federated import FederatedData
+from fedstrata.core.trees import tree_map
 from fedstrata.data.intake import are_labels
-from fedstrata.data.tables.fitted import Fitted
-from fedstrata.experiments.build import Experiment, schema_of
-from fedstrata.experiments.config import Config, parse
+from fedstrata.experiments.build import schema_of
 from fedstrata.federation import keys, wire
-from fedstrata.federation.experiment import check_registered, import_modules, plain_evaluation
-from fedstrata.federation.node.data import describe, described_table, federated_view, path_of, read_data
+from fedstrata.federation.experiment import plain_evaluation
+from fedstrata.federation.node.data import describe, described_table, path_of
 from fedstrata.federation.node.faults import NoAnswer
+from fedstrata.federation.node.runs import KnownRun, KnownRuns
 from fedstrata.federation.node.tables import check_minimum, tell
 from fedstrata.federation.node.work import Header, work
+from fedstrata.federation.packet import Packet, from_bytes
 from fedstrata.federation.wire import Call, Reply
 
+OWN = "describe", "measure", "work"
+KINDS = *OWN, "spans", "summary"
+"""The kinds of call that a node answers; those in ``OWN`` are about its data as the experiment takes them."""
 
-def reply_to(text: str, arrays: list[np.ndarray], experiment: str, node: Mapping[str, Any]) -> Reply:
-    """Do what a message asks for; return the signed reply, which names the error if it failed.
 
-    experiment: the experiment of the app, as TOML.
-    node:       the node's configuration: data, key, state, import, pool, minimum.
+class Answers:
+    """The answers of a node, which keeps what it needs of a run in memory from one message to the next.
+
+    Both kinds of node use this: one that is long-lived, and Flower's, which starts a process for every message.
+
+    node: the node's configuration: data, key, state, import, pool, minimum.
     """
-    message: dict[str, Any] = json.loads(text)
-    answer: list[np.ndarray] = []
-    try:
-        header, answer = _answer(message, arrays, experiment, node)
-    except NoAnswer:
-        header = {"silent": True}
-    except Exception as error:
-        traceback.print_exc()  # to the node's log
-        header = {"lost" if isinstance(error, LostState) else "error": _for_server(error)}
-    header |= {"nonce": message.get("nonce"), **wire.sender()}
-    signed = json.dumps(header)
-    return Reply(signed, keys.sign(path_of(node, "key"), wire.digest(signed, answer)), tuple(answer))
+
+    def __init__(self, node: Mapping[str, Any]) -> None:
+        self._node, self._runs = node, KnownRuns(node)
+
+    def answer(self, packet: Packet, experiment: str) -> Packet:
+        """Do what a message asks for; return the signed answer, which names the error if it failed.
+
+        experiment: the experiment of the app, as TOML.
+        """
+        message: dict[str, Any] = json.loads(packet.text)
+        answer: list[np.ndarray] = []
+        try:
+            call, run = self._admitted(message, experiment)
+            header, answer = _answer(call, run, message.get("form"), from_bytes(packet.body), self._node)
+        except NoAnswer:
+            header = {"silent": True}
+        except Exception as error:
+            traceback.print_exc()  # to the node's log
+            header = {"lost" if isinstance(error, LostState) else "error": _for_server(error)}
+        return self._leaving(message, header, answer)
+
+    def forget(self) -> None:
+        """Forget all runs, and the data that were read for them."""
+        self._runs.forget()
+
+    def _admitted(self, message: dict[str, Any], experiment: str) -> tuple[Call, KnownRun]:
+        """Return what a message asks for, and its run; raise if this node does not do that.
+
+        Everything that arrives passes here before anything is computed for it.
+        """
+        mismatch = wire.mismatch(message, "The server", "this node")
+        if mismatch:
+            raise InputError(mismatch)
+        call, run = Call.read(message), self._runs.of(experiment)
+        if call.kind not in KINDS:
+            raise invalid("kind of call", call.kind, ", ".join(KINDS))
+        if call.kind in OWN and run.config.data.schema is not None:
+            check_minimum(run.config.prepare.minimum, self._node, "prepare.minimum of the experiment")
+        return call, run
+
+    def _leaving(self, message: dict[str, Any], header: Header, arrays: Sequence[np.ndarray]) -> Packet:
+        """Return an answer, signed. Everything that leaves this node passes here, errors too."""
+        text = json.dumps(header | {"nonce": message.get("nonce"), **wire.sender()})
+        signature = keys.sign(path_of(self._node, "key"), wire.digest(text, arrays))
+        return Reply(text, signature, tuple(arrays)).packet()
 
 
 def _for_server(error: Exception) -> str:
@@ -61,48 +97,35 @@ def _for_server(error: Exception) -> str:
 
 
 def _answer(
-    message: dict[str, Any], arrays: list[np.ndarray], experiment: str, node: Mapping[str, Any]
+    call: Call, run: KnownRun, form: Any, arrays: Sequence[np.ndarray], node: Mapping[str, Any]
 ) -> tuple[Header, list[np.ndarray]]:
-    mismatch = wire.mismatch(message, "The server", "this node")
-    if mismatch:
-        raise InputError(mismatch)
-    import_modules(node.get("import", ""))
-    call = Call.read(message)
-    config = parse(tomllib.loads(experiment), "the experiment of the federation")
-    check_registered(config)
+    """Return the header and the arrays of the answer to a call with content of this form."""
     if call.kind in ("spans", "summary"):
-        table, findings = described_table(node, schema_of(config), call.name)
-        return tell(call.kind, table, findings, config, wire.unpack(message.get("form"), arrays), node), []
-    if config.data.schema is not None:
-        check_minimum(config.prepare.minimum, node, "prepare.minimum of the experiment")
-    own = read_data(node, config, call.name)
+        table, findings = described_table(node, schema_of(run.config), call.name)
+        return tell(call.kind, table, findings, run.config, wire.unpack(form, arrays), node), []
     if call.kind == "describe":
-        return describe(own, config), []
-    data, content = federated_view(own, call, config), wire.unpack(message.get("form"), arrays)
-    if call.kind == "measure":
-        return _measure(config, data, from_lists(call.learned), content), []
-    if call.kind == "work":
-        return work(config, data, call, content, node)
-    raise invalid("kind of call", call.kind, "describe, work, measure, spans or summary")
+        return describe(run.own(call), run.config), []
+    content = wire.unpack(form, arrays)
+    return (_measure(run, call, content), []) if call.kind == "measure" else work(run, call, content, node)
 
 
-def _measure(config: Config, data: FederatedData, learned: Sequence[Learned], point: Any) -> Header:
+def _measure(run: KnownRun, call: Call, point: Any) -> Header:
     """Return the measures of a model on the node's test data, and the number of its samples.
 
     No count below the minimum of the preparation leaves the node, and no measure that would tell one.
     """
+    config, data = run.config, run.data(call)
     minimum = 1 if data.plan is None else data.plan.how.minimum
     if data.test is None or len(data.test[0]) < minimum:
         return {"rows": 0, "measures": {}}
-    problem = Experiment(config, data).problem
-    if data.plan is not None:
-        data = data.prepared(Fitted.of(data.plan, learned))
-    assert data.test is not None
-    x, y = point
+    ready = run.ready(call)
+    assert ready.test is not None
+    problem = run.problem(call)
+    x, y = tree_map(lambda t: t.to(problem.x0.device) if isinstance(t, torch.Tensor) else t, point)
     with torch.no_grad(), prepared(config.train.threads):
-        measures = plain_evaluation(config)(problem, data.to(problem.x0.device, problem.x0.dtype), x, y)
+        measures = plain_evaluation(config)(problem, ready, x, y)
     finite = {k: float(v) for k, v in measures.items() if math.isfinite(v)}
-    return {"rows": len(data.test[0]), **_told(finite, data.test[-1], config.evaluate.own_rows, minimum)}
+    return {"rows": len(ready.test[0]), **_told(finite, ready.test[-1], config.evaluate.own_rows, minimum)}
 
 
 def _told(measures: dict[str, float], targets: torch.Tensor, own_rows: int, minimum: int) -> Header:

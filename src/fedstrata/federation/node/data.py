@@ -22,6 +22,8 @@ from fedstrata.experiments.config import Config
 from fedstrata.federation.node.tables import read_table, table_of
 from fedstrata.federation.wire import Call
 
+_PARTS = "train", "support", "test"
+
 
 def path_of(node: Mapping[str, Any], name: str) -> Path:
     """Return a path of the node's configuration: of its data, key or state."""
@@ -76,6 +78,14 @@ def described_table(node: Mapping[str, Any], schema: Schema, name: str) -> tuple
     return table_of(list(parts.values()), path, schema, name)
 
 
+def version_of(node: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Return what changes if a file of the node's data is written again."""
+    path = _data_path(node)
+    files = [path / f"{part}.npz" for part in _PARTS] if path.is_dir() else [path]
+    found = [(file.name, file.stat()) for file in files if file.exists()]
+    return str(path), *((name, about.st_ino, about.st_size, about.st_mtime_ns) for name, about in found)
+
+
 def _data_path(node: Mapping[str, Any]) -> Path:
     path = path_of(node, "data")
     if not path.exists():
@@ -98,7 +108,7 @@ def _of_table(path: Path, plan: Plan | None, name: str) -> NodeData:
 
 
 def _parts_of_folder(folder: Path, schema: Schema | None) -> dict[str, Arrays]:
-    files = {part: folder / f"{part}.npz" for part in ("train", "support", "test")}
+    files = {part: folder / f"{part}.npz" for part in _PARTS}
     parts = {part: intake.read_parts(file)["train"] for part, file in files.items() if file.exists()}
     return _checked(parts, {part: str(file) for part, file in files.items()}, schema)
 

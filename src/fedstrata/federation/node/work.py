@@ -11,7 +11,7 @@ import torch
 from fedstrata.algorithms import Algorithm
 from fedstrata.clients.client import Client
 from fedstrata.clients.client_side import ClientSide
-from fedstrata.clients.engine import Request, from_lists
+from fedstrata.clients.engine import Request
 from fedstrata.clients.queries import QUERIES
 from fedstrata.clients.state import ClientState
 from fedstrata.clients.work import answer_of, check_pool, is_pooled, is_remote
@@ -19,38 +19,25 @@ from fedstrata.core.clock import Clock
 from fedstrata.core.errors import InputError, unknown
 from fedstrata.core.machine import prepared
 from fedstrata.core.trees import tree_map
-from fedstrata.data.federated import FederatedData
 from fedstrata.data.sampling import SAMPLINGS
-from fedstrata.data.tables.fitted import Fitted
-from fedstrata.experiments.build import Experiment
-from fedstrata.experiments.config import Config
 from fedstrata.federation import wire
 from fedstrata.federation.node.data import path_of, pools
 from fedstrata.federation.node.faults import InjectedFault
+from fedstrata.federation.node.runs import KnownRun
 from fedstrata.federation.node.state import StateFolder
 from fedstrata.federation.wire import QUERY, Call
-from fedstrata.problems.oracles import Oracles
-from fedstrata.problems.precision import AUTOCASTS
-from fedstrata.training.rounds import problem_of_round
 
 Header = dict[str, Any]
 
 
-def work(
-    config: Config, data: FederatedData, call: Call, message: Any, node: Mapping[str, Any]
-) -> tuple[Header, list[np.ndarray]]:
+def work(run: KnownRun, call: Call, message: Any, node: Mapping[str, Any]) -> tuple[Header, list[np.ndarray]]:
     """Run the algorithm's method, or answer the query, that the call names; return a header and arrays."""
-    settings = config.settings
+    settings = run.config.settings
     policy = settings.faults
     fault = InjectedFault.of(None if policy is None else policy.inject, call)
     fault.before_work()
-    experiment = Experiment(config, data)
-    learned = from_lists(call.learned)
-    if data.plan is not None and learned:  # not yet, if the call asks for the statistics
-        data, learned = data.prepared(Fitted.of(data.plan, learned)), learned[1:]
-    problem = experiment.problem.to(torch.device(settings.device))
-    problem = problem_of_round(problem, learned, call.round, settings.rounds)
-    request = _request(experiment.algorithm, call, message, settings.rounds, problem.x0.device)
+    oracles = run.oracles(call)
+    request = _request(run.algorithm(call), call, message, settings.rounds, oracles.problem.x0.device)
     if is_pooled(request.work) and not pools(node):
         raise InputError(
             "This node does not send collections to be pooled (pool = false in its configuration), but "
@@ -63,8 +50,8 @@ def work(
     else:
         state = folder.load(call.kept, call.client, call.clients, limit, call.rejoins)
     side = ClientSide(
-        oracles=Oracles(problem, autocast=AUTOCASTS[settings.autocast]),
-        data=data.to(problem.x0.device, problem.x0.dtype),
+        oracles=oracles,
+        data=run.ready(call),
         sampling=SAMPLINGS.find(settings.sampling),
         batch_size=settings.batch_size,
         seed=settings.seed,

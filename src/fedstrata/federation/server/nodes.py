@@ -18,7 +18,7 @@ from fedstrata.federation.server.inbox import Verified, verify
 from fedstrata.federation.transport import Transport
 from fedstrata.federation.wire import Call, Refused
 
-POLL = 0.2
+POLL = 0.05
 """Seconds between two checks for replies."""
 
 SHORT = 1 << 20
@@ -76,7 +76,7 @@ class Nodes:
         deadline = time.monotonic() + self.policy.timeout
         while waiting:
             for client, (message_id, node, nonce) in list(waiting.items()):
-                reply = self.transport.fetch(message_id, node)
+                reply = self.transport.fetch(message_id, node, limit)
                 if reply is None:
                     continue
                 del waiting[client]

@@ -217,7 +217,7 @@ class Evaluation(Options, owner="the evaluation"):
         self, problem: Problem, data: FederatedData, x: torch.Tensor, part: Part, classified: bool
     ) -> dict[str, np.ndarray]:
         adaptation = self.adaptation(problem)
-        if adaptation is None or _shared(problem):
+        if adaptation is None or _shared(problem) or data.one_place:
             return {}
         assert problem.losses is not None
         losses, accuracies = (np.full(len(part.sizes), np.nan) for _ in range(2))
@@ -264,10 +264,11 @@ class Evaluation(Options, owner="the evaluation"):
         return True
 
     def part(self, data: FederatedData) -> Part | None:
-        """Return the clients' data that the per-client measures use."""
+        """Return the clients' data that the per-client measures use; of data in one place, those of each client."""
+        data = data.separate or data
         if self.clients == "test" and data.client_test is None:
             raise InputError("Clients have no held-out test data: split with holdout > 0, or evaluate on 'train'.")
-        if self.clients == "none" or data.one_place:
+        if self.clients == "none":
             return None
         return data.train if self.clients == "train" or data.client_test is None else data.client_test
 
@@ -295,7 +296,13 @@ def _shared(problem: Problem) -> bool:
 def measured_on(problem: Problem, data: FederatedData, evaluation: Evaluation) -> dict[str, str]:
     """Describe the data that the measures use, and the models if there are two."""
     part = evaluation.part(data)
-    clients = "nothing" if part is None else "training data" if part is data.train else "held-out test data"
+    clients = (
+        "nothing"
+        if part is None
+        else "training data"
+        if part is (data.separate or data).train
+        else "held-out test data"
+    )
     words = {"pooled": "training data" if pooled_is_training(data) else "test data", "clients": clients}
     if evaluation.samples(data) and problem.predict is not None:
         some = f" of {evaluation.sample:,} of {data.clients:,} clients"
