@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import io
 import os
 import subprocess
 import sys
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 
 from fedstrata.core.errors import InputError
-from fedstrata.data.tables import Column, FileFormat, Schema, Target
+from fedstrata.data.tables import Column, FileFormat, Schema, Target, batches, scanning, textfiles
 from fedstrata.data.tables.cells import days_of
 from fedstrata.data.tables.findings import raise_if_errors
 from fedstrata.data.tables.reading import chunks, read_site, read_sites
@@ -266,6 +267,57 @@ def test_cells_of_many_lines_are_refused_if_they_are_long(write: Callable[..., P
     assert "a row has more than a million bytes" in text
 
 
+class Endless(io.RawIOBase):
+    """A table whose last field never ends; it counts the bytes that are read."""
+
+    def __init__(self) -> None:
+        self.start, self.read_so_far = TEXT.encode() + b"d,", 0
+
+    def readable(self) -> bool:
+        return True
+
+    def read(self, size: int = -1) -> bytes:
+        assert 0 < size <= 1 << 20
+        self.read_so_far += size
+        block, self.start = self.start[:size], self.start[size:]
+        return block + b"9" * (size - len(block))
+
+    def readinto(self, buffer: bytearray) -> int:  # type: ignore[override]
+        buffer[:] = self.read(len(buffer))
+        return len(buffer)
+
+
+def test_a_field_without_an_end_is_refused_at_its_beginning(
+    write: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, opened = write(TEXT), []
+
+    def stream(path: Path, encoding: str) -> Endless:
+        opened.append(Endless())
+        return opened[-1]
+
+    for module in (scanning, textfiles):
+        monkeypatch.setattr(module, "stream", stream)
+    monkeypatch.setattr(scanning, "BLOCK", 1 << 10)
+    monkeypatch.setattr(scanning, "LONGEST_LINE", 1 << 12)
+    text = errors(path)
+    assert "line 5 has more than a million bytes" in text and "Look for a quote that is not closed" in text
+    assert opened[-1].read_so_far < 1 << 14
+
+
+def test_text_of_parquet_files_has_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    frame = pandas.DataFrame({"age": [1.0, 2.0], "sex": ["male", "x" * 5000], "note": "y" * 9000, "died": [0, 1]})
+    frame.to_parquet(tmp_path / "north.parquet", compression=None)
+    monkeypatch.setattr(batches, "MOST_TEXT", 4000)
+    schema = Schema(
+        Target("died"), [Column("age"), Column("sex", kind="flag", categories=["female", "male"])], drop=["note"]
+    )
+    text = errors(tmp_path / "north.parquet", schema)
+    assert "north" in text and "column 'sex' has 5,0" in text and "Look for a cell that is too long" in text
+    table = read_site(tmp_path / "north.parquet", schema.replace(columns=schema.columns[:1], drop=["note", "sex"]))
+    assert table.values.tolist() == [[1.0], [2.0]]
+
+
 @pytest.mark.slow
 def test_a_field_of_two_gigabytes(tmp_path: Path) -> None:
     path = tmp_path / "north.csv"
@@ -399,7 +451,12 @@ def test_too_many_columns_sites_or_rows(
     with pytest.raises(InputError, match="names 10,001 sites, more than 10,000: is it an identifier"):
         read_sites(write("ward,x,y\n" + rows), schema)
     path = tmp_path / "twice.parquet"
-    monkeypatch.setattr("fedstrata.data.tables.reading.np.full", lambda *_: np.zeros(1 << 62))
+    empty = np.empty
+
+    def too_large(shape: int | tuple[int, ...], *how: object) -> np.ndarray:
+        return np.zeros(1 << 62) if np.prod(shape) else empty(shape, *how)
+
+    monkeypatch.setattr("fedstrata.data.tables.reading.np.empty", too_large)
     assert "rows, too many for memory" in errors(write("x,y\n1,0\n"), schema.replace(site=None))
     monkeypatch.undo()
     pa.parquet.write_table(pa.table([[1], [2], [0]], names=["x", "x", "y"]), path)

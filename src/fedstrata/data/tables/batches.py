@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from fedstrata.core.errors import InputError
+from fedstrata.data.tables.cells import shown
 from fedstrata.data.tables.converting import Field, Problem
 from fedstrata.data.tables.schema import FileFormat
 from fedstrata.data.tables.sources import SiteFile, check_distinct_names
@@ -33,6 +34,9 @@ RETRIES = 3
 """So many columns of a piece of a file are found not to be numbers one by one; then all are read as text."""
 
 MOST_WORKERS = 8
+
+MOST_TEXT = 1 << 28
+"""A column of a Parquet file with more bytes of text in one group of rows is refused: they are read at once."""
 
 BOM = b"\xef\xbb\xbf"
 
@@ -89,10 +93,24 @@ class Table:
             yield from self.site.table.select(names).to_batches(max_chunksize=ROWS)
             return
         with self._parquet() as file:
+            self._check_sizes(file, names)
             try:
                 yield from file.iter_batches(ROWS, columns=names)
             except (pa.ArrowException, OSError) as error:
                 raise unreadable(self.site.table, _first_line(error), public="it is damaged.") from None
+
+    def _check_sizes(self, file: Any, names: Sequence[str]) -> None:
+        """Raise if a column has so much text in one group of rows that it would have to be in memory at once."""
+        for i in range(file.metadata.num_row_groups):
+            group = file.metadata.row_group(i)
+            for j in range(group.num_columns):
+                part = group.column(j)
+                text = part.physical_type == "BYTE_ARRAY" and part.path_in_schema in names
+                if text and part.total_uncompressed_size > MOST_TEXT:
+                    where = f"column {shown(part.path_in_schema)} has {part.total_uncompressed_size:,} bytes of text"
+                    why = f"{where} in {group.num_rows:,} rows, more than {MOST_TEXT:,}"
+                    remedy = "Look for a cell that is too long, or write the file in smaller groups of rows."
+                    raise unreadable(Path(self.site.place), why, remedy)
 
     def _parquet(self) -> Any:
         import pyarrow as pa

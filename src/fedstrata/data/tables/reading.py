@@ -178,7 +178,7 @@ class _Whole:
         self.schema, self.site, self.unit = schema, site, table.unit
         self.findings = check_names(table, schema)
         try:
-            self.values, self.targets = np.empty((table.most, len(schema.features))), np.full(table.most, np.nan)
+            self.values, self.targets = np.empty((table.most, len(schema.features))), np.empty(table.most)
         except (MemoryError, ValueError):
             raise InputError(f"The table {site.place} has up to {table.most:,} rows, too many for memory.") from None
         self.problems: list[Problem] = []
