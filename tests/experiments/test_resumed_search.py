@@ -90,6 +90,9 @@ def test_a_folder_belongs_to_one_search(tmp_path: Path) -> None:
     claim(tmp_path / "new" / "trials", "settings")
     with pytest.raises(InputError, match=r"has a search with different settings\. Nothing was overwritten"):
         claim(tmp_path / "new" / "trials", "others")
+    claim(tmp_path / "data", '{"digests": {"a": [1]}}')
+    with pytest.raises(InputError, match="different settings: the data or the starting points are others"):
+        claim(tmp_path / "data", '{"digests": {"a": [2]}}')
     with pytest.raises(InputError, match="It has no search to resume"):
         claim(tmp_path / "new", "settings")
     (tmp_path / "new" / "trials" / "config.json").write_bytes(b"\xff\xfe")
@@ -237,12 +240,15 @@ def test_a_trial_is_not_stored_among_other_files(fedstrata: Any, write: Any, tmp
 def test_trials_of_another_search_are_not_mixed(fedstrata: Any, write: Any, tmp_path: Path) -> None:
     words = ("tune", write(ARRAY.removesuffix("[tune.search.scaffold]\n")), "--out", tmp_path / "out")
     assert fedstrata(*words, "--algorithms", "fedavg", "--trial", 1)[0] == 0
-    for changes in (("--algorithms", "fedprox"), ("--algorithms", "fedavg", "--trials", 3)):
+    others = {
+        ("--algorithms", "fedprox"): "'names' was ['fedavg'] and is now ['fedprox']",
+        ("--algorithms", "fedavg", "--trials", 3): "'tune.trials' was 2 and is now 3",
+    }
+    for changes, difference in others.items():
         for more in (("--trial", 1), ("--resume",)):
             code, _, err = fedstrata(*words, *changes, *more)
-            assert code == 2 and "has a search with different settings. Nothing was overwritten." in " ".join(
-                err.split()
-            )
+            told = f"has a search with different settings: {difference}. Nothing was overwritten."
+            assert code == 2 and told in " ".join(err.split())
 
 
 def test_labels_in_python_need_files_of_their_own(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -90,6 +91,11 @@ def test_without_any_verdict_no_intervals_are_claimed() -> None:
     result = comparison(a=[0.7, 0.72], b=[0.9, None])
     assert result.verdicts == ["b has no AUC in 1 of 2 seeds: no verdict."]
     assert result.conditions == "No verdicts: the measure is AUC."
+    one_positive = replace(result, outcomes=comparison(a=[0.7, 0.72], b=[0.8, 0.9]).outcomes)
+    for group in one_positive.outcomes.values():
+        rows = {"mark": np.arange(4), "auc": np.array([math.nan, 0, 0, 0]), "fewest": np.array([1])}
+        group[:] = [replace(o, rows=rows) for o in group]
+    assert "with so few test rows" in one_positive.verdicts[0] and one_positive.conditions == result.conditions
     lost = Comparison("method", {k: [Outcome(k, 0, [], None, {}, "it diverged")] for k in "ab"}, "a", "auc")
     assert [mean_and_spread(row, lost.columns()) for row in lost.rows] == [
         {"method": k, "auc": "diverged in 1 of 1"} for k in "ab"

@@ -124,7 +124,7 @@ class Comparison:
     @property
     def conditions(self) -> str:
         """A sentence on how the verdicts were reached."""
-        judged = [d for d in self.differences().values() if isinstance(d, Difference)]
+        judged = [d for d in self.differences().values() if isinstance(d, Difference) and d.low is not None]
         what, where = about(self.measure).phrase, " on the training data" if self.on_training_data else ""
         kind = "training rows" if self.on_training_data else "test rows"
         rows = f" and {kind}" if judged and all(d.over_rows for d in judged) else ""

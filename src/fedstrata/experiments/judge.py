@@ -78,7 +78,8 @@ class Difference:
     @property
     def words(self) -> str:
         """The verdict in a sentence."""
-        form = "{:.3f}" if 0.0005 <= abs(self.gain) < 10_000 or self.gain == 0 else "{:.3g}"
+        size = abs(self.gain)
+        form = "{:.3g}" if size >= 10_000 else "{:.3f}" if size >= 0.0005 or size == 0 else "{:.2g}"
         if self.low is None or self.high is None:
             why = "with one seed" if self.seeds == 1 else "with so few test rows"
             return f"{self.label} cannot be judged against {self.baseline} {why}: {form.format(self.gain)}."

@@ -8,10 +8,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 from fedstrata.core.errors import InputError, invalid, is_finite
-from fedstrata.core.files import Row, make_folder, refuse_used, write_atomically
+from fedstrata.core.files import Row, flatten, make_folder, refuse_used, write_atomically
 from fedstrata.experiments.methods import Outcome
 from fedstrata.experiments.overlay import slug
 from fedstrata.experiments.schema import TuneTable
@@ -165,5 +166,20 @@ def claim(folder: Path, settings: str) -> None:
         raise InputError(f"The file {file} cannot be read: {error.strerror}. Choose another directory.") from None
     if not same:
         raise InputError(
-            f"The directory {folder} has a search with different settings. Nothing was overwritten. Choose another."
+            f"The directory {folder} has a search with different settings{_difference(file, settings)}. Nothing was "
+            "overwritten. Choose another."
         )
+
+
+def _difference(file: Path, settings: str) -> str:
+    """Say in which setting a search differs from the one in a file; nothing if the file is damaged."""
+    try:
+        old, new = flatten(json.loads(file.read_bytes())), flatten(json.loads(settings))
+    except (ValueError, AttributeError, RecursionError):
+        return ""
+    changed = [key for key in sorted(old.keys() | new.keys()) if old.get(key) != new.get(key)]
+    key = next((key for key in changed if "digests" not in key), None)
+    if key is None:
+        return ": the data or the starting points are others" if changed else ""
+    was, now = (shorten(repr(each.get(key)), 80) for each in (old, new))
+    return f": {shorten(repr(key), 80)} was {was} and is now {now}"
