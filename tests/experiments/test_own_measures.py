@@ -125,6 +125,18 @@ def test_training_rows_are_those_of_the_judged_measure(measure: str, pooled: str
     assert ("There are no test data" in result.conditions) is training
 
 
+@pytest.mark.parametrize(("measure", "verdict"), [("auc_worst", False), ("auc_mean", False), ("auc_within", True)])
+def test_means_over_different_sites_are_not_compared(measure: str, verdict: bool) -> None:
+    """The AUC of 40 sites and that of 50 are of different sites; the pairs of all sites are the same."""
+    groups = {}
+    for label, sites in (("a", "40"), ("b", "50")):
+        on = {"pooled": TEST, "clients": "held-out test data", "auc": f"{sites} of 186 sites measured"}
+        summary, values = {"data": "d", "measured_on": on}, [0.5, 0.6, 0.8]
+        groups[label] = [Outcome(label, s, [], {measure: v}, summary, loss="bce") for s, v in enumerate(values)]
+    (said,) = Comparison("method", groups, "a", measure).verdicts
+    assert ("different numbers of clients: no verdict" not in said) is verdict
+
+
 def test_the_objective_of_a_problem_without_a_model_is_no_training_measure() -> None:
     result = fs.compare(METHODS, MADE.data, seeds=2, measure="loss", **HOW)
     assert "training" not in result.conditions

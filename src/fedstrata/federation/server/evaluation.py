@@ -75,7 +75,10 @@ class FederatedEvaluation:
             self._state.update(unmeasured=self._state.unmeasured | counts)
         measured = [told.get(k, NodeMeasures()) for k in range(len(names))]
         if not any(each.measures for each in measured):
-            self._say("Nothing was measured: no node that replied has test data. Set data.holdout, or add test data.")
+            self._say(
+                "Nothing was measured: no node that replied has test data, or enough to tell of them. "
+                "Set data.holdout, or add test data."
+            )
         return measured
 
     def _read(self, replies: Mapping[int, Verified]) -> tuple[dict[int, NodeMeasures], dict[int, Refused]]:
