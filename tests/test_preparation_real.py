@@ -1,4 +1,4 @@
-"""The preparation of real tables, in every engine: equal to scikit-learn's, and no message tells of a small group."""
+"""Real tables in every engine: prepared as scikit-learn does, described, and no message tells of a small group."""
 
 from __future__ import annotations
 
@@ -12,11 +12,15 @@ import numpy as np
 import pytest
 
 from federation.stand_in import Site, site_of_files
+from fedstrata.clients.faults import Faults
 from fedstrata.data.tables.checking import read_checked
+from fedstrata.data.tables.describing import describe
 from fedstrata.data.tables.fitted import Fitted
-from fedstrata.experiments.build import plan_of
+from fedstrata.experiments.build import plan_of, schema_of
 from fedstrata.experiments.config import parse
 from fedstrata.federation.server import nodes
+from fedstrata.federation.server.nodes import Nodes
+from fedstrata.federation.server.tables import ask_tables, described_by
 from rank_of_tables import statistics, work
 from real_tables import FOLDER, WORLDS, World
 
@@ -232,3 +236,42 @@ def test_no_message_tells_of_a_row_or_a_small_group(
     queries = {f"query:{name}" for name in ("column_statistics", "class_counts", "score_moments", "score_counts")}
     assert asked == {"describe", "local", *queries}
     assert sum(sent.header["work"] == "query:column_statistics" for sent in site.sent) == len(world.files)
+
+
+# --- the description -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "minimum"),
+    [pytest.param(name, m, marks=pytest.mark.slow if name != "heart" else ()) for name in WORLDS for m in (1, 10)],
+)
+def test_nodes_describe_their_tables_as_all_files_are_described(
+    worlds: dict[tuple[str, str], World], tmp_path: Path, name: str, minimum: int
+) -> None:
+    world = worlds[name, "standard"]
+    config = parse(experiment(world, "standard", minimum), "a test")
+    schema = schema_of(config)
+    site = site_of_files(tmp_path, config, world.files, minimum=str(minimum))
+    told = ask_tables(Nodes(site, site.roster, "0" * 32, Faults(timeout=5.0)), schema, minimum)
+    d = described_by(json.loads(json.dumps(told, allow_nan=False)), schema)
+    tables, findings = read_checked([str(file) for file in world.files], schema)
+    wanted = describe(tables, schema, minimum, findings)
+    assert [s.name for s in d.sites] == [s.name for s in wanted.sites] and d.left_out >= wanted.left_out
+    for own, other in zip([*d.sites, d.together], [*wanted.sites, wanted.together], strict=True):
+        assert own.rows == other.rows or (own.name == "together" and d.left_out > wanted.left_out)
+        for column, mine in own.columns.items():
+            theirs = other.columns[column]
+            if minimum == 1:
+                assert (mine.counts, mine.missing) == (theirs.counts, theirs.missing)
+                assert (mine.mean is None) == (theirs.mean is None) and mine.extremes == theirs.extremes
+                assert mine.mean is None or mine.mean == pytest.approx(theirs.mean, rel=2e-5)
+            elif own.name != "together":  # which counts are hidden also depends on other sites, if these are known
+                assert (mine.mean, mine.spread, mine.quantiles) == (theirs.mean, theirs.spread, theirs.quantiles)
+    for sent, reply in zip(site.sent, site.replies, strict=True):
+        answer = json.loads(reply.text)["table"]
+        assert answer["rows"] is None or answer["rows"] >= minimum
+        for column in answer["columns"].values() if sent.header["kind"] == "summary" else ():
+            counts = [*column["counts"], column["missing"]]
+            assert all(count is None or count == 0 or count >= minimum for count in counts)
+            if answer["rows"] is not None and None in counts:
+                assert counts.count(None) > 1 and answer["rows"] - sum(count or 0 for count in counts) >= minimum
