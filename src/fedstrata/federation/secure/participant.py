@@ -116,13 +116,16 @@ class Participant:
 
     # --- checks ---
 
-    def _next(self, phase: Phase) -> None:
-        """Go to the next phase; raise if this one was answered already, or comes too early."""
-        if PHASES.index(phase) != PHASES.index(self.phase) + 1:
+    def expect(self, phase: str) -> None:
+        """Raise if a message of this phase was answered already, or comes too early."""
+        if phase not in PHASES or PHASES.index(phase) != PHASES.index(self.phase) + 1:
             raise SecureError(
                 f"The server asked for {phase!r} of a secure sum after {self.phase!r}. A node answers each message of "
                 f"a sum once, in the order {', '.join(PHASES)}."
             )
+
+    def _next(self, phase: Phase) -> None:
+        self.expect(phase)
         self.phase = phase
 
     def _enough(self, number: int, what: str) -> None:
