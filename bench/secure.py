@@ -24,7 +24,7 @@ from fedstrata.federation.secure import fixedpoint
 from fedstrata.federation.secure.collector import Collector
 from fedstrata.federation.secure.fields import SHARE
 from fedstrata.federation.secure.messages import ADVERT, SEALED, SIGNATURE, Session, usual_signature
-from fedstrata.federation.secure.participant import Participant
+from fedstrata.federation.secure.participant import Participant, Verify
 
 T = TypeVar("T")
 
@@ -64,6 +64,9 @@ def one_sum(nodes: int, entries: int, leaving: int) -> tuple[float, float]:
             return False
         return True
 
+    def checks(k: int) -> Verify:
+        return verify if k == 0 else lambda *_: True  # the time of the others is not measured
+
     session = Session("ab" * 16, 0, 0, 0, math.ceil(0.67 * nodes))
     first, others, server = Timer(), Timer(), Timer()
     timers = [first, *[others] * (nodes - 1)]
@@ -75,7 +78,7 @@ def one_sum(nodes: int, entries: int, leaving: int) -> tuple[float, float]:
     server(collector.close_adverts)
     adverts = dict(collector.adverts)
     for k, node in enumerate(people):
-        sealed = timers[k](lambda node=node: node.shares(adverts, verify))
+        sealed = timers[k](lambda node=node, k=k: node.shares(adverts, checks(k)))
         server(lambda k=k, sealed=sealed: collector.take_shares(k, sealed))
     random = np.random.default_rng(0)
     expected = np.zeros(entries)
@@ -97,7 +100,7 @@ def one_sum(nodes: int, entries: int, leaving: int) -> tuple[float, float]:
         server(lambda k=k, signature=signature: collector.take_signature(k, signature))
     signatures = server(collector.close_signatures)
     for k in survivors:
-        shares = timers[k](lambda k=k: people[k].opened(signatures, verify))
+        shares = timers[k](lambda k=k: people[k].opened(signatures, checks(k)))
         server(lambda k=k, shares=shares: collector.take_opened(k, shares))
     total = fixedpoint.decoded(server(collector.total), 32)
     assert entries > CHECKED or np.abs(total - expected).max() <= nodes * 2.0**-32

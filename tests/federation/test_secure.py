@@ -6,7 +6,7 @@ import dataclasses
 import gc
 import json
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -284,6 +284,25 @@ def test_a_message_of_an_earlier_sum_is_refused(tmp_path: Path) -> None:
         assert f"asked for '{phase}'" in json.loads(nodes.answered(old).text)["error"]
     other = dataclasses.replace(old, text=json.dumps(old.header | {"attempt": 1}))
     assert "has not begun" in json.loads(nodes.answered(other).text)["error"]
+
+
+@pytest.mark.parametrize("field", ["weighting", "iteration"])
+def test_a_server_that_asks_nodes_for_different_things_gets_no_sum(field: str, tmp_path: Path) -> None:
+    """One node is told another weighting, so that the sum of the weights would show its size, and so on."""
+    tables: Tables = {"train": {"rounds": 1}, "problem": {"prior": False}, "faults": {"retries": 0}}
+    nodes = site(tmp_path, made(DIGITS, FEDAVG, SECURE, tables))
+    other = {"weighting": "samples", "iteration": 5}[field]
+    send = nodes.send
+
+    def lying(node: int, text: str, arrays: Sequence[np.ndarray]) -> str:
+        header = json.loads(text)
+        if node == 101 and header["kind"] == "masked":
+            text = json.dumps(header | {field: other})
+        return send(node, text, arrays)
+
+    nodes.send = lying  # type: ignore[method-assign]
+    with pytest.raises(fs.QuorumError, match="sum of the weights or samples is wrong"):
+        nodes.serve()
 
 
 # --- what a node allows ---------------------------------------------------------------------------------------------

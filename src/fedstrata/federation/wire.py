@@ -157,6 +157,13 @@ def mismatch(header: Mapping[str, Any], sender: str, receiver: str) -> str:
     )
 
 
+def asked(call: Call, message: Any) -> bytes:
+    """Return a hash of the work that a call asks for, with its message: the same for all clients of an exchange."""
+    form, arrays = pack(message)
+    what = [call.work, call.weighting, call.round, call.iteration, call.clients, call.classes, call.learned, form]
+    return digest(json.dumps(what), arrays)
+
+
 def pack(tree: Any) -> tuple[Any, list[np.ndarray]]:
     """Return the form and the arrays of a nested tuple."""
     arrays: list[np.ndarray] = []

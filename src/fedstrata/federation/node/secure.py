@@ -92,7 +92,7 @@ def answer(call: Call, content: Any, node: Mapping[str, Any], bits: int, rows: i
         if vector is None:
             header["nan"], reply = True, wire.pack(())
         else:
-            masked = me.masked(sealed, vector)
+            masked = me.masked(sealed, vector, wire.asked(call, message))
             reply = wire.pack((torch.from_numpy(masked.view(np.int64)),))
     elif call.kind == "agree":
         signed = me.agree(_numbers(content), public.sign)

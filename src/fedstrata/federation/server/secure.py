@@ -85,7 +85,8 @@ class SecureSum:
             k: replace(call, weighting=request.weighting or "", threshold=threshold) for k, call in calls.items()
         }
         session = Session(nodes.run, clock.round, request.exchange, request.attempt, threshold)
-        self._collector = Collector(session, self._verify)
+        about = wire.asked(next(iter(self._calls.values())), request.message)
+        self._collector = Collector(session, self._verify, about)
         self._answers: dict[int, CheckedAnswer] = {}
 
     def mean(self, message: Any, limit: int, deviating: Deviating) -> SecureMean | None:
