@@ -443,6 +443,8 @@ def test_stock_starts_a_supernode_that_listens_on_loopback(
     [
         ("data = 3\n", "must contain data = "),
         ("data = 'd'\nkey = 'k'\nstate = 's'\npool = 'no'\n", "The pool of a node must be true or false. Got 'no'"),
+        ("data = 'd'\nkey = 'k'\nstate = 's'\nsecure = 1\n", "The secure of a node must be true or false. Got 1"),
+        ("data = 'd'\nkey = 'k'\nstate = 's'\npeers = ['p']\n", "The peers of a node must be a path"),
         ("data = 'd'\nkey = 'k'\nstate = 's'\nminimum = '10'\n", "must be a whole number, at least 1. Got '10'"),
         ("data = 'd'\nkey = 'k'\nstate = 's'\nminimum = 0\n", "must be a whole number, at least 1. Got 0"),
         ("date = 'x'\n", "Did you mean 'data'"),

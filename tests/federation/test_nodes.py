@@ -93,7 +93,7 @@ def test_only_queries_and_methods_that_are_marked_as_remote_can_be_asked_for(
     nodes = sites(FEDAVG)
     assert call(nodes)["steps"] == 2
     assert set(call(nodes, work=work)) == {"error"}
-    assert "Known: local, query:class_counts, query:column_statistics, query:first_loss" in capsys.readouterr().err
+    assert "Known: local, query:class_counts, query:class_shares, query:column_statistics" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -121,6 +121,18 @@ def test_a_node_signs_no_wrong_survivors(survivors: tuple[int, ...], said: str) 
         one.nodes[0].agree(survivors, lambda content: sign(0, content))
 
 
+def test_a_server_that_asks_one_node_something_else_gets_no_sum() -> None:
+    one = Sum({k: np.zeros(1000, np.uint64) for k in range(4)}, 3).until("shares")
+    for k, node in one.nodes.items():
+        about = b"another model" if k == 2 else b""
+        one.collector.take_masked(k, node.masked(one.collector.inbox_of(k), one.vectors[k], about))
+    one.collector.close_masked()
+    one.agree()
+    one.open()
+    total = one.collector.total()
+    assert len(np.unique(total)) == 1000 and np.count_nonzero(total >> np.uint64(56)) > 950, "random numbers, not zeros"
+
+
 def test_a_node_masks_no_second_vector_with_the_same_masks() -> None:
     one = Sum(vectors(range(3)), 2).until("masked")
     with pytest.raises(SecureError, match=r"asked for 'masked' .* after 'masked'"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import re
 import sys
@@ -371,6 +372,20 @@ def draw_all(folder: Path) -> None:
     plot_diagnostics(diagnostics, folder / "b.png")
     plot_partition(fs.quadratic(clients=3).data, folder / "c.png")
     assert all((folder / f"{name}.png").read_bytes().startswith(b"\x89PNG") for name in "abc")
+
+
+def test_a_plot_on_a_full_disk_leaves_the_one_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = plot({"a": [ROWS]}, tmp_path / "x.png")
+    before = path.read_bytes()
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "replace", full)
+    with pytest.raises(fs.FedstrataError, match=r"x\.png cannot be written: No space left") as raised:
+        plot({"a": [ROWS[:2]]}, path)
+    assert raised.value.exit_code == 1, "the input was not bad"
+    assert path.read_bytes() == before and list(tmp_path.iterdir()) == [path]
 
 
 def test_a_plot_that_cannot_be_written_is_refused(tmp_path: Path) -> None:

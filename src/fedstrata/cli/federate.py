@@ -254,7 +254,7 @@ def start_node(
 def _node_settings(path: Path) -> dict[str, str]:
     """Read the settings of a node; raise now if they would fail at its first message."""
     table = read_toml(path)
-    allowed = ("data", "key", "state", "import", "pool", "minimum")
+    allowed = ("data", "key", "state", "import", "pool", "minimum", "secure", "peers")
     for name in table:
         if name not in allowed:
             raise unknown("setting of a node", name, allowed, str(path))
@@ -264,11 +264,16 @@ def _node_settings(path: Path) -> dict[str, str]:
         table[name] = str(Path(table[name]).expanduser())
     if not isinstance(table.get("import", ""), str):
         raise invalid("import of a node", table["import"], "a path, or several separated by ':'", str(path))
-    if not isinstance(table.get("pool", True), bool):
-        raise invalid("pool of a node", table["pool"], "true or false", str(path))
+    for name in ("pool", "secure"):
+        if not isinstance(table.get(name, True), bool):
+            raise invalid(f"{name} of a node", table[name], "true or false", str(path))
+    if not isinstance(table.get("peers", ""), str):
+        raise invalid("peers of a node", table["peers"], "a path", str(path))
+    if "peers" in table:
+        table["peers"] = str(Path(table["peers"]).expanduser())
     if type(table.get("minimum", 1)) is not int or table.get("minimum", 1) < 1:
         raise invalid("minimum of a node", table["minimum"], "a whole number, at least 1", str(path))
-    for name in ("data", "key"):
-        if not Path(table[name]).exists():
+    for name in ("data", "key", "peers"):
+        if name in table and not Path(table[name]).exists():
             raise InputError(f"There is no {table[name]}, the {name} of the node in {path}.")
     return {k: str(v) for k, v in table.items()}

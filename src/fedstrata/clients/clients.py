@@ -253,11 +253,16 @@ class Clients:
         return sizes / sizes.sum()
 
     def _exchange(
-        self, work: Work, message: tuple[Any, ...], rejoins: bool = False, pool: int | None = None
+        self,
+        work: Work,
+        message: tuple[Any, ...],
+        rejoins: bool = False,
+        pool: int | None = None,
+        weighting: Weighting | None = None,
     ) -> Exchange:
         places, answered = np.arange(len(self.cohort)), np.zeros(len(self.cohort), dtype=bool)
         clock, exchange = self.progress.now, self.progress.exchanges
-        request = Request(work, message, clock, exchange, self.cohort, places, answered, rejoins=rejoins, pool=pool)
+        request = Request(work, message, clock, exchange, self.cohort, places, answered, 0, rejoins, pool, weighting)
         request.check_message()
         check_pool(request)
         self.progress.exchanges += 1
@@ -285,7 +290,9 @@ class Clients:
 
     def _reduce(self, work: Work, message: tuple[Any, ...], weighting: Weighting, how: tuple[str, ...]) -> Any:
         """Make one exchange, and reduce each tensor of the answers as ``how`` and the channel say."""
-        exchange, channel, weights = self._exchange(work, message), self.engine.channel, self._weights(weighting)
+        means = weighting if set(how) == {"mean"} else None
+        exchange, channel = self._exchange(work, message, weighting=means), self.engine.channel
+        weights = self._weights(weighting)
         reduce.check_means(channel, exchange.request, how, weighting, self._by_weights)
         answers = self._finish(reduce.by_channel(exchange, weights, how))
         if reduce.needs_noise(channel, answers):

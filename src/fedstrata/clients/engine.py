@@ -13,6 +13,7 @@ import torch
 
 from fedstrata.clients.channel import PLAIN, Channel
 from fedstrata.clients.client_side import ClientSide
+from fedstrata.clients.cohort import Weighting
 from fedstrata.clients.faults import Fault, FaultKind, Faults
 from fedstrata.clients.privacy import Ledger
 from fedstrata.clients.queries import QUERIES
@@ -46,6 +47,7 @@ class Request(NamedTuple):
               keeps in an exchange is stored only if its answer was accepted.
     rejoins:  whether the clients have lost some of what they kept, and keep it again; they still have the rest.
     pool:     how many numbers a client's collections may hold at most, if the answers are collections to pool.
+    weighting: how clients are weighted, if nothing but the mean of their answers is wanted; otherwise None.
     """
 
     work: Work
@@ -58,6 +60,7 @@ class Request(NamedTuple):
     attempt: int = 0
     rejoins: bool = False
     pool: int | None = None
+    weighting: Weighting | None = None
 
     @property
     def name(self) -> str:
@@ -117,7 +120,8 @@ class Request(NamedTuple):
 class Answer(NamedTuple):
     """The answer of some clients of the cohort: ``value`` holds tensors [C, ...], a row for each of ``places``.
 
-    sent: the bytes sent, if they differ from those of the value.
+    sent:     the bytes sent, if they differ from those of the value.
+    received: the bytes that the clients received beside the message.
     """
 
     places: np.ndarray
@@ -125,6 +129,7 @@ class Answer(NamedTuple):
     samples: int
     steps: int
     sent: int | None = None
+    received: int = 0
 
     @property
     def nbytes(self) -> int:
@@ -185,6 +190,9 @@ class Engine(ABC):
 
     elsewhere = False
     """Whether the clients' data are in other processes, so that only they know whether rows are held out."""
+
+    sums_only = False
+    """Whether the server learns nothing but means over clients; a request without ``weighting`` is then an error."""
 
     secret_noise = False
     """Whether noise must be unpredictable; otherwise it is a function of names, and a run can be repeated."""

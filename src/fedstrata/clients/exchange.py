@@ -70,6 +70,7 @@ class Exchange:
             leaves, nesting = tree_flatten(answer.value)
             request.check(leaves, len(answer.places))
             self.used.bytes_up += answer.nbytes
+            self._usage.bytes_down += answer.received
             self.used.samples += answer.samples
             self.used.steps = max(self.used.steps, answer.steps)
             form = nesting, tuple((leaf.shape[1:], leaf.dtype) for leaf in leaves)

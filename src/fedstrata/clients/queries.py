@@ -19,6 +19,12 @@ def class_counts(client: Client) -> torch.Tensor:
     return client.class_counts
 
 
+def class_shares(client: Client) -> torch.Tensor:
+    """Return the frequency of each class in each client's samples: [C, classes]."""
+    counts = client.class_counts.double()
+    return counts / counts.sum(1, keepdim=True).clamp(min=1)
+
+
 def column_statistics(client: Client) -> torch.Tensor:
     """Return what each client tells of the columns of its table, for the preparation: [C, s]."""
     return client.column_statistics
@@ -52,5 +58,5 @@ def score_counts(client: Client, x: torch.Tensor, edges: torch.Tensor, held_out:
 
 
 QUERIES: dict[str, Callable[..., Any]] = {
-    f.__name__: f for f in (class_counts, column_statistics, first_loss, score_moments, score_counts)
+    f.__name__: f for f in (class_counts, class_shares, column_statistics, first_loss, score_moments, score_counts)
 }

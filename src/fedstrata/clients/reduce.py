@@ -154,6 +154,8 @@ def noisy(channel: Channel, mean: Reduced, weights: torch.Tensor, names: tuple[i
 
 def _weighted_sum(leaf: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     leaf = leaf if leaf.is_floating_point() else leaf.double()
+    if leaf.stride(0) == 0:  # all rows are the same one
+        return weights.sum().to(leaf) * leaf[0]
     if leaf.dim() == 2:  # most answers are vectors
         return weights.to(leaf) @ leaf
     return (weights.to(leaf) @ leaf.reshape(len(leaf), -1)).view(leaf.shape[1:])

@@ -24,6 +24,7 @@ from fedstrata.experiments.schema import (
     AlgorithmTable,
     CompareTable,
     DataTable,
+    FederationTable,
     ModelTable,
     PlotTable,
     PretrainTable,
@@ -44,7 +45,7 @@ WRITTEN = ("digest", "written_by")
 OF_SEVERAL_RUNS = ("baselines", "compare", "plot", "tune", "variants")
 """Tables that a single run does not depend on."""
 
-OPTIONAL = ("baselines", "channel", "compare", "diagnostics", "plot", "prepare", "pretrain", "variants")
+OPTIONAL = ("baselines", "channel", "compare", "diagnostics", "federation", "plot", "prepare", "pretrain", "variants")
 """Tables that the config.toml of a run omits if nothing in them is set."""
 
 
@@ -63,6 +64,7 @@ class Config(Options, owner="the configuration"):
     evaluate: Evaluation = param(Evaluation(), "what to measure")
     channel: Channel = param(PLAIN, "clipping, noise and compression of the clients' answers")
     faults: Faults | None = param(None, "how to handle clients that fail")
+    federation: FederationTable = param(FederationTable(), "what the server of a federation can see")
     diagnostics: dict[str, Any] = param({}, "what to record about local steps")
     tune: TuneTable = param(TuneTable(), "how to search for hyperparameters")
     compare: CompareTable = param(CompareTable(), "how to repeat runs")

@@ -20,7 +20,7 @@ from fedstrata.core.schedules import SCHEDULES
 from fedstrata.data.partitions import PARTITIONS
 from fedstrata.data.sets import SETS
 from fedstrata.data.tables.preparation import Preparation
-from fedstrata.experiments.schema import CompareTable, DataTable, PlotTable, PretrainTable, TuneTable
+from fedstrata.experiments.schema import CompareTable, DataTable, FederationTable, PlotTable, PretrainTable, TuneTable
 from fedstrata.models.augment import AUGMENTATIONS
 from fedstrata.models.zoo import MODELS
 from fedstrata.problems import PROBLEMS
@@ -37,6 +37,7 @@ TABLES: dict[str, Any] = {
     "channel": Channel,
     "faults": Faults,
     "faults.inject": Inject,
+    "federation": FederationTable,
     "diagnostics": Diagnostics,
     "tune": TuneTable,
     "compare": CompareTable,

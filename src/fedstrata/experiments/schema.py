@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Self
 
@@ -142,6 +143,32 @@ WITH_FOLDER = ("folder", "directory", "holdout", "support", "sites", "seed")
 
 WITH_TABLES = ("tables", "schema", "features", "drop", "directory", "holdout", "support", "sites", "seed")
 """The keys of ``[data]`` that apply to the user's own tables, in ``data.tables``."""
+
+
+class FederationTable(Options, owner="the federation table"):
+    """What the server of a federation can see; a simulation takes no notice of it."""
+
+    secure: bool = param(
+        False, "sum the answers of the nodes under masks, so that the server learns only means over nodes"
+    )
+    threshold: int | float = param(
+        0.67,
+        "fraction or number of a cohort's nodes that must stay to the end of a secure sum: more than half",
+        only={"secure": (True,)},
+    )
+    bits: int = param(
+        32,
+        "binary places of the numbers in a secure sum: a mean is exact to 2^-bits, and larger numbers fit with fewer",
+        least=1,
+        most=48,
+        only={"secure": (True,)},
+    )
+
+    def needed(self, cohort: int) -> int:
+        """Return how many nodes of a cohort must stay to the end of a secure sum."""
+        if isinstance(self.threshold, float):
+            return math.ceil(round(self.threshold * cohort, 9))
+        return min(self.threshold, cohort)
 
 
 class CompareTable(Options, owner="the compare table"):

@@ -23,6 +23,7 @@ from fedstrata.experiments.config import Config, parse
 from fedstrata.federation.experiment import check_config, error_file, import_modules, tables_for_nodes
 from fedstrata.federation.node.answer import Answers
 from fedstrata.federation.records import MOST_BYTES, from_records, to_records
+from fedstrata.federation.secure import exclusions
 from fedstrata.federation.server.data import Say, data_of_nodes
 from fedstrata.federation.server.engine import Federated
 from fedstrata.federation.server.evaluation import FederatedEvaluation
@@ -114,7 +115,10 @@ def serve(
     nodes = Nodes(transport, roster, state.run, policy)
     data = replace(data_of_nodes(nodes, state, server_data, say, config), plan=plan_of(config))
     experiment = Experiment(config, data)
-    changed = {"algorithm": experiment.algorithm.to_table(), "federation": {"nodes": list(roster.names)}}
+    if config.federation.secure:
+        exclusions.check_problem(experiment.problem)
+    tables = tables_for_nodes(config)
+    own = {"federation": tables.get("federation", {}) | {"nodes": list(roster.names)}}
     return train(
         experiment.problem,
         experiment.data,
@@ -124,6 +128,6 @@ def serve(
         out=out,
         resume=resume,
         callbacks=callbacks,
-        config=tables_for_nodes(config) | changed,
-        engine=lambda side, channel, _: Federated(side, channel, policy, nodes, state),
+        config=tables | own | {"algorithm": experiment.algorithm.to_table()},
+        engine=lambda side, channel, _: Federated(side, channel, policy, nodes, state, config.federation),
     )

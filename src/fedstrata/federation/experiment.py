@@ -14,6 +14,7 @@ from fedstrata.core.errors import InputError, invalid
 from fedstrata.core.registry import Registry
 from fedstrata.experiments.build import build_algorithm, check_model, named_problem, schema_of
 from fedstrata.experiments.config import OF_SEVERAL_RUNS, Config, import_file
+from fedstrata.federation.secure import exclusions
 from fedstrata.models import MODELS
 from fedstrata.models.augment import AUGMENTATIONS
 from fedstrata.problems import PROBLEMS
@@ -40,6 +41,8 @@ def check_config(config: Config, nodes: int) -> None:
     for name in ("adapt_steps", "adapt_lr", "adapt_rows", "stationarity"):
         if getattr(config.evaluate, name) != getattr(default, name):
             raise InputError(f"A federation does not support evaluate.{name}: leave it out.")
+    if config.federation.secure:
+        exclusions.check_experiment(config, cohort_size(config.train.participation, nodes))
 
 
 def check_registered(config: Config) -> None:

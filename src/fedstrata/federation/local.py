@@ -86,7 +86,8 @@ def _check_directories(config: Config, nodes: int, folder: Path, out: Path, resu
 
 
 def _tables(config: Config, nodes: int) -> Row:
-    tables = config.to_toml(*OF_SEVERAL_RUNS) | {"federation": {"nodes": nodes}}
+    tables = config.to_toml(*OF_SEVERAL_RUNS)
+    tables["federation"] = tables.get("federation", {}) | {"nodes": nodes}
     return tables | {"algorithm": build_algorithm(config).to_table()}
 
 

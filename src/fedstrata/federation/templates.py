@@ -82,6 +82,8 @@ data = "/path/to/data.npz"            # inputs and targets; or a folder with tra
 key = "/path/to/node.key"             # {key}
 state = "/var/lib/fedstrata/{name}"   # a folder for the state that the client keeps between messages
 # minimum = 10                        # the smallest count that this node tells of a table
+# secure = true                       # answer in secure sums only, which show the server no answer of this node
+# peers = "/etc/fedstrata/peers"      # public keys, one per line: no secure sums with any other nodes
 """
 
 

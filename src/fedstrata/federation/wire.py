@@ -66,7 +66,8 @@ class Refused(FedstrataError):
 class Call:
     """A request from the server to a node.
 
-    kind:    "describe" (the shape of the node's data), "work" or "measure"; "spans" or "summary" (of its table).
+    kind:    "describe" (the shape of the node's data), "work" or "measure"; "spans" or "summary" (of its table); "keep"
+             (work whose answer stays on the node); or a phase of a secure sum (see ``federation.secure``).
     run:     the id under which the node stores the state of this run.
     nonce:   a random number that the signed reply must repeat.
     client:  the number of the node's client among ``clients``; ``name`` is the node's name.
@@ -78,6 +79,7 @@ class Call:
     work:    the method of the algorithm to run, or a query.
     learned: the answers to the problem's queries so far.
     pool:    how many numbers the client's collections may contain, if the answers are to be pooled.
+    weighting: how clients are weighted in a secure sum; ``threshold`` is how many nodes must stay to its end.
     """
 
     kind: str
@@ -97,6 +99,8 @@ class Call:
     work: str = ""
     learned: list[list[float] | None] = dataclasses.field(default_factory=list)
     pool: int | None = None
+    weighting: str = ""
+    threshold: int = 0
 
     def text(self, form: Any) -> str:
         """Return the header of the message: this call, the form of its content, and the sender's version."""
@@ -151,6 +155,13 @@ def mismatch(header: Mapping[str, Any], sender: str, receiver: str) -> str:
         f"{sender} runs fedstrata {str(version)[:40]} (message format {str(protocol)[:40]}), but {receiver} runs "
         f"fedstrata {__version__} (message format {PROTOCOL}). Install the same version on both."
     )
+
+
+def asked(call: Call, message: Any) -> bytes:
+    """Return a hash of the work that a call asks for, with its message: the same for all clients of an exchange."""
+    form, arrays = pack(message)
+    what = [call.work, call.weighting, call.round, call.iteration, call.clients, call.classes, call.learned, form]
+    return digest(json.dumps(what), arrays)
 
 
 def pack(tree: Any) -> tuple[Any, list[np.ndarray]]:

@@ -6,6 +6,7 @@ import json
 import math
 import traceback
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,15 +21,17 @@ from fedstrata.data.intake import are_labels
 from fedstrata.experiments.build import schema_of
 from fedstrata.federation import keys, wire
 from fedstrata.federation.experiment import plain_evaluation
-from fedstrata.federation.node.data import describe, described_table, path_of
+from fedstrata.federation.node import secure
+from fedstrata.federation.node.data import describe, described_table, path_of, rows_of
 from fedstrata.federation.node.faults import NoAnswer
 from fedstrata.federation.node.runs import KnownRun, KnownRuns
 from fedstrata.federation.node.tables import check_minimum, tell
 from fedstrata.federation.node.work import Header, work
 from fedstrata.federation.packet import Packet, from_bytes
+from fedstrata.federation.secure.participant import PHASES
 from fedstrata.federation.wire import Call, Reply
 
-OWN = "describe", "measure", "work"
+OWN = "describe", "measure", "work", "keep", *PHASES
 KINDS = *OWN, "spans", "summary"
 """The kinds of call that a node answers; those in ``OWN`` are about its data as the experiment takes them."""
 
@@ -38,7 +41,7 @@ class Answers:
 
     Both kinds of node use this: one that is long-lived, and Flower's, which starts a process for every message.
 
-    node: the node's configuration: data, key, state, import, pool, minimum.
+    node: the node's configuration: data, key, state, import, pool, minimum, secure, peers.
     """
 
     def __init__(self, node: Mapping[str, Any]) -> None:
@@ -76,6 +79,7 @@ class Answers:
         call, run = Call.read(message), self._runs.of(experiment)
         if call.kind not in KINDS:
             raise invalid("kind of call", call.kind, ", ".join(KINDS))
+        secure.check_allowed(call, self._node)
         if call.kind in OWN and run.config.data.schema is not None:
             check_minimum(run.config.prepare.minimum, self._node, "prepare.minimum of the experiment")
         return call, run
@@ -106,7 +110,12 @@ def _answer(
     if call.kind == "describe":
         return describe(run.own(call), run.config), []
     content = wire.unpack(form, arrays)
-    return (_measure(run, call, content), []) if call.kind == "measure" else work(run, call, content, node)
+    if call.kind == "measure":
+        return _measure(run, call, content), []
+    do = partial(work, run, call, node=node)
+    if call.kind in PHASES:
+        return secure.answer(call, content, node, run.config.federation.bits, rows_of(run.own(call)), do)
+    return secure.without_answer(*do(content)) if call.kind == "keep" else do(content)
 
 
 def _measure(run: KnownRun, call: Call, point: Any) -> Header:

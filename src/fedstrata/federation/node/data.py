@@ -141,19 +141,23 @@ def _raw(arrays: Any, title: str, columns: int) -> Arrays:
 def describe(own: NodeData, config: Config) -> dict[str, Any]:
     """Return what the server must know about a node's data to build the model: shapes, dtypes, number of classes.
 
-    The number of samples is included only if the run weights clients by it.
+    The number of samples is included only if the run weights clients by it, and sums are not secure.
     """
     parts = [arrays for arrays in (own.train, own.support, own.test) if arrays is not None]
     plan = plan_of(config)
-    rows = len(own.train[0]) + (0 if own.support is None else len(own.support[0]))
     return {
         "shapes": [list(a.shape[1:]) for a in own.train],
         "dtypes": [str(a.dtype).removeprefix("torch.") for a in own.train],
         "classes": intake.count_classes(*(a[-1] for a in parts), partial=True)
         if plan is None
         else plan.schema.target.size,
-        "rows": rows if config.train.weighting == "samples" else 1,
+        "rows": rows_of(own) if config.train.weighting == "samples" and not config.federation.secure else 1,
     }
+
+
+def rows_of(own: NodeData) -> int:
+    """Return the client's number of samples: its weight, if the run weights clients by it."""
+    return len(own.train[0]) + (0 if own.support is None else len(own.support[0]))
 
 
 def federated_view(own: NodeData, call: Call, config: Config) -> FederatedData:

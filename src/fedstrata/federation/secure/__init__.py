@@ -12,6 +12,10 @@ signatures and the consistency check against an active server). Its messages, fo
     open    every node sees ``threshold`` signatures of the same U3, and sends its share of the own mask of each node in
             U3, and of the pairwise masks of each node in U2 but not in U3: never both for one node
 
+Pairwise masks depend on what the nodes were asked, so that a server that asks one of them something else, to tell its
+answer from the others', gets no sum: the defence of D. Pasquini, D. Francati and G. Ateniese, "Eluding Secure
+Aggregation in Federated Learning via Model Inconsistency", ACM CCS 2022.
+
 ``fields.py`` splits secrets, ``masks.py`` makes masks, ``fixedpoint.py`` makes whole numbers of real ones,
 ``messages.py`` checks what arrives, ``participant.py`` is the node's side of a sum and ``collector.py`` the server's.
 """

@@ -27,14 +27,15 @@ class TooFew(SecureError):
 class Collector:
     """One sum. Call the methods in their order; each takes what one client sent, and raises Refused for a bad message.
 
+    about:     what the vectors answer, as the nodes were asked.
     adverts:   the public keys of those who take part: U1.
     sealed:    the encrypted shares that each sent, by receiver: its keys are U2.
     survivors: those whose masked vectors are in the sum: U3.
     signed:    the signatures of the survivors.
     """
 
-    def __init__(self, session: Session, verify: Verify) -> None:
-        self.session, self._verify = session, verify
+    def __init__(self, session: Session, verify: Verify, about: bytes = b"") -> None:
+        self.session, self._verify, self._about = session, verify, about
         self.adverts: dict[int, Advert] = {}
         self.sealed: dict[int, Rows] = {}
         self.survivors: tuple[int, ...] = ()
@@ -145,8 +146,8 @@ class Collector:
 
     def _take_off_pairs(self, total: np.ndarray, client: int, private: bytes) -> None:
         """Take off the masks that survivors share with a client whose vector did not arrive."""
-        adverts = self.adverts
-        keys = {k: pair_mask(private, adverts[k].mask_key, self._bound, client, k) for k in self.survivors}
+        adverts, salt = self.adverts, self._bound + self._about
+        keys = {k: pair_mask(private, adverts[k].mask_key, salt, client, k) for k in self.survivors}
         added = [key for peer, key in keys.items() if peer < client]
         masks.add_masks(total, [key for peer, key in keys.items() if peer > client], added)
 

@@ -79,12 +79,17 @@ class Participant:
             for peer, content in both.items()
         }
 
-    def masked(self, inbox: Rows, vector: np.ndarray) -> np.ndarray:
-        """Take the encrypted shares of the peers; return the vector, uint64, under the own mask and those of peers."""
+    def masked(self, inbox: Rows, vector: np.ndarray, about: bytes = b"") -> np.ndarray:
+        """Take the encrypted shares of the peers; return the vector, uint64, under the own mask and those of peers.
+
+        about: what the vector answers. The masks of two nodes cancel only if they were asked the same.
+        """
         self._next("masked")
         self._check_inbox(inbox)
         self.inbox = dict(inbox)
-        keys = {peer: self._mask_of(peer) for peer in inbox}
+        salt = self._bound + about
+        public = {peer: self.adverts[peer].mask_key for peer in inbox}
+        keys = {peer: pair_mask(self.mask_key, public[peer], salt, self.client, peer) for peer in inbox}
         out = vector.astype(np.uint64, copy=True)
         own = masks.derived(self.seed, self._bound, purpose(b"own mask", self.client))
         plus = [own, *(key for peer, key in keys.items() if peer > self.client)]
@@ -116,13 +121,16 @@ class Participant:
 
     # --- checks ---
 
-    def _next(self, phase: Phase) -> None:
-        """Go to the next phase; raise if this one was answered already, or comes too early."""
-        if PHASES.index(phase) != PHASES.index(self.phase) + 1:
+    def expect(self, phase: str) -> None:
+        """Raise if a message of this phase was answered already, or comes too early."""
+        if phase not in PHASES or PHASES.index(phase) != PHASES.index(self.phase) + 1:
             raise SecureError(
                 f"The server asked for {phase!r} of a secure sum after {self.phase!r}. A node answers each message of "
                 f"a sum once, in the order {', '.join(PHASES)}."
             )
+
+    def _next(self, phase: Phase) -> None:
+        self.expect(phase)
         self.phase = phase
 
     def _enough(self, number: int, what: str) -> None:
@@ -164,9 +172,6 @@ class Participant:
     def _key_of(self, peer: int, sender: int, receiver: int) -> bytes:
         public = self.adverts[peer].share_key
         return masks.agreed(self.share_key, public, self._bound, purpose(b"share", sender, receiver))
-
-    def _mask_of(self, peer: int) -> bytes:
-        return pair_mask(self.mask_key, self.adverts[peer].mask_key, self._bound, self.client, peer)
 
     def _unsealed(self, peer: int, content: bytes) -> bytes:
         try:
@@ -211,6 +216,6 @@ class Participant:
 _SECRETS = ("mask_key", "share_key", "seed", "own")
 
 
-def pair_mask(private: bytes, public: bytes, bound: bytes, client: int, peer: int) -> bytes:
+def pair_mask(private: bytes, public: bytes, salt: bytes, client: int, peer: int) -> bytes:
     """Return the key of the mask that two clients share; the one with the smaller number adds it."""
-    return masks.agreed(private, public, bound, purpose(b"pair mask", min(client, peer), max(client, peer)))
+    return masks.agreed(private, public, salt, purpose(b"pair mask", min(client, peer), max(client, peer)))

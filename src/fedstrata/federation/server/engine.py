@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,10 +16,12 @@ from fedstrata.clients.client_side import ClientSide
 from fedstrata.clients.engine import Answer, Engine, Request, as_lists
 from fedstrata.clients.faults import Fault, Faults
 from fedstrata.core.trees import tree_leaves, tree_map
+from fedstrata.experiments.schema import FederationTable
 from fedstrata.federation import wire
 from fedstrata.federation.server.claims import check_counts
 from fedstrata.federation.server.inbox import CheckedAnswer, Layout, read_answer, usual_layout
 from fedstrata.federation.server.nodes import Nodes
+from fedstrata.federation.server.secure import SecureSum, check_request
 from fedstrata.federation.server.state import SavedLedger, ServerState
 from fedstrata.federation.server.steps import check_steps
 from fedstrata.federation.wire import QUERY, Call, Refused, Version
@@ -35,8 +38,18 @@ class Federated(Engine):
     secret_noise = True
     elsewhere = True
 
-    def __init__(self, side: ClientSide, channel: Channel, policy: Faults, nodes: Nodes, state: ServerState) -> None:
+    def __init__(
+        self,
+        side: ClientSide,
+        channel: Channel,
+        policy: Faults,
+        nodes: Nodes,
+        state: ServerState,
+        federation: FederationTable | None = None,
+    ) -> None:
         super().__init__(side, channel, policy)
+        self._federation = FederationTable() if federation is None else federation
+        self.sums_only = self._federation.secure
         self.ledger = SavedLedger(state)
         self._state = state
         self._nodes = nodes
@@ -47,16 +60,13 @@ class Federated(Engine):
 
     def answers(self, request: Request) -> Iterator[Answer | Fault]:
         """Yield the answers in the order of the clients, whatever order they arrived in."""
+        if self.sums_only and not request.rejoins:
+            yield from self._summed(request)
+            return
         checked, refused = self._ask(request)
-        usual = self._usual_layout(request, checked)
-        for client in [client for client, answer in checked.items() if answer.layout != usual]:
-            del checked[client]
-            refused[client] = Refused("shape", "sent an answer with a different shape from most nodes")
-        wrong = check_steps(request, checked, self.side.data.sizes, self.side.batch_size) | check_counts(
-            request, checked
-        )
-        refused |= wrong
-        checked = {client: answer for client, answer in checked.items() if client not in wrong}
+        if not self.sums_only:
+            refused |= self._deviating(request, checked)
+        checked = {client: answer for client, answer in checked.items() if client not in refused}
         for client, error in refused.items():
             yield request.fault(client, error.kind, error.detail)
         for client in sorted(checked):
@@ -65,13 +75,47 @@ class Federated(Engine):
             if answer.kept and request.answered[request.cohort == client].any():
                 self._kept[client] = request.clock.round + 1, request.exchange
 
+    def _summed(self, request: Request) -> Iterator[Answer | Fault]:
+        """Yield the mean of the answers as the answer of every client in it, and a fault for every other one."""
+        check_request(request)
+        one = SecureSum(self._nodes, self._federation, request, self._calls(request, "keys"))
+        limit = self._nodes.policy.max_bytes or self._largest(request)
+        mean = one.mean(request.message, limit, partial(self._deviating, request))
+        for client, error in one.refused.items():
+            yield request.fault(client, error.kind, error.detail)
+        if mean is None:
+            return
+        places, device = np.flatnonzero(np.isin(request.cohort, mean.survivors)), self.side.oracles.problem.x0.device
+        value = tree_map(lambda t: t.to(device).expand(len(places), *t.shape[1:]), mean.value)
+        yield Answer(places, value, mean.samples, mean.steps, one.sent, one.received)
+        if request.answered[places].all():
+            self._kept |= dict.fromkeys(mean.kept, (request.clock.round + 1, request.exchange))
+
+    def _deviating(self, request: Request, checked: dict[int, CheckedAnswer]) -> dict[int, Refused]:
+        """Return the clients whose answers differ from the others in layout, in steps, or in what they count."""
+        usual = self._usual_layout(request, checked)
+        wrong = {
+            client: Refused("shape", "sent an answer with a different shape from most nodes")
+            for client, answer in checked.items()
+            if answer.layout != usual
+        }
+        alike = {client: answer for client, answer in checked.items() if client not in wrong}
+        wrong |= check_steps(request, alike, self.side.data.sizes, self.side.batch_size)
+        return wrong | check_counts(request, alike)
+
+    def _largest(self, request: Request) -> int:
+        """Return how many bytes an answer to a request has at most, before it is packed."""
+        size = sum(leaf.nbytes for leaf in tree_leaves(request.message) if isinstance(leaf, torch.Tensor))
+        return 16 * (size + self.side.oracles.problem.x0.nbytes) + (1 << 20)
+
     def _ask(self, request: Request) -> tuple[dict[int, CheckedAnswer], dict[int, Refused]]:
         """Ask the nodes; return the usable answers, and for every other client why there is none."""
         form, arrays = wire.pack(request.message)
-        largest = 16 * (sum(a.nbytes for a in arrays) + self.side.oracles.problem.x0.nbytes) + (1 << 20)
+        largest = self._largest(request)
         limit = self._nodes.policy.max_bytes or largest
-        replies, refused = self._nodes.ask(self._calls(request), form, arrays, limit)
-        channel = self.channel if request.packs(self.channel) else None
+        kind = "keep" if self.sums_only else "work"
+        replies, refused = self._nodes.ask(self._calls(request, kind), form, arrays, limit)
+        channel = self.channel if request.packs(self.channel) and kind == "work" else None
         unpacked = max(limit, largest)  # a packed answer may be much smaller
         checked: dict[int, CheckedAnswer] = {}
         for client, reply in replies.items():
@@ -81,10 +125,10 @@ class Federated(Engine):
                 refused[client] = error
         return checked, refused
 
-    def _calls(self, request: Request) -> dict[int, Call]:
-        """Return the call to each requested client; one that was drawn twice is asked once."""
+    def _calls(self, request: Request, kind: str) -> dict[int, Call]:
+        """Return the call of this kind to each requested client; one that was drawn twice is asked once."""
         call = self._nodes.call(
-            "work",
+            kind,
             classes=self.side.data.classes,
             round=request.clock.round,
             exchange=request.exchange,

@@ -105,30 +105,35 @@ def read_answer(reply: Verified, channel: Channel | None, largest: int) -> Check
     if wire.array_numbers(form) != list(range(len(reply.arrays))):
         raise Refused("type", "sent an array that its form does not use exactly once")
     if channel is not None:
-        value = _unpacked(channel, header.get("names"), value, _announced(header.get("like"), largest))
-    leaves, nesting = tree_flatten(value)
+        value = _unpacked(channel, header.get("names"), value, FlatAnswer(announced(header.get("like"), largest)))
+    leaves = tree_leaves(value)
     if not leaves:
         raise Refused("shape", "sent an empty answer")
     for leaf in leaves:
         if not isinstance(leaf, torch.Tensor) or leaf.dim() == 0 or len(leaf) != 1:
             raise Refused("shape", "sent an answer without exactly one row per tensor")
     samples, steps, kept = header.get("samples"), header.get("steps"), header.get("kept")
-    if not _is_count(samples) or not _is_count(steps) or not isinstance(kept, bool):
+    if not is_count(samples) or not is_count(steps) or not isinstance(kept, bool):
         raise Refused("type", "did not report its numbers of samples and steps, or whether it kept something")
     sent = sum(a.nbytes for a in reply.arrays)
-    layout = str(nesting), tuple((tuple(leaf.shape[1:]), str(leaf.dtype)) for leaf in leaves)
-    return CheckedAnswer(value, layout, samples, steps, sent, kept)
+    return CheckedAnswer(value, layout_of(value), samples, steps, sent, kept)
 
 
-def _announced(form: Any, largest: int) -> FlatAnswer:
-    """Return zeros in the form that a client announced for its answer."""
+def layout_of(value: Any) -> Layout:
+    """Return the layout of an answer."""
+    leaves, nesting = tree_flatten(value)
+    return str(nesting), tuple((tuple(leaf.shape[1:]), str(leaf.dtype)) for leaf in leaves)
+
+
+def announced(form: Any, largest: int) -> Any:
+    """Return zeros in the form that a client announced for its answer; they take no memory."""
     like = _zeros(form, largest)
     leaves = tree_leaves(like)
     if not leaves:
         raise Refused("shape", "sent an empty answer")
     if sum(leaf.nbytes for leaf in leaves) > largest:
         raise Refused("size", "announced an answer that is too large")
-    return FlatAnswer(like)
+    return like
 
 
 def _zeros(form: Any, largest: int, depth: int = 0) -> Any:
@@ -137,7 +142,7 @@ def _zeros(form: Any, largest: int, depth: int = 0) -> Any:
         return tuple(_zeros(child, largest, depth + 1) for child in form)
     good = isinstance(form, dict) and set(form) == {"array", "shape", "dtype"} and form["dtype"] in ANSWER_DTYPES
     shape = form["shape"] if good else None
-    if not isinstance(shape, list) or not all(map(_is_count, shape)) or shape[:1] != [1]:
+    if not isinstance(shape, list) or not all(map(is_count, shape)) or shape[:1] != [1]:
         raise Refused("type", "announced a malformed answer")
     if math.prod(shape) > largest:
         raise Refused("size", "announced an answer that is too large")
@@ -192,12 +197,12 @@ def is_description(table: Any) -> bool:
         return False
     if not 2 <= len(shapes) == len(dtypes) <= MOST_ARRAYS:
         return False
-    good = all(isinstance(shape, list) and all(map(_is_count, shape)) for shape in shapes)
+    good = all(isinstance(shape, list) and all(map(is_count, shape)) for shape in shapes)
     good = good and sum(math.prod(max(1, size) for size in shape) for shape in shapes) <= MOST_NUMBERS
     good = good and all(isinstance(dtype, str) and dtype in wire.DTYPES for dtype in dtypes)
     for field, most in (("classes", MOST_CLASSES), ("rows", MOST_ROWS)):
         count = table.get(field)
-        good = good and _is_count(count) and count <= most
+        good = good and is_count(count) and count <= most
     return good
 
 
@@ -217,7 +222,7 @@ class NodeMeasures(NamedTuple):
 def read_measures(reply: Verified) -> NodeMeasures:
     """Return what a node measured; raise if it cannot be, and drop measures of other names."""
     rows, measures = reply.header.get("rows"), reply.header.get("measures")
-    if not _is_count(rows) or not isinstance(measures, dict):
+    if not is_count(rows) or not isinstance(measures, dict):
         raise Refused("type", "did not report its measures, and on how many rows")
     told = {name: value for name, value in measures.items() if name in POOLED}
     for name, value in told.items():
@@ -230,7 +235,7 @@ def read_measures(reply: Verified) -> NodeMeasures:
     pairs, ordered = reply.header.get("pairs"), reply.header.get("ordered")
     if pairs is None:
         return NodeMeasures(rows, numbers)
-    if not _is_count(pairs) or pairs > rows * rows // 4 or not is_number(ordered) or not 0 <= ordered <= pairs:
+    if not is_count(pairs) or pairs > rows * rows // 4 or not is_number(ordered) or not 0 <= ordered <= pairs:
         raise Refused("type", "reported an impossible number of pairs")
     if abs(numbers.get("auc", ordered / max(1, pairs)) * pairs - ordered) > 1:
         raise Refused("type", "reported an AUC and pairs that contradict each other")
@@ -243,5 +248,6 @@ def _is_possible(name: str, value: Any) -> TypeGuard[float]:
     return is_number(value) and (0 <= value <= 1 if share else abs(value) <= LARGEST_MEASURE)
 
 
-def _is_count(value: Any) -> TypeGuard[int]:
+def is_count(value: Any) -> TypeGuard[int]:
+    """Whether a value is a whole number that a node may report."""
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 31

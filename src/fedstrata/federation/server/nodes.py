@@ -24,6 +24,9 @@ POLL = 0.05
 SHORT = 1 << 20
 """The largest reply in bytes to a call other than "work"."""
 
+Content = tuple[Any, Sequence[np.ndarray]]
+"""The form and the arrays of a message."""
+
 Replies = tuple[dict[int, Verified], dict[int, Refused]]
 """The verified replies by client, and for every other client why there is none."""
 
@@ -70,8 +73,12 @@ class Nodes:
         return self.ask({k: replace(call, client=k) for k in range(len(self.roster))}, form, arrays, limit)
 
     def ask(self, calls: Mapping[int, Call], form: Any, arrays: Sequence[np.ndarray], limit: int) -> Replies:
-        """Send each client its call, and wait for the replies; ``limit`` is the largest reply in bytes."""
-        waiting, refused = self._send(calls, form, arrays)
+        """Send each client its call with the same content, and wait for the replies, of at most ``limit`` bytes."""
+        return self.ask_each(calls, dict.fromkeys(calls, (form, arrays)), limit)
+
+    def ask_each(self, calls: Mapping[int, Call], contents: Mapping[int, Content], limit: int) -> Replies:
+        """Send each client its call and content, and wait for the replies; ``limit`` is the largest one in bytes."""
+        waiting, refused = self._send(calls, contents)
         verified: dict[int, Verified] = {}
         deadline = time.monotonic() + self.policy.timeout
         while waiting:
@@ -93,7 +100,7 @@ class Nodes:
         return verified, refused
 
     def _send(
-        self, calls: Mapping[int, Call], form: Any, arrays: Sequence[np.ndarray]
+        self, calls: Mapping[int, Call], contents: Mapping[int, Content]
     ) -> tuple[dict[int, tuple[str, int, str]], dict[int, Refused]]:
         """Send the calls; return the message id, node and nonce of each, and the clients that are not connected."""
         connected = self.transport.nodes()
@@ -102,6 +109,7 @@ class Nodes:
         for client, call in calls.items():
             node, nonce = connected.get(self.roster.public[client]), secrets.token_hex(32)
             named = replace(call, name=self.roster.names[client], nonce=nonce)
+            form, arrays = contents[client]
             message_id = "" if node is None else self.transport.send(node, named.text(form), arrays)
             if node is None or not message_id:
                 refused[client] = Refused("silent", "is not connected")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import textwrap
 from collections.abc import Mapping
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedstrata.core.errors import InputError, invalid
-from fedstrata.core.files import folder_at
+from fedstrata.core.files import folder_at, write_atomically
 from fedstrata.training.plots.styles import Style
 
 if TYPE_CHECKING:
@@ -77,13 +78,15 @@ def write_figure(figure: Figure, path: str | Path) -> Path:
     """Write a figure to a file; the suffix chooses the format."""
     import matplotlib
 
-    path = picture_at(path)
-    metadata: dict[str, Any] | None = _UNDATED.get(path.suffix.lower())
+    path, picture = picture_at(path), io.BytesIO()
+    suffix = path.suffix.lower()
+    metadata: dict[str, Any] | None = _UNDATED.get(suffix)
     try:
-        with matplotlib.rc_context(_FOR_PRINT):  # read when a file is written; the caller's settings come back
-            figure.savefig(path, dpi=DPI, metadata=metadata)
-    except (OSError, ValueError) as error:
-        raise InputError(f"Cannot write the plot {path}: {error}") from None
+        with matplotlib.rc_context(_FOR_PRINT):  # read when a figure is drawn; the caller's settings come back
+            figure.savefig(picture, format=suffix[1:], dpi=DPI, metadata=metadata)
+    except ValueError as error:
+        raise InputError(f"Cannot draw the plot {path}: {error}") from None
+    write_atomically(path, picture.getvalue(), durable=False)
     return path
 
 
