@@ -25,7 +25,7 @@ READ = "import pandas; pandas.read_csv(PATH)"
 PREDICT = (
     "import sys; from pathlib import Path; import torch; torch.set_num_threads(1); "
     "from fedstrata.cli.predict import write_scores; from fedstrata.training.risk.predictor import Predictor; "
-    "predictor = Predictor.load('model'); write_scores(predictor.rows(PATH), Path('scores.csv'))"
+    "predictor = Predictor.load('model'); write_scores(predictor.rows(PATH), Path(PATH), Path('scores.csv'))"
 )
 MEASURE = """
 import json, resource, time

@@ -226,13 +226,14 @@ def test_messages_come_and_answers_go(
     server.late = dict.fromkeys(server.objects, 2)  # the server is still receiving them
     message = taken(node)
     assert node.content(message) == packet
-    assert server.confirmed == [sent.object_id]
     answer = Packet("{}", b"s", packet.body[::-1])
     node.send(message, answer, 1.5)
     (pushed,) = server.came
     about = pushed.messages_list[0].metadata
     assert (about.reply_to_message_id, about.dst_node_id, about.run_id) == (sent.metadata.message_id, 1, 5)
     assert list(pushed.clientapp_runtime_list) == [1.5]
+    node._pool.shutdown()
+    assert server.confirmed == [sent.object_id]
     back = server.objects[about.message_id]
     assert about.message_id == hashlib.sha256(back).hexdigest()
 
@@ -360,6 +361,13 @@ def test_an_app_that_is_not_that_of_the_run_is_refused(node: Connection, server:
     server.app = app(TOML + "\n")
     with pytest.raises(Unreadable, match="another app"):
         node.experiment(5)
+
+
+@pytest.mark.parametrize("address", ["host", "https://host:9443", "host:", ":9443", "a b:9443", "host:9443/path", ""])
+def test_an_address_is_a_host_and_a_port(address: str, tmp_path: Path) -> None:
+    keys.make_key(tmp_path / "node.key")
+    with pytest.raises(InputError, match="The address of the server must be HOST:PORT"):
+        Connection(address, tmp_path / "ca.crt", tmp_path / "node.key")
 
 
 def test_a_node_without_a_certificate_does_not_start(tmp_path: Path) -> None:

@@ -59,7 +59,7 @@ def describe_federation(
         text = templates.app_file(Path(scratch), out, None, "", public, experiment_text(config), describe=minimum)
         (Path(scratch) / "app").mkdir()
         (Path(scratch) / "app" / "pyproject.toml").write_text(text)
-        say(f"Asking {', '.join(public)}. Each question takes several seconds.")
+        say(f"Asking {', '.join(public)}.")
         return described_by(_answer(flower, Path(scratch) / "app", out), schema_of(config))
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import re
 import ssl
 import threading
 import time
@@ -58,7 +59,7 @@ from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
-from fedstrata.core.errors import FedstrataError, InputError
+from fedstrata.core.errors import FedstrataError, InputError, invalid
 from fedstrata.federation.keys import private_key
 from fedstrata.federation.packet import Packet
 from fedstrata.federation.records import MOST_BYTES, PIECE, from_records, to_records
@@ -158,8 +159,7 @@ class Connection:
         run, left = message.metadata.run_id, _Budget(MOST_BYTES)
         with _errors():
             parts = dict(zip(names, self._pool.map(lambda name: self._part(run, name, left), names), strict=True))
-            request = ConfirmMessageReceivedRequest(node=self._node, run_id=run, message_object_id=tree.object_id)
-            self._client.ConfirmMessageReceived(request)
+        self._pool.submit(self._confirm, run, tree.object_id)
         try:
             whole: Any = inflate_object_from_contents(tree.object_id, parts)
             return from_records(whole.content, MOST_BYTES)
@@ -176,6 +176,12 @@ class Connection:
             wait = min(2 * wait, LONGEST_WAIT)
         left.use(len(response.object_content))
         return bytes(response.object_content)
+
+    def _confirm(self, run: int, name: str) -> None:
+        """Tell the server that a message has come, so that it need not keep it."""
+        with suppress(FedstrataError), _errors():
+            request = ConfirmMessageReceivedRequest(node=self._node, run_id=run, message_object_id=name)
+            self._client.ConfirmMessageReceived(request)
 
     def experiment(self, run: int) -> str:
         """Return the experiment in the settings of a run's app; nothing else of the app is read."""
@@ -281,6 +287,8 @@ def _in_words(error: httpx.TransportError) -> str:
 
 
 def _client(address: str, ca: Path, key: ec.EllipticCurvePrivateKey) -> FleetHttpClient:
+    if not re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):\d{1,5}", address):
+        raise invalid("address of the server", address, "HOST:PORT, without https://")
     try:
         certificate = ca.read_bytes()
         ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=certificate.decode("ascii"))

@@ -19,7 +19,7 @@ from fedstrata.federation.transport import Transport
 from fedstrata.federation.wire import Call, Refused
 
 POLL = 0.05
-"""Seconds between two checks for replies."""
+"""Seconds between two looks for a reply that is not there yet."""
 
 SHORT = 1 << 20
 """The largest reply in bytes to a call other than "work"."""
@@ -82,16 +82,20 @@ class Nodes:
         verified: dict[int, Verified] = {}
         deadline = time.monotonic() + self.policy.timeout
         while waiting:
+            late = time.monotonic() >= deadline
             for client, (message_id, node, nonce) in list(waiting.items()):
                 reply = self.transport.fetch(message_id, node, limit)
-                if reply is None:
+                if reply is None and late:
                     continue
+                if reply is None:  # look for one at a time: every look costs the server a request
+                    waiting[client] = waiting.pop(client)
+                    break
                 del waiting[client]
                 try:
                     verified[client] = verify(reply, self.roster.public[client], nonce, limit)
                 except Refused as error:
                     refused[client] = error
-            if waiting and time.monotonic() >= deadline:
+            if late:
                 break
             if waiting:
                 time.sleep(POLL)
