@@ -85,8 +85,8 @@ def processor_times(folder: Path) -> dict[str, float]:
                 continue
             words = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
             fields = (entry / "stat").read_text().rpartition(")")[2].split()
-            kind = next(kind for kind in reversed(PARTS) if PARTS[kind] in words)
-            total[kind] += (int(fields[11]) + int(fields[12])) / 100
+            for kind in [kind for kind in PARTS if PARTS[kind] in words]:
+                total[kind] += (int(fields[11]) + int(fields[12])) / 100
     return total
 
 

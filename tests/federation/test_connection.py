@@ -298,6 +298,7 @@ def status(code: int, text: str = "") -> Exception:
         ),
         (status(412, "?"), Denied, "status 412"),
         (status(403), RunOver, "ended"),
+        (ValueError("Invalid protobuf response payload"), Unreachable, "cannot be read"),
         (SystemExit(1), Denied, "version of Flower"),
     ],
 )

@@ -278,6 +278,17 @@ def test_a_worker_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
     assert until(lambda: not alive(number))
 
 
+def test_a_worker_that_cannot_be_started_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(12, "Cannot allocate memory")
+
+    monkeypatch.setattr(subprocess, "Popen", full)
+    own = Worker({})
+    with pytest.raises(Died, match="cannot be started: Cannot allocate memory"):
+        own.ask(ASK, "", 1.0)
+    own.end()
+
+
 def test_what_a_worker_cannot_answer_is_a_failure_without_the_words_of_others() -> None:
     def answering(error: Exception) -> tuple[bytes, ...]:
         return worker._answered(Scripted(answer=[error]), ASK, "")

@@ -144,11 +144,11 @@ class Connection:
         """Return the next message without its content, or None if there is none."""
         with _errors():
             response = self._client.PullMessages(PullMessagesRequest(node=self._node))
-        if not response.messages_list:
-            return None
-        message = message_from_proto(response.messages_list[0])
-        message.__dict__["tree"] = response.message_object_trees[0]
-        return message
+            if not response.messages_list:
+                return None
+            message = message_from_proto(response.messages_list[0])
+            message.__dict__["tree"] = response.message_object_trees[0]
+            return message
 
     def content(self, message: Message) -> Packet:
         """Fetch the content of a message."""
@@ -270,6 +270,8 @@ def _errors() -> Iterator[None]:
         raise Unreachable(f"it answers with the HTTP status {code}") from None
     except httpx.TransportError as error:
         raise Unreachable(_in_words(error)) from None
+    except (ValueError, IndexError) as error:
+        raise Unreachable(f"its answer cannot be read ({type(error).__name__})") from None
     except SystemExit:  # Flower ends the process if versions differ
         raise Denied("its version of Flower does not go together with the one here (details are above)") from None
 

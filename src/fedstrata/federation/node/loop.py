@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
@@ -101,7 +102,8 @@ class Loop:
         except (Unreadable, Failed) as error:
             return None, str(error)
         except Died as error:
-            self._worker.start()  # so that the next message finds it warm
+            with suppress(Died):
+                self._worker.start()  # so that the next message finds it warm
             return None, str(error)
 
     def _experiment(self, run: int, deadline: float) -> str:

@@ -61,13 +61,16 @@ class Worker:
         if self._process is not None and self._process.poll() is None:
             return
         self.end()
-        ours, theirs = socket.socketpair()
-        handle = theirs.fileno()
-        words = [sys.executable, "-m", "fedstrata.federation.node.worker", str(handle)]
-        with theirs:
-            self._process = subprocess.Popen(words, pass_fds=[handle], stdin=subprocess.DEVNULL)
-        self._pipe = Connection(ours.detach())
-        _send(self._pipe, json.dumps(self._settings).encode())
+        try:
+            ours, theirs = socket.socketpair()
+            handle = theirs.fileno()
+            words = [sys.executable, "-m", "fedstrata.federation.node.worker", str(handle)]
+            with theirs:
+                self._pipe = Connection(ours.detach())
+                self._process = subprocess.Popen(words, pass_fds=[handle], stdin=subprocess.DEVNULL)
+            _send(self._pipe, json.dumps(self._settings).encode())
+        except OSError as error:
+            raise Died(f"The process that does the work cannot be started: {error.strerror or error}.") from None
 
     def ask(self, packet: Packet, experiment: str, seconds: float) -> Packet:
         """Return the answer to a message; end the worker if it takes longer than this."""
