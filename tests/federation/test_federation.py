@@ -216,11 +216,11 @@ def test_a_federation_of_stock_supernodes_does_the_same(folder: Path) -> None:
 
 
 @pytest.mark.flower
-def test_a_run_continues_while_the_worker_of_a_node_is_killed_again_and_again(folder: Path) -> None:
+@pytest.mark.parametrize("secure", [False, True], ids=["plain", "secure sums"])
+def test_a_run_continues_while_the_worker_of_a_node_is_killed_again_and_again(secure: bool, folder: Path) -> None:
     out, killed = folder / "run", set()
-    config = made(
-        DIGITS, TWO, SCAFFOLD, {"train": {"rounds": 20, "eval_every": 1}, "faults": {"quorum": 2, "retries": 9}}
-    )
+    over = {"train": {"rounds": 20, "eval_every": 1}, "faults": {"quorum": 2, "retries": 9}}
+    config = made(DIGITS, TWO, SCAFFOLD, over, {"federation": {"secure": secure}})
 
     def hook(federation: Federation) -> None:
         if len(lines(out / "metrics.jsonl")) < 2 or len(killed) == 3:

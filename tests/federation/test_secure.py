@@ -136,7 +136,7 @@ def test_nodes_may_leave_in_every_phase(phase: str, tmp_path: Path) -> None:
     nodes.change = lost_in(phase, 3)
     run = nodes.serve()
     left_out = PHASES.index(phase) < PHASES.index("agree")  # later, the node's answer is in the sum
-    assert [fault["client"] for fault in nodes.faults()] == ([3] if left_out else [])
+    assert [(fault["client"], fault["left_out"]) for fault in nodes.faults()] == [(3, left_out)]
     other = dataclasses.replace(nodes.again(), experiment=nodes.experiment.replace("secure = true", "secure = false"))
     other.change = lost_in("work", 3) if left_out else None
     assert_close(run, other.serve(tmp_path / "plain"))
@@ -322,7 +322,7 @@ def test_a_node_may_name_its_peers(tmp_path: Path) -> None:
     nodes = site(tmp_path, made(DIGITS, FEDAVG, SECURE, {"train": {"rounds": 1}}))
     peers = tmp_path / "peers"
     nodes.settings = {"peers": str(peers)}
-    peers.write_text("\n".join(nodes.public))
+    peers.write_text("\n".join(["# the nodes", *nodes.public, ""]))
     nodes.serve(tmp_path / "good")
     stranger = keys.make_key(tmp_path / "stranger.key")
     peers.write_text("\n".join([nodes.public[0], nodes.public[1], stranger]))

@@ -159,7 +159,8 @@ def _read_adverts(content: Any, node: Mapping[str, Any]) -> tuple[dict[int, Adve
 
 def _trusted(path: Path) -> set[str]:
     try:
-        return {keys.canonical(line) for line in path.read_text().splitlines() if line.strip()}
+        lines = [line for line in path.read_text().splitlines() if line.strip() and not line.startswith("#")]
+        return {keys.canonical(line) for line in lines}
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"The file of this node's peers, {path}, cannot be read: {error}") from None
 

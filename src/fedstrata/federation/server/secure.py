@@ -70,7 +70,7 @@ class SecureMean:
 class SecureSum:
     """One attempt at the mean of the answers to a request.
 
-    refused:  the clients that are left out, and why.
+    refused:  the clients that failed, and why; survivors among them are in the mean nevertheless.
     sent:     the bytes of arrays that the clients have sent.
     received: the bytes of arrays that they have received, beside the message of the request.
     """
@@ -160,10 +160,7 @@ class SecureSum:
             dict.fromkeys(sorted(collector.signed), signatures),
             lambda client, reply: collector.take_opened(client, read_rows(_content(reply), SHARE, "shares")),
         )
-        total = collector.total()
-        for client in survivors:  # it is in the sum, whether it stayed to the end or not
-            self.refused.pop(client, None)
-        return self._mean_of(total)
+        return self._mean_of(collector.total())
 
     def _mean_of(self, total: np.ndarray) -> SecureMean:
         answers = [self._answers[client] for client in self._collector.survivors]
