@@ -7,6 +7,7 @@ import gc
 import json
 import logging
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,10 @@ from fedstrata.algorithms import ALGORITHMS
 from fedstrata.federation import keys
 from fedstrata.federation.experiment import check_config
 from fedstrata.federation.node import answer
+from fedstrata.federation.node.secure import SessionFile
 from fedstrata.federation.secure.exclusions import single_answers
-from fedstrata.federation.secure.participant import PHASES
+from fedstrata.federation.secure.messages import Session
+from fedstrata.federation.secure.participant import PHASES, Participant
 from fedstrata.federation.server.secure import SecureSum
 from fedstrata.federation.wire import Reply
 
@@ -111,6 +114,23 @@ def test_secrets_do_not_stay_on_the_disk_of_a_node(tmp_path: Path) -> None:
     nodes.change = look
     nodes.serve()
     assert seen and set(seen) == {0o600}
+
+
+def test_two_processes_of_a_node_do_not_answer_the_same_message(tmp_path: Path) -> None:
+    """Each would sign another set of survivors; a stock SuperNode starts a process for every message."""
+    session = Session("ab" * 16, 1, 0, 0, 2)
+    file, other = (SessionFile(tmp_path / "state", session.run) for _ in range(2))
+
+    def later() -> str:
+        with other.alone():
+            return other.load()[0].phase
+
+    with ThreadPoolExecutor(1) as pool:
+        with file.alone():
+            waiting = pool.submit(later)
+            assert not wait([waiting], 0.1).done
+            file.save(Participant(session, 0, "agree"), {})
+        assert waiting.result(5) == "agree"
 
 
 # --- nodes that leave -----------------------------------------------------------------------------------------------

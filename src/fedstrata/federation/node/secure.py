@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,11 @@ from fedstrata.federation.secure.messages import (
 )
 from fedstrata.federation.secure.participant import PHASES, Participant, Verify
 from fedstrata.federation.wire import Call
+
+try:
+    import fcntl
+except ImportError:  # not on Windows
+    fcntl = None  # type: ignore[assignment]
 
 Header = dict[str, Any]
 Answer = tuple[Header, list[np.ndarray]]
@@ -68,8 +74,15 @@ def answer(call: Call, content: Any, node: Mapping[str, Any], bits: int, rows: i
 
     rows: the client's number of samples, its weight if the run weights clients by samples.
     """
-    session = Session(call.run, call.round, call.exchange, call.attempt, call.threshold)
     folder = SessionFile(path_of(node, "state"), call.run)
+    with folder.alone():
+        return _answer(call, content, node, bits, rows, work, folder)
+
+
+def _answer(
+    call: Call, content: Any, node: Mapping[str, Any], bits: int, rows: int, work: Work, folder: SessionFile
+) -> Answer:
+    session = Session(call.run, call.round, call.exchange, call.attempt, call.threshold)
     if call.kind == "keys":
         me, public = Participant(session, call.client), Public({}, node)
         reply = wire.pack(pack_rows({call.client: me.advert(public.sign).row}, ADVERT))
@@ -194,6 +207,18 @@ class SessionFile:
             raise invalid("id of the run", run, "32 hexadecimal digits")
         self._path = base / f"secure-{run}.json"
 
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Let no other process of this node answer a message of a secure sum meanwhile: it would answer it again."""
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        handle = os.open(self._path.parent, os.O_RDONLY)
+        try:
+            if fcntl is not None:
+                fcntl.flock(handle, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(handle)
+
     def load(self) -> tuple[Participant, dict[int, str]]:
         """Return the participant, and the public keys of the nodes."""
         try:
@@ -204,7 +229,6 @@ class SessionFile:
 
     def save(self, participant: Participant, public: Mapping[int, str]) -> None:
         """Write the participant to disk, readable for the node only; remove old files of other runs."""
-        self._path.parent.mkdir(parents=True, exist_ok=True)
         if participant.phase == PHASES[0]:
             self._remove_old()
         temporary = self._path.with_suffix(".tmp")
