@@ -66,7 +66,7 @@ def _names(mark: pytest.Mark) -> list[str]:
 
 def _left_out(item: pytest.Item, config: pytest.Config, stacked: bool) -> bool:
     expression = config.getoption("markexpr") or ""
-    if item.get_closest_marker("flower") and "flower" not in expression:
+    if any(item.get_closest_marker(name) and name not in expression for name in ("flower", "fuzz")):
         return True
     long = next((name for name in ("slow", "full") if item.get_closest_marker(name)), None)
     if (long is None and not stacked) or config.getoption("full") or (long and long in expression):

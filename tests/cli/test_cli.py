@@ -20,7 +20,7 @@ from rich.console import Console
 from fedstrata.algorithms import ALGORITHMS
 from fedstrata.cli import printing
 from fedstrata.cli.app import COMMANDS as EVERY_COMMAND
-from fedstrata.cli.app import command_of
+from fedstrata.cli.app import command_of, main
 from fedstrata.cli.demo import DEMO
 from fedstrata.cli.printing import print_table
 from fedstrata.core.schedules import StepDecay
@@ -675,3 +675,39 @@ def test_the_list_of_commands_needs_no_torch_and_has_the_first_lines_of_their_he
     assert "fedstrata" in imported and not imported & {"torch", "numpy", "matplotlib", "sklearn"}
     for name, (_, line) in EVERY_COMMAND.items():
         assert name in done.stdout and (command_of(name).help or "").splitlines()[0] == line
+
+
+def test_a_nul_in_an_argument_is_an_error(fedstrata):
+    code, _, err = fedstrata("run", "a\0b.toml")
+    assert code == 2 and err.startswith("Error: An argument has a NUL character") and "'a\\x00b.toml'" in err
+
+
+@pytest.mark.parametrize("setting", ["algorithm.lr=1e39", "algorithm.server_lr=1e39", "channel.clip=1e300"])
+def test_a_number_that_does_not_fit_is_an_error_that_says_where(fedstrata, experiment, setting):
+    code, _, err = fedstrata("run", experiment, "--quiet", "--set", setting, "--set", "algorithm.name=fedadam")
+    assert code == 1 and re.search(r"Error: (RuntimeError in .*round 1.*|fedadam diverged in round 1)", err), err
+
+
+def test_names_in_square_brackets_are_text(fedstrata, experiment, tmp_path, monkeypatch):
+    """Rich takes square brackets for markup."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("fedstrata.training.plots.plot", lambda *_, **__: None)
+    experiment.write_text(f'{QUICK}\n[variants."[/x]".algorithm]\nlr = 0.2\n')
+    code, printed, err = fedstrata("run", experiment, "--out", "[/x]", "--variant", "[/x]")
+    assert code == 0 and "Written to [/x]" in printed and not err.startswith("Error"), err
+    for words in (["plot", "[/y]"], ["partition", "[/y]"], ["run", experiment, "--variant", "[/y]"], ["[/y]"]):
+        code, _, err = fedstrata(*words)
+        assert code == 2 and "[/y]" in err
+
+
+def test_a_file_with_a_name_that_the_terminal_cannot_show_is_named(experiment, tmp_path, monkeypatch):
+    printed = io.TextIOWrapper(io.BytesIO(), "ascii")
+    monkeypatch.setattr(
+        sys, "argv", ["fedstrata", "partition", str(experiment), "--out", str(tmp_path / "é\udcff.png")]
+    )
+    monkeypatch.setattr(sys, "stdout", printed)
+    monkeypatch.setattr("fedstrata.cli.plot.plot_partition", lambda *_: None)
+    with pytest.raises(SystemExit) as ended:
+        main()
+    printed.seek(0)
+    assert ended.value.code == 0 and "\\xe9\\udcff.png" in printed.read()

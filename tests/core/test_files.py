@@ -7,7 +7,15 @@ from pathlib import Path
 import pytest
 
 from fedstrata.core.errors import FedstrataError, InputError
-from fedstrata.core.files import Rows, read_toml, refuse_used, write_atomically
+from fedstrata.core.files import (
+    Rows,
+    naming,
+    read_toml,
+    refuse_used,
+    remove_leftovers,
+    write_atomically,
+    writing,
+)
 
 FULL = Path("/dev/full")
 
@@ -78,3 +86,36 @@ def test_nan_in_a_row_is_refused_unless_allowed(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="not JSON compliant"):
         Rows(tmp_path / "rows.jsonl").append({"loss": float("nan")})
     Rows(tmp_path / "nan.jsonl", allow_nan=True).append({"loss": float("nan")})
+
+
+@pytest.mark.skipif(not FULL.exists(), reason="needs /dev/full")
+def test_a_system_error_that_names_no_file_gets_its_name() -> None:
+    def write() -> None:
+        with naming(Path("model.pt2")), FULL.open("w") as file:
+            file.write("x" * 100_000)
+
+    with pytest.raises(FedstrataError, match=r"^The file model\.pt2 cannot be written: No space left on device\.$"):
+        write()
+
+
+def test_a_file_is_replaced_when_all_of_it_is_written(tmp_path: Path) -> None:
+    def write() -> None:
+        with writing(file) as stream:
+            stream.write(b"half")
+            raise KeyboardInterrupt
+
+    file = tmp_path / "arrays"
+    file.write_bytes(b"before")
+    with pytest.raises(KeyboardInterrupt):
+        write()
+    assert file.read_bytes() == b"before" and list(tmp_path.iterdir()) == [file]
+
+
+def test_leftovers_of_one_file_and_of_all_are_removed(tmp_path: Path) -> None:
+    names = [".run[1].json.77.tmp", ".run1.json.77.tmp", ".other.7.tmp", "mine.tmp", "run[1].json"]
+    for name in names:
+        (tmp_path / name).touch()
+    remove_leftovers(tmp_path, "run[1].json")
+    assert {path.name for path in tmp_path.iterdir()} == {*names[1:]}
+    remove_leftovers(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {"mine.tmp", "run[1].json"}

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import struct
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -135,6 +137,65 @@ def test_damaged_npz(tmp_path: Path, write: Callable[..., Path]) -> None:
         refused(lambda damaged=damaged: formats.npz(damaged, "x"), damaged, "not a readable .npz file")
     np.save(tmp_path / "one.npy", images)
     refused(lambda: formats.npz(tmp_path / "one.npy", "x"), tmp_path / "one.npy", "a single array")
+
+
+def header(text: str) -> bytes:
+    """An .npy file with this header, and few bytes of data."""
+    return b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text.encode("latin-1") + b"\0" * 32
+
+
+ABSURD = {
+    "a trillion rows": "{'descr': '<f4', 'fortran_order': False, 'shape': (1000000000000, 2), }",
+    "more rows than an integer can count": f"{{'descr': '<f4', 'fortran_order': False, 'shape': ({10**30}, 2), }}",
+    "fewer rows than none": "{'descr': '<f4', 'fortran_order': False, 'shape': (-4, 2), }",
+    "rows that are no number": "{'descr': '<f4', 'fortran_order': False, 'shape': (4.0, 2), }",
+    "true rows": "{'descr': '<f4', 'fortran_order': False, 'shape': (True, 2), }",
+    "objects": "{'descr': '|O', 'fortran_order': False, 'shape': (4,), }",
+    "a type that is a list": "{'descr': [1], 'fortran_order': False, 'shape': (4,), }",
+    "brackets": "(" * 5000,
+    "code": "__import__('os').abort()",
+    "nothing": "",
+}
+
+
+@pytest.mark.parametrize("name", ABSURD)
+def test_an_npz_file_with_an_absurd_header(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "site.npz"
+    with zipfile.ZipFile(path, "w") as file:
+        file.writestr("x.npy", header(ABSURD[name]))
+    with pytest.raises(InputError, match=r"site\.npz cannot be read"):
+        formats.npz(path)
+
+
+def test_an_npz_file_larger_than_memory_is_not_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "bomb.npz"
+    np.savez_compressed(path, x=np.zeros(10**6))
+    assert path.stat().st_size < 20_000
+    monkeypatch.setattr(formats, "physical_memory", lambda: 10**6)
+    with pytest.raises(InputError, match=r"bomb\.npz cannot be read: its arrays are too large for memory"):
+        formats.npz(path)
+    monkeypatch.setattr(formats, "physical_memory", lambda: None)  # a system that does not say
+    assert len(formats.npz(path)["x"]) == 10**6
+
+
+def test_a_pipe_and_an_encrypted_or_unknown_member_are_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.npz")
+    with pytest.raises(InputError, match=r"pipe\.npz cannot be read: it is a pipe or a device"):  # it would never end
+        formats.npz(tmp_path / "pipe.npz")
+    path = tmp_path / "site.npz"
+    np.savez(path, x=np.arange(3))
+    good = path.read_bytes()
+    central = good.rindex(b"PK\x01\x02")
+    for at, value, what in ((8, 1, "password required"), (10, 97, "compression")):
+        content = bytearray(good)
+        content[at - 2] = content[central + at] = value  # flags or method, in the local and the central header
+        path.write_bytes(bytes(content))
+        with pytest.raises(InputError, match=rf"site\.npz cannot be read: .*{what}"):
+            formats.npz(path)
+    with zipfile.ZipFile(path, "w") as file:
+        file.writestr("readme.txt", "not an array")
+    with pytest.raises(InputError, match=r"'readme\.txt' in it is not an array"):
+        formats.npz(path)
 
 
 def test_omniglot(tmp_path: Path) -> None:

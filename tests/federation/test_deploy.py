@@ -23,9 +23,10 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 
 import fedstrata as fs
 from federation.stand_in import CANCER, DIGITS, Tables, made, site
+from fedstrata.experiments.build import Experiment
 from fedstrata.experiments.config import parse
 from fedstrata.federation import keys
-from fedstrata.federation.deploy import write_app, write_federation
+from fedstrata.federation.deploy import write_app, write_federation, write_node_data
 from fedstrata.federation.processes import Processes, commands, environment
 from fedstrata.federation.server.nodes import Roster
 from fedstrata.federation.superlink import Federation
@@ -215,6 +216,14 @@ def test_data_of_clients_are_written_to_their_own_folders_only(tmp_path: Path) -
 
 def federation(folder: Path, nodes: dict[str, Path | None], **tables: Any) -> None:
     write_federation(made(DIGITS, tables), folder, nodes, ["fl.example.org", "10.0.0.1"], 9555)
+
+
+def test_only_the_owner_may_look_at_the_data_of_nodes(tmp_path: Path) -> None:
+    (tmp_path / "nodes" / "node0" / "data").mkdir(parents=True, mode=0o755)  # as earlier versions left it
+    write_node_data(Experiment(made(DIGITS)).data, tmp_path, ["node0", "node1", "node2"])
+    folders = [*tmp_path.glob("nodes/*/data"), tmp_path / "server" / "data"]
+    assert [folder.stat().st_mode & 0o777 for folder in folders] == [0o700] * 4
+    assert not list(tmp_path.rglob("*.tmp"))
 
 
 def test_a_federation_has_a_folder_for_the_server_and_for_each_node(tmp_path: Path) -> None:

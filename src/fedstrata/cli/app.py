@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 import warnings
@@ -15,7 +16,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from fedstrata.cli.console import say
-from fedstrata.core.errors import FedstrataError, invalid
+from fedstrata.core.errors import FedstrataError, InputError, invalid
 from fedstrata.core.registry import IMPORTED
 from fedstrata.core.torchrun import launched
 from fedstrata.core.version import __version__
@@ -117,6 +118,9 @@ def _before_command(
 
 def main() -> None:
     """Run the command in ``sys.argv`` and exit with its code."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a file may have a name that its encoding cannot show
+            stream.reconfigure(errors="backslashreplace")
     warnings.showwarning = lambda message, *_, **__: say(f"Warning: {message}")
     code = invoke()
     if launched():
@@ -130,6 +134,7 @@ def main() -> None:
 def invoke(arguments: Sequence[str] | None = None) -> int:
     """Run a command; return 0 for success, 2 for bad input, 1 for any other failure, 130 for an interrupt."""
     try:
+        _refuse_nul(sys.argv[1:] if arguments is None else arguments)
         code = app(arguments, standalone_mode=False)
     except FedstrataError as error:
         say(f"Error: {error}")
@@ -145,3 +150,9 @@ def invoke(arguments: Sequence[str] | None = None) -> int:
     if code == 130:
         say("Interrupted. With --out, resume by adding --resume; for reproduce, repeat the command.")
     return code if isinstance(code, int) else 0
+
+
+def _refuse_nul(words: Sequence[str]) -> None:
+    for word in words:
+        if "\0" in word:
+            raise InputError(f"An argument has a NUL character, which no name of a file can have: {ascii(word)[:100]}")

@@ -30,7 +30,7 @@ def print_grid(rows: Iterable[Sequence[str]], columns: Sequence[str] = (), title
     """Print rows in aligned columns without lines, the first column in bold."""
     grid = Table(box=None, pad_edge=False, show_header=bool(columns), title=title, title_justify="left")
     for column in columns:
-        grid.add_column(column)
+        grid.add_column(escape(column))
     for first, *rest in rows:
         grid.add_row(f"[bold]{escape(first)}[/bold]", *map(escape, rest))
     OUT.print(grid)
@@ -42,7 +42,7 @@ def print_table(rows: Sequence[Row], title: str) -> None:
     columns = list(dict.fromkeys(k for r in rows for k in r))
     for column in columns:
         label = column in ("algorithm", "variant")
-        table.add_column(column, justify="left" if label else "right", overflow="fold" if label else "ellipsis")
+        table.add_column(escape(column), justify="left" if label else "right", overflow="fold" if label else "ellipsis")
     for row in rows:
         table.add_row(*(escape(str(row.get(c, ""))) for c in columns))
     OUT.print(table)

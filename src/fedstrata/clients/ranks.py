@@ -18,7 +18,7 @@ from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
 from fedstrata.core.errors import FedstrataError
-from fedstrata.core.torchrun import launched, local_rank
+from fedstrata.core.torchrun import end_with_launcher, launched, local_rank
 
 Tensors = dict[str, torch.Tensor]
 
@@ -164,6 +164,7 @@ def joined() -> Iterator[Ranks]:
     if not launched() or dist.is_initialized():
         yield ranks_here()
         return
+    end_with_launcher()
     store, rank, size = next(rendezvous("env://", timeout=TIMEOUT))
     # After a restart the store still has the addresses of the previous ranks, so each start uses its own prefix.
     store = PrefixStore(f"start {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)

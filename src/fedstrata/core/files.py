@@ -7,11 +7,12 @@ import os
 import stat
 import tomllib
 import warnings
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from glob import escape
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, BinaryIO, NoReturn
 
 from fedstrata.core.errors import FedstrataError, InputError, invalid, is_finite, listed, nearest_of
 
@@ -20,10 +21,17 @@ Row = dict[str, Any]
 
 def write_atomically(path: Path, content: bytes, durable: bool = True) -> None:
     """Write a file atomically; ``durable`` syncs it to disk."""
+    with writing(path, durable) as file:
+        file.write(content)
+
+
+@contextmanager
+def writing(path: Path, durable: bool = True) -> Iterator[BinaryIO]:
+    """Yield a file that takes the place of ``path`` at the end of the block; ``durable`` syncs it to disk."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with temporary.open("wb") as file:
-            file.write(content)
+            yield file
             if durable:
                 file.flush()
                 os.fsync(file.fileno())
@@ -31,22 +39,32 @@ def write_atomically(path: Path, content: bytes, durable: bool = True) -> None:
         if durable:
             _sync(path.parent)
     except OSError as error:
-        _cannot_write(path, error, temporary)
-
-
-def _cannot_write(path: Path, error: OSError, temporary: Path | None = None) -> NoReturn:
-    """Raise an error that names the file; an earlier version of the file stays intact."""
-    if temporary is not None:
+        _cannot_write(path, error)
+    finally:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Name a file that the block cannot write: the system's error for a full disk does not."""
+    try:
+        yield
+    except OSError as error:
+        _cannot_write(path, error)
+
+
+def _cannot_write(path: Path, error: OSError) -> NoReturn:
+    """Raise an error that names the file; an earlier version of the file stays intact."""
     raise FedstrataError(f"The file {path} cannot be written: {error.strerror or error}.") from error
 
 
 def sync(path: Path) -> None:
     """Sync an existing file and its directory entry to disk; do nothing if the file does not exist."""
     if path.exists():
-        _sync(path)
-        _sync(path.parent)
+        with naming(path):
+            _sync(path)
+            _sync(path.parent)
 
 
 def _sync(path: Path) -> None:
@@ -78,10 +96,15 @@ def folder_at(path: str | Path, what: str = "out") -> Path:
     return folder
 
 
-def make_folder(folder: Path) -> None:
-    """Create a directory unless it exists; raise an :class:`InputError` if that is impossible."""
+def make_folder(folder: Path, private: bool = False) -> None:
+    """Create a directory unless it exists; raise an :class:`InputError` if that is impossible.
+
+    private: only this user may look into it, also if it exists.
+    """
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        if private:
+            folder.chmod(0o700)
     except (OSError, ValueError, RecursionError) as error:
         raise _no_folder(folder, error) from None
 
@@ -100,9 +123,9 @@ def refuse_used(folder: Path, remedy: str = "Choose another.") -> None:
         raise InputError(f"The directory {folder} exists and is not empty. Nothing was overwritten. {remedy}")
 
 
-def remove_leftovers(folder: Path) -> None:
-    """Remove temporary files left by interrupted :func:`write_atomically` calls; nothing else may use the folder."""
-    for path in folder.glob(".*.tmp"):
+def remove_leftovers(folder: Path, name: str | None = None) -> None:
+    """Remove what killed processes left of a file, or of all in a folder; no other process may be writing them."""
+    for path in folder.glob(f".{'*' if name is None else escape(name)}.*.tmp"):
         path.unlink(missing_ok=True)
 
 
@@ -143,11 +166,8 @@ class Rows:
     def append(self, *rows: Row) -> None:
         """Append rows."""
         lines = self._lines(rows)
-        try:
-            with self.path.open("a") as file:
-                file.write(lines)
-        except OSError as error:
-            _cannot_write(self.path, error)
+        with naming(self.path), self.path.open("a") as file:
+            file.write(lines)
 
     def keep(self, up_to: int | None = None, digests: Sequence[str] | None = None) -> list[Row]:
         """Drop the rows of rounds after ``up_to``, those without one of these digests, and damaged lines.

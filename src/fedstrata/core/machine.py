@@ -1,14 +1,23 @@
-"""Process-wide settings of a run: the number of threads, and whether the C library keeps freed memory."""
+"""The machine's memory, the number of threads, and whether the C library keeps freed memory."""
 
 from __future__ import annotations
 
 import ctypes
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
+
+
+def physical_memory() -> int | None:
+    """Return the bytes of this machine's memory; None if the system does not say."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, OSError, ValueError):
+        return None
 
 
 @contextmanager

@@ -19,6 +19,8 @@ from pathlib import Path
 import numpy as np
 
 from fedstrata.core.errors import InputError
+from fedstrata.core.files import refuse_special
+from fedstrata.core.machine import physical_memory
 
 _IDX_TYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 
@@ -52,6 +54,7 @@ def read_text(path: Path) -> str:
 
 def npz(path: Path, *names: str) -> dict[str, np.ndarray]:
     """Read the named arrays of an .npz file, which must have the same length; without names, read all its arrays."""
+    refuse_special(path)
     try:
         with path.open("rb") as stream:
             file = np.load(stream, allow_pickle=False)
@@ -60,13 +63,18 @@ def npz(path: Path, *names: str) -> dict[str, np.ndarray]:
             missing = [name for name in names if name not in file.files]
             if missing:
                 raise unreadable(path, f"it has no array {missing[0]!r} (it has: {', '.join(file.files) or 'none'})")
+            assert file.zip is not None
+            _check_unpacked_size(file.zip, path)
             arrays = {name: file[name] for name in names or file.files}
     except InputError:
         raise
     except MemoryError:
         raise unreadable(path, "an array in it is too large for memory") from None
-    except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile, zlib.error) as error:
+    except Exception as error:  # readers of zip files and of headers raise nearly anything
         raise unreadable(path, f"it is not a readable .npz file without pickled objects ({error})") from None
+    wrong = [name for name, array in arrays.items() if not isinstance(array, np.ndarray)]
+    if wrong:
+        raise unreadable(path, f"{wrong[0]!r} in it is not an array")
     for name, array in arrays.items():
         if array.ndim == 0:
             raise unreadable(path, f"array {name!r} is a single number, not one row per sample")
@@ -75,6 +83,14 @@ def npz(path: Path, *names: str) -> dict[str, np.ndarray]:
             shapes = f"array {name!r} has shape {arrays[name].shape}, {names[0]!r} has shape {arrays[names[0]].shape}"
             raise unreadable(path, shapes)
     return arrays
+
+
+def _check_unpacked_size(archive: zipfile.ZipFile, path: Path) -> None:
+    """Raise if the members of an archive say that they do not fit into memory; no more is read than they say."""
+    size, memory = sum(member.file_size for member in archive.infolist()), physical_memory()
+    if memory is not None and size > memory:
+        gigabytes = f"{size / 2**30:,.0f} GiB, and this machine has {memory / 2**30:,.0f}"
+        raise unreadable(path, f"its arrays are too large for memory: they take {gigabytes}")
 
 
 def idx(path: Path) -> np.ndarray:

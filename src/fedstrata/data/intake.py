@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from fedstrata.core.errors import InputError, invalid
+from fedstrata.core.files import writing
 from fedstrata.data import formats
 from fedstrata.data.batch import Arrays
 
@@ -133,7 +134,8 @@ def _named(arrays: Mapping[str, np.ndarray], path: Path, prefix: str = "") -> tu
 def write(file: Path, arrays: Arrays) -> None:
     """Write inputs and targets to an .npz file, as :func:`read_parts` reads them."""
     named: dict[str, Any] = {n: a.cpu().numpy() for n, a in zip(array_names(len(arrays)), arrays, strict=True)}
-    np.savez(file, **named)
+    with writing(file) as stream:
+        np.savez(stream, **named)
 
 
 def are_labels(targets: torch.Tensor) -> bool:

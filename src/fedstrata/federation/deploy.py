@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fedstrata.core.errors import InputError, invalid, unknown
-from fedstrata.core.files import read_toml, refuse_used, write_atomically
+from fedstrata.core.files import make_folder, read_toml, refuse_used, write_atomically
 from fedstrata.data import intake
 from fedstrata.data.federated import Arrays, FederatedData
 from fedstrata.experiments.config import Config
@@ -44,15 +44,15 @@ def write_federation(
     public = {name: _write_node(folder, name, key, hosts[0], port) for name, key in given.items()}
     _write_server(folder / "server", public, port)
     write_app(config, folder / "app", public, (folder / "runs" / "app").resolve(), modules=modules)
-    (folder / ".gitignore").write_text("*\n")
+    _write_text(folder / ".gitignore", "*\n")
 
 
 def _write_node(folder: Path, name: str, public: str | None, host: str, port: int) -> str:
     """Write the folder of a node; return its public key."""
     own = folder / "nodes" / name
     own.mkdir(parents=True, exist_ok=True)
-    (own / "ca.crt").write_bytes((folder / "server" / "ca.crt").read_bytes())
-    (own / "node.toml").write_text(templates.node_file(name, key_made_here=public is None))
+    _write_text(own / "ca.crt", (folder / "server" / "ca.crt").read_text())
+    _write_text(own / "node.toml", templates.node_file(name, key_made_here=public is None))
     _write_script(own / "start", templates.node_start_file(host, port))
     return keys.make_key(own / "node.key") if public is None else public
 
@@ -60,18 +60,22 @@ def _write_node(folder: Path, name: str, public: str | None, host: str, port: in
 def _write_server(server: Path, public: Mapping[str, str], port: int) -> None:
     """Write the server's files other than its certificates."""
     _write_script(server / "start", templates.server_start_file(superlink_command(port + 1, Path())))
-    (server / "nginx.conf").write_text(templates.proxy_file(str(port), port + 1))
+    _write_text(server / "nginx.conf", templates.proxy_file(str(port), port + 1))
     (server / "keys").mkdir()
     for name, key in public.items():
-        (server / "keys" / f"{name}.pub").write_text(key + "\n")
+        _write_text(server / "keys" / f"{name}.pub", key + "\n")
     (server / "cli").mkdir()
     connection = templates.connection_file(f"127.0.0.1:{port + 1}", server / "ca.crt", "federation")
-    (server / "cli" / "config.toml").write_text(connection)
+    _write_text(server / "cli" / "config.toml", connection)
 
 
 def _write_script(path: Path, text: str) -> None:
-    path.write_text(text)
+    _write_text(path, text)
     path.chmod(0o755)
+
+
+def _write_text(path: Path, text: str) -> None:
+    write_atomically(path, text.encode())
 
 
 def write_app(
@@ -128,15 +132,18 @@ def app_settings(folder: Path, name: str = "app") -> dict[str, Any]:
 
 
 def write_node_data(data: FederatedData, folder: Path, names: list[str]) -> None:
-    """Write each client's data to the folder of its node, and the server's data to ``server/data``."""
+    """Write each client's data to the folder of its node, and the server's data to ``server/data``.
+
+    Only this user may look into these folders.
+    """
     for client, name in enumerate(names):
         own = folder / "nodes" / name / "data"
-        own.mkdir(parents=True, exist_ok=True)
+        make_folder(own, private=True)
         for part, rows in (("train", data.train), ("support", data.support), ("test", data.client_test)):
             arrays = None if rows is None or not rows.sizes[client] else rows.of_client(client)
             save_arrays(own / f"{part}.npz", arrays)
     server = folder / "server" / "data"
-    server.mkdir(parents=True, exist_ok=True)
+    make_folder(server, private=True)
     auxiliary = data.auxiliary
     save_arrays(server / "test.npz", None if data.plan is not None else data.test)  # nodes measure tables themselves
     save_arrays(

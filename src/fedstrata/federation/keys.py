@@ -15,6 +15,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from fedstrata.core.errors import InputError
+from fedstrata.core.files import naming
 
 SERVER_DAYS, AUTHORITY_DAYS = 397, 3650
 """How many days certificates are valid. Every node has a copy of the authority's certificate, so it must last."""
@@ -188,5 +189,5 @@ def _host(host: str) -> x509.GeneralName:
 def _write(path: Path, content: bytes, private: bool = False) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if private else 0o644)
-    with os.fdopen(handle, "wb") as file:
+    with naming(path), os.fdopen(handle, "wb") as file:
         file.write(content)

@@ -169,12 +169,22 @@ class Loop:
         yield
         self.trained += time.perf_counter() - begun - (TRACING.seconds - traced)
 
+    @contextmanager
+    def _on_server(self, when: str) -> Iterator[None]:
+        """Say where a number does not fit into its type, or an array into memory."""
+        try:
+            yield
+        except (ArithmeticError, MemoryError, RuntimeError) as error:
+            if self.ranks.size > 1 and isinstance(error, RuntimeError):  # perhaps a rank that cannot be reached
+                raise
+            raise FedstrataError(f"{type(error).__name__} in {when} of {self.algorithm.name}: {error}") from error
+
     def prepare(self) -> None:
         """Prepare the clients, and start the algorithm unless the run is resumed."""
         prepare(self.clients, max(0, self.done - 1))
         self._take_prepared()
         if not self.done:
-            with self._training():
+            with self._training(), self._on_server("the start"):
                 self.state = start(self.algorithm, self.clients)
             self.tensors = tensors_of(self.algorithm, self.state)
             if self.journal.kept:
@@ -190,7 +200,7 @@ class Loop:
 
     def round(self) -> None:
         """Run one round."""
-        with self._training():
+        with self._training(), self._on_server(f"round {self.done + 1}"):
             self.state = one_round(self.algorithm, self.state, self.clients, self.done, self._accept)
         self.journal.faults(self.clients)
         for callback in self.journal.callbacks:
@@ -217,7 +227,8 @@ class Loop:
         row: Row = {"round": self.done, **rounded(self.used())}
         finite = True
         if self.ranks.first:
-            measures = as_numbers(self.evaluation(self.problem, self.data, *self.solution()), row)
+            with self._on_server(f"the evaluation after round {self.done}"):
+                measures = as_numbers(self.evaluation(self.problem, self.data, *self.solution()), row)
             row |= {name: value for name, value in measures.items() if math.isfinite(value)}
             finite = math.isfinite(measures.get("loss", 0.0))
             if self.validation is not None:

@@ -54,6 +54,7 @@ class RunDirectory:
             self._lock()
         if settings.exists() and resume:
             remove_leftovers(self.path)
+            remove_leftovers(self.path / "model")
             old = read_toml(settings)
             _check_format(old, self.path)
             refuse_other_settings(old, config, self.path)

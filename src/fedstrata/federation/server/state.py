@@ -14,7 +14,7 @@ from typing import Any
 
 from fedstrata.clients.privacy import Ledger, exchanges_of
 from fedstrata.core.errors import InputError
-from fedstrata.core.files import write_atomically
+from fedstrata.core.files import remove_leftovers, write_atomically
 from fedstrata.federation.server.inbox import is_description
 from fedstrata.training.rundir import RunDirectory
 
@@ -39,6 +39,7 @@ class ServerState:
     def of(out: Path, resume: bool) -> ServerState:
         """Return the state of the run in ``out``; a new one if there is no run yet."""
         path = out.with_name(out.name + ".federation.json")
+        remove_leftovers(path.parent, path.name)
         if path.exists() and out.is_dir() and any(out.iterdir()):
             return ServerState(path, **_read(path))
         if not resume:

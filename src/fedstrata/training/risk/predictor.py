@@ -18,7 +18,7 @@ from safetensors.torch import load
 from torch import nn
 
 from fedstrata.core.errors import InputError, invalid, is_finite
-from fedstrata.core.files import folder_at, make_folder, read_toml, refuse_used, write_atomically
+from fedstrata.core.files import folder_at, make_folder, naming, read_toml, refuse_used, write_atomically
 from fedstrata.core.options import build
 from fedstrata.core.version import __version__
 from fedstrata.data.tables.fitted import Fitted, Prepare
@@ -219,7 +219,9 @@ class Predictor:
     def export_program(self, path: str | Path) -> Path:
         """Write the whole path from raw values to the score and the risk as a program of ``torch.export``."""
         target = Path(path)
-        torch.export.save(self._program(), target)
+        program = self._program()
+        with naming(target):
+            torch.export.save(program, target)
         return target
 
     def export_onnx(self, path: str | Path) -> Path:
@@ -236,7 +238,8 @@ class Predictor:
             dynamic_shapes=(rows,), verbose=False,
         )  # fmt: skip
         assert program is not None
-        program.save(str(target))
+        with naming(target):
+            program.save(str(target))
         return target
 
     def _program(self) -> torch.export.ExportedProgram:
