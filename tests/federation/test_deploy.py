@@ -10,6 +10,7 @@ import os
 import stat
 import subprocess
 import sys
+import time
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
@@ -23,11 +24,13 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 
 import fedstrata as fs
 from federation.stand_in import CANCER, DIGITS, Tables, made, site
+from fedstrata.core.files import lock
 from fedstrata.experiments.build import Experiment
 from fedstrata.experiments.config import parse
 from fedstrata.federation import keys
 from fedstrata.federation.deploy import write_app, write_federation, write_node_data
-from fedstrata.federation.processes import Processes, commands, environment
+from fedstrata.federation.local import _check_names
+from fedstrata.federation.processes import Processes, commands, end_leftovers, environment, started_in
 from fedstrata.federation.server.nodes import Roster
 from fedstrata.federation.superlink import Federation
 
@@ -495,6 +498,55 @@ def test_local_does_not_overwrite_a_run(fedstrata, experiment: Path, tmp_path: P
     code, _, printed = fedstrata("federate", "local", experiment, "--out", tmp_path / "run")
     assert code == 2 and "not empty" in " ".join(printed.split())
     assert [p.name for p in (tmp_path / "run").iterdir()] == ["mine"]
+
+
+def test_local_ends_what_a_killed_one_left_and_nothing_else(tmp_path: Path) -> None:
+    """A federation is known by its folder: a neighbour whose name begins like it is left alone."""
+    child = "import os, time; os.fork() or os.setsid(); print('x', flush=True); time.sleep(60)"
+    code = (
+        "import os, pathlib, signal, sys\n"
+        "from fedstrata.federation.processes import Processes\n"
+        "for folder in sys.argv[2:]: Processes(pathlib.Path(folder)).start('node', [sys.executable, '-c', sys.argv[1]])\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    ours, other = tmp_path / "run.federation", tmp_path / "run.federation2"
+    subprocess.run([sys.executable, "-c", code, child, "run.federation", str(other)], cwd=tmp_path, check=False)
+    end = time.monotonic() + 20
+    while any((f / "node.log").read_text() != "x\nx\n" for f in (ours, other)) and time.monotonic() < end:
+        time.sleep(0.05)
+    try:
+        assert len(started_in(ours)) == len(started_in(other)) == 2
+        assert end_leftovers(ours) == 2
+        assert started_in(ours) == [] and len(started_in(other)) == 2
+        assert end_leftovers(ours) == 0
+    finally:
+        end_leftovers(other)
+
+
+def test_local_touches_no_federation_that_is_in_use(fedstrata, experiment: Path, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr("fedstrata.federation.local.end_leftovers", lambda _: pytest.fail("processes were ended"))
+    folder = tmp_path / "run.federation"
+    folder.mkdir()
+    handle = lock(folder, "folder")
+    assert handle is not None
+    code, _, printed = fedstrata("federate", "local", experiment, "--nodes", 3, "--out", tmp_path / "run")
+    os.close(handle)
+    assert code == 2 and "Another process is using the folder of the federation" in printed
+    assert list(folder.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["server", "..", "a/b", "a\nb", ""])
+def test_a_node_cannot_be_called_like_the_server_or_no_folder(name: str) -> None:
+    with pytest.raises(fs.InputError, match="name of a node must be a name that a folder can have, and not 'server'"):
+        _check_names(["St. Mary [2]", name])
+
+
+def test_a_process_that_runs_is_not_started_again(tmp_path: Path) -> None:
+    """Its first one would never be ended."""
+    with Processes(tmp_path) as processes:
+        processes.start("server", [sys.executable, "-c", "import time; time.sleep(60)"])
+        with pytest.raises(fs.FedstrataError, match="The process server of the federation is running already"):
+            processes.start("server", [sys.executable, "-c", "pass"])
 
 
 def test_local_resumes_only_with_the_same_settings(fedstrata, experiment: Path, tmp_path: Path, monkeypatch) -> None:

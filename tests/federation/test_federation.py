@@ -311,6 +311,25 @@ def test_a_signal_ends_every_process(sign: signal.Signals, until: str, folder: P
 
 
 @pytest.mark.flower
+def test_a_federation_whose_command_was_killed_is_resumed(folder: Path) -> None:
+    config = made(DIGITS, TWO, SCAFFOLD, {"train": {"rounds": 40}})
+    out = folder / "run"
+    words = command(written(config, folder / "experiment.toml"), "--nodes", 2, "--out", out, "--quiet")
+    process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    end = time.monotonic() + 120
+    while len(lines(out / "metrics.jsonl")) < 3 and time.monotonic() < end:
+        time.sleep(0.1)
+    process.kill()
+    process.wait()
+    assert processes(folder)
+    done = subprocess.run([*words, "--resume", "--json"], capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["round"] == 40
+    assert_parity(out, config)
+    assert left(folder) == {}
+
+
+@pytest.mark.flower
 def test_strangers_are_refused_and_the_run_is_unharmed(folder: Path) -> None:
     config = made(DIGITS, TWO, SCAFFOLD, {"train": {"rounds": 60}})
     began: list[str] = []

@@ -16,6 +16,11 @@ from typing import Any, BinaryIO, NoReturn
 
 from fedstrata.core.errors import FedstrataError, InputError, invalid, is_finite, listed, nearest_of
 
+try:
+    import fcntl
+except ImportError:  # on Windows
+    fcntl = None  # type: ignore[assignment]
+
 Row = dict[str, Any]
 
 
@@ -114,6 +119,25 @@ def _no_folder(folder: Path, why: Exception | str) -> InputError:
     shown = shown if len(shown) <= 200 else f"{shown[:100]}..."
     reason = why if isinstance(why, str) else getattr(why, "strerror", None) or why
     return InputError(f"The directory {shown} cannot be written: {reason}. Choose another.")
+
+
+def lock(folder: Path, what: str) -> int | None:
+    """Lock a directory against other processes until the handle is closed, or this process ends.
+
+    Return the handle, or None if the file system has no locks; raise if another process has locked it.
+    """
+    if fcntl is None:
+        return None
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(handle)
+        raise InputError(f"Another process is using the {what} {folder}. Wait for it, or stop it.") from None
+    except OSError:  # a file system without locks
+        os.close(handle)
+        return None
+    return handle
 
 
 def refuse_used(folder: Path, remedy: str = "Choose another.") -> None:

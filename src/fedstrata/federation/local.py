@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import groupby
 from pathlib import Path
 
@@ -12,12 +14,12 @@ import tomli_w
 
 from fedstrata.clients.faults import Fault
 from fedstrata.core.errors import FedstrataError, InputError, invalid
-from fedstrata.core.files import Row, read_toml, write_atomically
+from fedstrata.core.files import Row, lock, make_folder, read_toml, write_atomically
 from fedstrata.experiments.build import Experiment, build_algorithm
 from fedstrata.experiments.config import OF_SEVERAL_RUNS, Config
 from fedstrata.federation.deploy import write_app, write_node_data
 from fedstrata.federation.experiment import check_config, error_file, module_list
-from fedstrata.federation.processes import commands, interrupted_by_signals
+from fedstrata.federation.processes import commands, end_leftovers, interrupted_by_signals
 from fedstrata.federation.superlink import Federation
 from fedstrata.training.callbacks import Callback
 from fedstrata.training.fingerprint import refuse_other_settings
@@ -53,25 +55,49 @@ def run_locally(
     if data.clients != nodes:
         raise invalid("number of nodes", nodes, f"{data.clients}, the number of clients in the data")
     names = list(data.client_names) if data.client_names else [f"node{k}" for k in range(nodes)]
-    say(f"Writing the data of {nodes} nodes, certificates and keys to {folder}")
-    write_node_data(data, folder, names)
-    # Written last: to a resumed run, this file means that the data are complete.
-    write_atomically(folder / "config.toml", tomli_w.dumps(_tables(config, nodes)).encode())
-    failure = error_file(out)
-    failure.unlink(missing_ok=True)
-    with interrupted_by_signals(), Federation(folder, names, stock) as federation:
-        _start(federation, config, out, modules, say)
-        run = federation.submit(folder / "app")
-        slow = " A round takes several seconds, however little work it has." if stock else ""
-        say(f"Run {run} has started.{slow}")
-        _follow(federation, run, config, out, callbacks, hook)
-        failed = federation.status(run) != "finished:completed"
-        if failure.exists():
-            raise FedstrataError(failure.read_text())
-        if failed:
-            raise FedstrataError(f"The run failed.\n{federation.log(run)[-3000:]}")
+    _check_names(names)
+    with _owned(folder, say):
+        say(f"Writing the data of {nodes} nodes, certificates and keys to {folder}")
+        write_node_data(data, folder, names)
+        # Written last: to a resumed run, this file means that the data are complete.
+        write_atomically(folder / "config.toml", tomli_w.dumps(_tables(config, nodes)).encode())
+        failure = error_file(out)
+        failure.unlink(missing_ok=True)
+        with interrupted_by_signals(), Federation(folder, names, stock) as federation:
+            _start(federation, config, out, modules, say)
+            run = federation.submit(folder / "app")
+            slow = " A round takes several seconds, however little work it has." if stock else ""
+            say(f"Run {run} has started.{slow}")
+            _follow(federation, run, config, out, callbacks, hook)
+            failed = federation.status(run) != "finished:completed"
+            if failure.exists():
+                raise FedstrataError(failure.read_text())
+            if failed:
+                raise FedstrataError(f"The run failed.\n{federation.log(run)[-3000:]}")
     summary: Row = json.loads((out / "summary.json").read_text())
     return summary
+
+
+@contextmanager
+def _owned(folder: Path, say: Say) -> Iterator[None]:
+    """Lock the folder of a federation, and end what an earlier one in it left running when it was killed."""
+    make_folder(folder, private=True)
+    handle = lock(folder, "folder of the federation")
+    try:
+        left = end_leftovers(folder)
+        if left:
+            say(f"Ended {left} processes that an earlier federation in {folder} had left when it was killed")
+        yield
+    finally:
+        if handle is not None:
+            os.close(handle)
+
+
+def _check_names(names: Sequence[str]) -> None:
+    """Raise if a folder of a node, or its log, could not have its name; "server" is that of the SuperLink."""
+    for name in names:
+        if name in ("", ".", "..", "server") or "/" in name or not name.isprintable():
+            raise invalid("name of a node", name, "a name that a folder can have, and not 'server': rename its data")
 
 
 def _check_directories(config: Config, nodes: int, folder: Path, out: Path, resume: bool) -> None:

@@ -53,7 +53,7 @@ class Processes:
     """
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
+        self.folder = folder.resolve()  # so that its path in their environment is not that of another folder
         self.running: dict[str, subprocess.Popen[bytes]] = {}
 
     def __enter__(self) -> Self:
@@ -64,6 +64,8 @@ class Processes:
 
     def start(self, name: str, command: Sequence[str]) -> None:
         """Start a process in a new session."""
+        if name in self.running and self.running[name].poll() is None:
+            raise FedstrataError(f"The process {name} of the federation is running already.")
         home = self.folder / "homes" / name
         home.mkdir(parents=True, exist_ok=True)
         with (self.folder / f"{name}.log").open("ab") as log:
@@ -165,6 +167,36 @@ def _descendants(roots: Sequence[int]) -> list[int]:
         descendants += direct
         pending += direct
     return descendants
+
+
+def started_in(folder: Path) -> list[int]:
+    """Return all processes that a federation in this folder has started, and theirs, where /proc lists them.
+
+    They are known by their environment, which they inherit (see :func:`environment`).
+    """
+    mark = f"FLWR_HOME={folder.resolve()}{os.sep}".encode()
+    found: list[int] = []
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        with suppress(OSError):
+            if any(word.startswith(mark) for word in path.read_bytes().split(b"\0")):
+                found.append(int(path.parent.name))
+    return [process for process in found if process != os.getpid() and _exists(process)]
+
+
+def end_leftovers(folder: Path) -> int:
+    """End what a federation in this folder started and, because it was killed, did not end; return how many they were.
+
+    Nobody else may be using the folder.
+    """
+    left = started_in(folder)
+    for sign, patience in ((signal.SIGTERM, 10.0), (signal.SIGKILL, 5.0)):
+        for process in filter(_exists, left):
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(process, sign)
+        deadline = time.monotonic() + patience
+        while any(map(_exists, left)) and time.monotonic() < deadline:
+            time.sleep(0.05)
+    return len(left)
 
 
 def _exists(process: int) -> bool:

@@ -14,16 +14,11 @@ from typing import Any
 import tomli_w
 import torch
 
-from fedstrata.core.errors import InputError, invalid
+from fedstrata.core.errors import invalid
 from fedstrata.core.files import Row, Rows, make_folder, read_toml, refuse_used, remove_leftovers, write_atomically
 from fedstrata.core.version import FORMAT, __version__
 from fedstrata.training.checkpoint import Checkpoints, check_format, to_safetensors
 from fedstrata.training.fingerprint import refuse_other_settings
-
-try:
-    import fcntl
-except ImportError:  # on Windows
-    fcntl = None  # type: ignore[assignment]
 
 _STARTED = ".started-by"
 
@@ -87,20 +82,8 @@ class RunDirectory:
 
     def _lock(self) -> None:
         """Lock the run against other processes; the system releases the lock when this process ends."""
-        if self._handle is not None or fcntl is None:
-            return
-        handle = os.open(self.path, os.O_RDONLY)
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(handle)
-            raise InputError(
-                f"Another process is using the run directory {self.path}. Wait for it, or stop it."
-            ) from None
-        except OSError:  # a file system without locks
-            os.close(handle)
-            return
-        self._handle = handle
+        if self._handle is None:
+            self._handle = lock(self.path, "run directory")
 
     def write_config(self, config: dict[str, Any]) -> None:
         """Write config.toml, with the version that wrote it."""
