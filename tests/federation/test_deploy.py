@@ -506,7 +506,8 @@ def test_local_ends_what_a_killed_one_left_and_nothing_else(tmp_path: Path) -> N
     code = (
         "import os, pathlib, signal, sys\n"
         "from fedstrata.federation.processes import Processes\n"
-        "for folder in sys.argv[2:]: Processes(pathlib.Path(folder)).start('node', [sys.executable, '-c', sys.argv[1]])\n"
+        "for folder in sys.argv[2:]:\n"
+        "    Processes(pathlib.Path(folder)).start('node', [sys.executable, '-c', sys.argv[1]])\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     ours, other = tmp_path / "run.federation", tmp_path / "run.federation2"

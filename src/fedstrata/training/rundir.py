@@ -15,7 +15,16 @@ import tomli_w
 import torch
 
 from fedstrata.core.errors import invalid
-from fedstrata.core.files import Row, Rows, make_folder, read_toml, refuse_used, remove_leftovers, write_atomically
+from fedstrata.core.files import (
+    Row,
+    Rows,
+    lock,
+    make_folder,
+    read_toml,
+    refuse_used,
+    remove_leftovers,
+    write_atomically,
+)
 from fedstrata.core.version import FORMAT, __version__
 from fedstrata.training.checkpoint import Checkpoints, check_format, to_safetensors
 from fedstrata.training.fingerprint import refuse_other_settings
