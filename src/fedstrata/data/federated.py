@@ -183,8 +183,19 @@ class FederatedData:
         own = self.train.class_counts[client]
         counts[: len(own)] = own
         small = ((counts > 0) & (counts < minimum)).any()
-        rows = self.train.of_client(client)[0].cpu().numpy() if small else np.zeros(0)
-        return class_counts(counts, minimum, rows)
+        return class_counts(counts, minimum, self._every_row(client) if small else np.zeros(0))
+
+    def _every_row(self, client: int) -> np.ndarray:
+        """Return the inputs of a client in the order of its table, whatever share of them is held out, by any seed.
+
+        If a number of chance followed from the training rows alone, it would be another one for every seed, and the
+        mean of what a client tells in several runs would be the number that it hides.
+        """
+        parts = [p for p in (self.train, self.support, self.client_test) if p is not None]
+        same = [p for p in parts if p.arrays[0] is self.train.arrays[0]]
+        rows = torch.cat([p.rows[p.offsets[client] : p.offsets[client + 1]] for p in same]).unique()
+        values: np.ndarray = self.train.arrays[0][rows.to(self.train.arrays[0].device)].cpu().numpy()
+        return values
 
     def with_support(self, share: float, seed: int = 0) -> FederatedData:
         """Return the data with ``share`` of each client's training rows as its support set.

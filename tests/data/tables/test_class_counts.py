@@ -12,6 +12,7 @@ import torch
 import fedstrata as fs
 from federation.stand_in import made, simulated, site
 from fedstrata.clients.queries import QUERIES
+from fedstrata.data.federated import Part
 from fedstrata.data.tables.statistics import class_counts
 from fedstrata.experiments.build import Experiment
 from fedstrata.problems.auc import positives as auc_share
@@ -76,6 +77,16 @@ def test_sites_that_tell_nothing_are_left_out_of_the_shares() -> None:
     assert class_shares(torch.zeros(2, 4), torch.tensor([0.5, 0.5])).tolist() == [0.25] * 4
     with pytest.raises(fs.InputError, match=r"'none, on all clients'.* prepare\.minimum may tell of none: then pass p"):
         auc_share(torch.zeros(2, 2), torch.tensor([0.5, 0.5]))
+
+
+def test_runs_with_other_seeds_tell_the_same() -> None:
+    """Otherwise their mean would be the number of rows that is hidden."""
+    rng = np.random.default_rng(0)
+    x, y = torch.from_numpy(rng.normal(size=(60, 3))), torch.from_numpy(np.repeat([0, 1], [53, 7]))
+    data = fs.FederatedData(Part.of((x, y), [np.arange(60)]), classes=2)
+    seeds = [data.with_holdout(0.3, seed) for seed in range(30)]
+    assert len({tuple(one.train.of_client(0)[0][:, 0].tolist()) for one in seeds}) == 30
+    assert len({tuple(one.class_counts(0, 10)) for one in seeds}) == 1
 
 
 def write_sites(file: Path) -> None:

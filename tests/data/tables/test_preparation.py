@@ -243,6 +243,48 @@ def test_the_sum_of_the_larger_categories_does_not_tell_a_small_one() -> None:
         assert told[0] == 50 and told[1] in (10, 20, 30) and told[2] in (0, 10)
 
 
+@pytest.mark.parametrize("kind", ["ordinal", "flag"])
+def test_moments_of_codes_do_not_tell_how_often_each_occurs(kind: str) -> None:
+    """The number, mean and squares of two or three codes are as many equations as there are counts."""
+    codes = np.repeat([0.0, 1.0, 2.0], [60, 37, 3]) if kind == "ordinal" else np.repeat([0.0, 1.0], [97, 3])
+    column = Column("stage", kind, categories=("I", "II", "III")[: len(np.unique(codes))], missing="mean")
+    powers = np.vander(np.unique(codes), 3, increasing=True).T
+    for key in range(20):
+        values = np.random.default_rng(key).permutation(codes)[:, None]
+        count, mean, squares = plan_of((column,), scale="standard").answer(values)
+        sums = np.array([count, count * mean, squares + count * mean**2])
+        told = np.linalg.lstsq(powers, sums, rcond=None)[0]
+        assert np.abs(told[-1] - 10 * np.round(told[-1] / 10)) < 1e-6, "a multiple of the minimum"
+    exact = plan_of((column,), scale="standard", minimum=1).answer(codes[:, None])
+    np.testing.assert_allclose(exact, statistics.moments(codes[:, None], 1)[0], rtol=1e-12)
+
+
+def test_a_mean_does_not_tell_how_many_cells_are_missing() -> None:
+    """The mean of whole numbers, times their number, is whole; so are the squares, and neither may tell the number."""
+    for key in range(20):
+        rng = np.random.default_rng(key)
+        ages = rng.integers(20, 90, 97).astype(np.float64)
+        exact = ages.mean()
+        count, mean, squares = statistics.moments(np.append(ages, [np.nan] * 3)[:, None], 10)[0]
+        assert count in (90, 100) and abs(mean - exact) <= ages.std() / 97
+        assert squares / count == pytest.approx(ages.var(), rel=0.02)
+        fit = [n for n in range(91, 101) if abs(round(mean * n) - mean * n) <= n * ages.std() / 97]
+        assert len(fit) == 10 and mean != exact
+    assert statistics.moments(np.append(ages, [np.nan] * 10)[:, None], 10)[0, 1] == pytest.approx(
+        ages.mean(), rel=1e-15
+    )
+
+
+def test_the_sum_of_categories_does_not_tell_a_few_missing_cells() -> None:
+    told = {
+        tuple(statistics.category_counts(np.append(np.repeat([0.0, 1.0], [57, 40]), [np.nan] * few), 2, 10))
+        for few in (1, 3, 9)
+    }
+    assert all(large == 57 and small % 10 == 0 for large, small in told)
+    codes = np.append(np.repeat([0.0, 1.0], [57, 41]), [np.nan] * 12)
+    assert statistics.category_counts(codes, 2, 10).tolist() == [57, 41], "enough are missing"
+
+
 def test_moments_merge_like_those_of_all_rows() -> None:
     tables = sites(lost=0.0)
     merged = statistics.merged(np.stack([statistics.moments(values, 1) for values in tables]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import math
 import os
 import subprocess
 import sys
@@ -16,6 +17,7 @@ import pytest
 from fedstrata.core.errors import InputError
 from fedstrata.data.tables import Column, FileFormat, Schema, Target, batches, scanning, textfiles
 from fedstrata.data.tables.cells import days_of
+from fedstrata.data.tables.converting import filled
 from fedstrata.data.tables.findings import raise_if_errors
 from fedstrata.data.tables.reading import chunks, read_site, read_sites
 from fedstrata.data.tables.sources import sites_of
@@ -468,3 +470,11 @@ def test_many_missing_columns_are_said_quickly(write: Callable[..., Path]) -> No
     schema = Schema(Target("y"), [Column(name) for name in names])
     text = errors(write(",".join([*(name + "x" for name in names), "y"]) + "\n" + "1," * 3000 + "1\n"), schema)
     assert "column 'column 0': missing from the file" in text and "more" in text
+
+
+@pytest.mark.parametrize("start", [0, 3, 8, 13])
+def test_numbers_of_a_slice_are_those_of_its_rows(start: int) -> None:
+    values = [None if i % 3 == 0 else float(i) for i in range(30)]
+    part = pa.array(values, pa.float64()).slice(start, 11)
+    wanted = [math.nan if v is None else v for v in values[start : start + 11]]
+    np.testing.assert_array_equal(filled(part, math.nan), wanted)

@@ -217,10 +217,11 @@ def filled(numbers: pyarrow.Array, null: float) -> np.ndarray:
     if not len(numbers):
         return np.empty(0, numbers.type.to_pandas_dtype())
     valid, data = numbers.buffers()
-    part = slice(numbers.offset, numbers.offset + len(numbers))
-    values: np.ndarray = np.frombuffer(data, numbers.type.to_pandas_dtype())[part]
-    if numbers.null_count:
-        present = np.unpackbits(np.frombuffer(valid, np.uint8), bitorder="little")[part]
+    start, end = numbers.offset, numbers.offset + len(numbers)
+    values: np.ndarray = np.frombuffer(data, numbers.type.to_pandas_dtype())[start:end]
+    if numbers.null_count:  # of a slice of a large column, only its own bytes
+        bits = np.unpackbits(np.frombuffer(valid, np.uint8)[start // 8 : (end + 7) // 8], bitorder="little")
+        present = bits[start % 8 :][: len(numbers)]
         values = np.where(present, values, values.dtype.type(null))
     return values
 

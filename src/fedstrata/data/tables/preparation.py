@@ -129,7 +129,12 @@ class Plan:
     def answer(self, values: np.ndarray) -> np.ndarray:
         """Return what a site tells of its raw values [n, p]: a vector."""
         minimum, values = self.how.minimum, self.clipped(values)
-        parts = [statistics.moments(values[:, self.averaged], minimum).ravel()]
+        moments = statistics.moments(values[:, self.averaged], minimum)
+        for at, j in enumerate(self.averaged):
+            if self.columns[j].size:
+                counts = statistics.category_counts(values[:, j], self.columns[j].size, minimum)
+                moments[at] = statistics.moments_of_codes(counts)
+        parts = [moments.ravel()]
         parts += [statistics.category_counts(values[:, j], self.columns[j].size, minimum) for j in self.counted]
         for j in self.graded:
             grid = self.grid(j)

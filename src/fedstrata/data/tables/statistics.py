@@ -5,11 +5,13 @@ often each category occurs; how many values lie below each point of a grid. None
 the counts is below ``minimum`` (unless it is 0), neither by itself nor as the difference of two others:
 
 - A column with fewer values than ``minimum`` counts as empty. The mean and the squared deviations of all others are
-  exact. If fewer than ``minimum`` cells are missing, the number of values is told as if none were, or ``minimum``, but
-  always as if none were where that would leave fewer values than ``minimum``.
-- A category with fewer rows than ``minimum`` is told to have none, or ``minimum``. If the rows of all such categories
-  together are fewer than ``minimum``, those of the next larger one are rounded to a multiple of it too, so that their
-  sum does not tell them.
+  exact, unless fewer than ``minimum`` cells are missing. Then the number of values is told as if none were, or
+  ``minimum``, but always as if none were where that would leave fewer values than ``minimum``; and the mean and the
+  squared deviations are rounded, since an exact mean of whole numbers tells of how many it is.
+- A category with fewer rows than ``minimum`` is told to have none, or ``minimum``. If the rows of all such categories,
+  and the missing cells if they are few, are together fewer than ``minimum``, those of the next larger one are rounded
+  to a multiple of it too, so that their sum does not tell them. The moments of flags and ordinals are those of these
+  counts, since exact ones would tell the counts.
 - If a class of the target has fewer rows than ``minimum``, the numbers of rows up to each class are rounded to
   multiples of it, up or down by chance, so that they, and the shares of the classes, are right on average.
 - The number of values below a point of the grid is told in groups: ``minimum`` neighbouring values, or more, count as
@@ -51,9 +53,33 @@ def moments(values: np.ndarray, minimum: int) -> np.ndarray:
         count = told(len(present), len(column), minimum, _offset(present, minimum))
         if count:
             mean = math.fsum(present) / len(present)
-            squares = math.fsum((present - mean) ** 2) / len(present)
-            answers[j] = count, mean, count * squares
+            variance = math.fsum((present - mean) ** 2) / len(present)
+            if count != len(present):
+                mean, variance = coarse(mean, variance, len(present))
+            answers[j] = count, mean, count * variance
     return answers
+
+
+def coarse(mean: float, variance: float, count: int) -> tuple[float, float]:
+    """Return the mean and the variance of ``count`` values, rounded as far as more or less values could have them.
+
+    Means of n whole numbers are 1 / n apart, so they are rounded to at least the deviation over n, which is much less
+    than a mean of n values is uncertain by.
+    """
+    return _to_unit(mean, math.sqrt(variance) / count), _to_unit(variance, variance / count)
+
+
+def _to_unit(value: float, least: float) -> float:
+    """Return a number rounded to a multiple of the smallest power of two that is not below ``least``."""
+    unit = math.ldexp(1.0, math.ceil(math.log2(least))) if 0 < least < math.inf else 0.0
+    return round(value / unit) * unit if unit > 0 else value
+
+
+def moments_of_codes(counts: np.ndarray) -> np.ndarray:
+    """Return the moments of codes, 0, 1 and so on, of which each occurs so often: [3]."""
+    codes, count = np.arange(len(counts)), counts.sum()
+    mean = counts @ codes / max(count, 1)
+    return np.array([count, mean, counts @ (codes - mean) ** 2])
 
 
 def merged(answers: np.ndarray) -> np.ndarray:
@@ -68,13 +94,14 @@ def category_counts(column: np.ndarray, size: int, minimum: int) -> np.ndarray:
     """Return how often each of ``size`` categories occurs in a column of codes: [size]."""
     codes = column[~np.isnan(column)].astype(np.int64)
     counts: np.ndarray = np.bincount(codes[codes >= 0], minlength=size)[:size].astype(np.float64)
+    counts = np.append(counts, len(column) - counts.sum())  # missing, or of no category
     hidden = counts < minimum
     while 0 < counts[hidden].sum() < minimum and not hidden.all():
         visible = np.flatnonzero(~hidden)
         hidden[visible[np.argmin(counts[visible])]] = True
     for c in np.flatnonzero(hidden & (counts > 0)):
         counts[c] = _rounded(int(counts[c]), _offset(np.append(codes, c), minimum), minimum)
-    return counts
+    return counts[:size]
 
 
 def class_counts(counts: np.ndarray, minimum: int, rows: np.ndarray) -> np.ndarray:
@@ -83,7 +110,7 @@ def class_counts(counts: np.ndarray, minimum: int, rows: np.ndarray) -> np.ndarr
     Otherwise the number of rows up to each class is rounded to a neighbouring point of a grid: 0, multiples of
     ``minimum`` and, if it is not below ``minimum``, the number of all rows, whose last cell is at least as wide. The
     nearer point is the more likely one, so that the expected numbers are the true ones. The chance follows from the
-    ``rows`` themselves: the same question has the same answer, and whoever lacks the rows cannot know it.
+    ``rows`` of the site, held out or not: the same question has the same answer, and whoever lacks them cannot know it.
     """
     if not ((counts > 0) & (counts < minimum)).any():
         return counts.astype(np.float64)

@@ -8,6 +8,7 @@ of all sites is the sum of what they tell, and where some hide theirs, it is at 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -34,6 +35,7 @@ from fedstrata.data.tables.describing import (
 from fedstrata.data.tables.findings import Finding, together
 from fedstrata.data.tables.reading import SiteTable
 from fedstrata.data.tables.schema import Schema
+from fedstrata.data.tables.statistics import coarse
 from fedstrata.data.tables.suppressing import shown
 
 Bins = Mapping[str, np.ndarray]
@@ -80,14 +82,21 @@ def bins_of(schema: Schema, sites: Sequence[SiteSpans], minimum: int) -> dict[st
 
 
 def summary_of(table: SiteTable, schema: Schema, bins: Bins, minimum: int) -> SiteSummary:
-    """Return the answer of a site to the second question; means and spreads are as they are."""
+    """Return the answer of a site to the second question.
+
+    Means and spreads are as they are, unless they would tell how many cells are missing where that is hidden.
+    """
     summaries = []
     for i, column in enumerate(described(schema)):
         values, edges = values_of(table, i), bins.get(column.name)
         counts = counts_of(values, column, edges)
         show = shown(counts[None], minimum)
         *cells, missing = visible(counts, show.cells[0])
-        numbers = {} if edges is None else numbers_of(values[~np.isnan(values)], minimum)
+        present = values[~np.isnan(values)]
+        numbers = {} if edges is None else numbers_of(present, minimum)
+        if numbers and missing is None:
+            mean, variance = coarse(numbers["mean"], numbers["spread"] ** 2, len(present))
+            numbers |= {"mean": mean, "spread": math.sqrt(variance)}
         summaries.append(ColumnSummary(tuple(cells), missing, **numbers))
     return SiteSummary(table.name, _rows(table, minimum), summaries[0], _by_name(schema, summaries[1:]))
 
