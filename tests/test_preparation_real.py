@@ -176,7 +176,10 @@ def test_what_hiding_changes_is_small(worlds: dict[tuple[str, str], World], name
     scale = exact[2 * p : 3 * p]
     mean = np.abs(told - exact)[p : 2 * p] / scale
     deviation = np.abs(told[2 * p : 3 * p] / scale - 1)
-    assert (mean.max(), deviation.max()) <= {"heart": (0.005, 0.005), "gusto": (0, 0), "eicu": (0.35, 0.2)}[name]
+    numbers = np.array([column["kind"] == "numeric" for column in world.columns])
+    largest = {"heart": (0.005, 0.005), "gusto": (0, 0), "eicu": (0.35, 0.2)}[name]
+    assert mean[numbers].max() <= largest[0] and deviation[numbers].max() <= largest[1]
+    assert mean.max() <= 0.35 and deviation.max() <= 0.35, "ordinals and flags, of which small counts are rounded"
 
 
 def check_parts(plan: Any, numbers: np.ndarray, table: np.ndarray) -> None:
@@ -189,7 +192,7 @@ def check_parts(plan: Any, numbers: np.ndarray, table: np.ndarray) -> None:
         assert ((part == 0) | (part >= 10)).all() and (part == np.round(part)).all()
     for (_, mean, squares), j in zip(parts[:q], plan.averaged, strict=True):
         values = table[~np.isnan(table[:, j]), j]
-        assert len(values) >= 10 or (mean, squares) == (0, 0)
+        assert plan.columns[j].size or len(values) >= 10 or (mean, squares) == (0, 0)
 
 
 @pytest.mark.parametrize(
@@ -266,7 +269,10 @@ def test_nodes_describe_their_tables_as_all_files_are_described(
                 assert (mine.mean is None) == (theirs.mean is None) and mine.extremes == theirs.extremes
                 assert mine.mean is None or mine.mean == pytest.approx(theirs.mean, rel=2e-5)
             elif own.name != "together":  # which counts are hidden also depends on other sites, if these are known
-                assert (mine.mean, mine.spread, mine.quantiles) == (theirs.mean, theirs.spread, theirs.quantiles)
+                assert mine.quantiles == theirs.quantiles
+                pairs = (mine.mean, theirs.mean), (mine.spread, theirs.spread)
+                few = 0.2 * theirs.spread if mine.missing is None and theirs.spread else 0.0  # as their mean would tell
+                assert all(a == b or (few and a == pytest.approx(b, abs=few)) for a, b in pairs)
     for sent, reply in zip(site.sent, site.replies, strict=True):
         answer = json.loads(reply.text)["table"]
         assert answer["rows"] is None or answer["rows"] >= minimum
