@@ -193,8 +193,8 @@ class FederatedData:
         """
         parts = [p for p in (self.train, self.support, self.client_test) if p is not None]
         same = [p for p in parts if p.arrays[0] is self.train.arrays[0]]
-        rows = torch.cat([p.rows[p.offsets[client] : p.offsets[client + 1]] for p in same]).unique()
-        values: np.ndarray = self.train.arrays[0][rows.to(self.train.arrays[0].device)].cpu().numpy()
+        rows = np.unique(np.concatenate([p.rows[p.offsets[client] : p.offsets[client + 1]].numpy() for p in same]))
+        values: np.ndarray = self.train.arrays[0][torch.from_numpy(rows)].cpu().numpy()
         return values
 
     def with_support(self, share: float, seed: int = 0) -> FederatedData:
