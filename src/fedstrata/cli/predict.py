@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,7 +15,7 @@ from fedstrata.cli.console import echo, say
 from fedstrata.cli.options import Json, Quiet, a_path
 from fedstrata.cli.printing import print_grid
 from fedstrata.core.errors import InputError, invalid
-from fedstrata.core.files import write_atomically
+from fedstrata.core.files import whole_or_nothing
 from fedstrata.training.risk.predictor import Predictor
 from fedstrata.training.risk.risks import read_counts
 from fedstrata.training.risk.thresholds import Threshold, choose_threshold, goal_of
@@ -65,13 +64,12 @@ def write_scores(chunks: Iterator[dict[str, Any]], table: Path, out: Path, tell:
     """
     import pyarrow as pa
 
-    temporary = out.with_name(f".{out.name}.{os.getpid()}.tmp")
     totals = dict.fromkeys(("rows", "missing", "unknown", "out_of_range"), 0)
     writer: Any = None
-    try:
+    with whole_or_nothing(out) as place:
         for chunk in chunks:
             columns = pa.table({name: _as_arrow(values) for name, values in chunk.items()})
-            writer = writer or _writer(temporary, columns.schema, out.suffix)
+            writer = writer or _writer(place, columns.schema, out.suffix)
             writer.write_table(columns)
             totals["rows"] += columns.num_rows
             for name in ("missing", "unknown", "out_of_range"):
@@ -81,10 +79,6 @@ def write_scores(chunks: Iterator[dict[str, Any]], table: Path, out: Path, tell:
         if writer is None:
             raise InputError(f"The table {table} has no rows. Export it again. Nothing was written.")
         writer.close()
-        temporary.replace(out)
-    finally:
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
     return totals
 
 
@@ -187,7 +181,6 @@ def export(
         (predictor.export_onnx if out.suffix == ".onnx" else predictor.export_program)(out)
     else:
         predictor.save(out)
-        write_atomically(out / "README.md", predictor.card().encode())
     echo(f"Exported to {out}.")
 
 

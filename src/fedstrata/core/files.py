@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import stat
 import tomllib
 import warnings
@@ -48,6 +49,31 @@ def writing(path: Path, durable: bool = True) -> Iterator[BinaryIO]:
     finally:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def whole_or_nothing(path: Path) -> Iterator[Path]:
+    """Yield a temporary path beside ``path`` for a file or folder, which is renamed to ``path`` once it is whole.
+
+    After an exception, nothing is left. A folder that exists may be a mount, which cannot be replaced: it is yielded as
+    it is.
+    """
+    if path.is_dir():
+        yield path
+        return
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        yield temporary
+        try:
+            temporary.replace(path)
+        except OSError as error:
+            _cannot_write(path, error)
+    finally:
+        if temporary.is_dir():
+            shutil.rmtree(temporary, ignore_errors=True)
+        else:
+            with suppress(OSError):
+                temporary.unlink(missing_ok=True)
 
 
 @contextmanager

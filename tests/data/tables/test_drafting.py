@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -91,7 +92,14 @@ def test_notes_tell_what_the_values_are() -> None:
     drafted = draft({"a": frame(), "b": frame(1).assign(x=lambda f: f.x.where(f.index < 30))}, "died")
     assert drafted.notes["x"][0] == "Missing: 45 %; 90 % at b."
     assert drafted.notes["x"][1].startswith("The median is ") and drafted.notes["x"][2].startswith("range = [2")
-    assert f"# {drafted.notes['x'][2]}\n[[columns]]" in drafted.text and drafted.text.startswith("# A draft")
+    assert drafted.text.startswith("# A draft")
+
+
+def test_notes_hold_for_their_column_when_they_are_uncommented(tmp_path: Path) -> None:
+    drafted = draft(frame(y=np.linspace(200, 300, ROWS)), "died")
+    (tmp_path / "schema.toml").write_text(drafted.text.replace("# range", "range"))
+    ranges = [list(column.range) for column in Schema.read(tmp_path / "schema.toml").features]
+    assert ranges == [json.loads(drafted.notes[name][1].removeprefix("range = ")) for name in ("x", "y")]
 
 
 def test_columns_that_a_site_lacks_are_optional() -> None:

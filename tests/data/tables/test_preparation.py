@@ -138,6 +138,8 @@ def test_numbers_are_clipped_to_their_range() -> None:
 def test_a_median_needs_a_range() -> None:
     with pytest.raises(fs.InputError, match=r"'weight' needs both ends of its range"):
         plan_of((Column("weight"),))
+    with pytest.raises(fs.InputError, match=r"'weight', 'height' need both ends of their range"):
+        plan_of((Column("weight"), Column("age", range=[0, 99]), Column("height", range=[0, None])))
 
 
 def test_a_column_that_no_site_can_tell_of_is_an_error() -> None:

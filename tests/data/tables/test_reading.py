@@ -427,6 +427,27 @@ def test_chunks_without_a_target_and_with_other_columns(write: Callable[..., Pat
         next(chunks(write(TEXT.replace("lab", "lap")), SCHEMA))
 
 
+def test_new_rows_may_have_a_header_or_lack_the_target_where_files_have_no_header(
+    write: Callable[..., Path],
+) -> None:
+    header, rows = TEXT.split("\n", 1)
+    schema = SCHEMA.replace(file=FileFormat(names=header.split(",")))
+    lacking = "\n".join(line.rpartition(",")[0] for line in TEXT.splitlines())
+    for text in (rows, TEXT, "w," + TEXT.replace("\n", "\nw,").rstrip("w,"), lacking, lacking.split("\n", 1)[1]):
+        parts = list(chunks(write(text), schema, keep=["id"]))
+        np.testing.assert_array_equal(np.concatenate([part.values for part in parts]), RAW)
+        assert [cell for part in parts for cell in part.texts["id"].to_pylist()] == ["a", "b", "c"]
+    with pytest.raises(InputError, match="column 'lab': missing from the file"):
+        next(chunks(write("age,sex\n1,male\n"), schema))
+    with pytest.raises(InputError, match="its first line names the columns"):
+        read_site(write(TEXT.replace("id,", "number,")), schema)
+
+
+def test_columns_to_keep_must_be_there(write: Callable[..., Path]) -> None:
+    with pytest.raises(InputError, match=r"Unknown column 'idd'\. Did you mean 'id'"):
+        next(chunks(write(TEXT), SCHEMA, keep=["idd"]))
+
+
 def test_nothing_is_imported_before_tables_are_read() -> None:
     code = (
         "import sys, fedstrata, fedstrata.data.tables, fedstrata.data.tables.reading, fedstrata.data.tables.checking;"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -113,6 +114,8 @@ def test_unknown_cells_and_numbers_out_of_range_are_counted() -> None:
         {"age": [50, 300, None], "sex": ["m", "x", "f"], "region": ["a", "b", "zz"], "id": [7, 8, 9]}
     )
     scored = run_of().predict(frame, keep=["id"])
+    with pytest.raises(fs.InputError, match="'score' cannot be kept"):
+        run_of().predict(frame.assign(score=1), keep=["score"])
     assert scored["unknown"].tolist() == [0, 1, 1]
     assert scored["out_of_range"].tolist() == [0, 1, 0]
     assert scored["missing"].tolist() == [0, 1, 2]
@@ -142,6 +145,13 @@ def test_a_damaged_model_is_refused(tmp_path: Path, name: str, content: bytes | 
         Predictor.load(folder)
 
 
+def test_a_schema_that_was_edited_after_training_is_refused(tmp_path: Path) -> None:
+    schema = run_of().predictor().save(tmp_path / "model") / "schema.toml"
+    schema.write_text(schema.read_text().replace('["f", "m"]', '["m", "f"]'))
+    with pytest.raises(fs.InputError, match="is not the one that the model was trained with"):
+        Predictor.load(tmp_path / "model")
+
+
 def test_weights_of_another_model_are_refused(tmp_path: Path) -> None:
     folder = run_of().predictor().save(tmp_path / "model")
     text = (folder / "model.toml").read_text()
@@ -155,3 +165,28 @@ def test_a_card_cannot_be_broken_by_names(tmp_path: Path) -> None:
     about = {"clients": 2, "client_names": ["a|b", "<script>alert(1)</script>"]}
     card = Predictor(predictor.fitted, predictor.model, predictor.calibration, None, about).card()
     assert "<script>" not in card and "age" in card
+
+
+def test_a_card_speaks_of_calibration_and_measures_in_words() -> None:
+    predictor = run_of().predictor()
+    card = predictor.card()
+    assert "Calibration: not needed: scores are log odds" in card and "- measured_on.clients: " in card
+    assert "Calibration: none: scores are not" in replace(predictor, calibration=None).card()
+
+
+@pytest.mark.parametrize("name", ["model", "model.pt2"])
+def test_nothing_has_the_final_name_before_it_is_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    predictor, renamed, replace_ = run_of().predictor(), [], Path.replace
+
+    def rename(place: Path, path: str | Path) -> None:
+        renamed.append(Path(path).name)
+        if Path(path) == tmp_path / name:
+            raise OSError("the disk is full")
+        replace_(place, path)
+
+    monkeypatch.setattr(Path, "replace", rename)
+    with pytest.raises(fs.FedstrataError, match="the disk is full"):
+        (predictor.export_program if name.endswith("pt2") else predictor.save)(tmp_path / name)
+    assert renamed[-1] == name and not list(tmp_path.iterdir())

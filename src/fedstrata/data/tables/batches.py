@@ -56,9 +56,11 @@ class Table:
     names: its columns.
     unit:  what its rows are called.
     most:  an upper bound of the number of its rows.
+
+    target: as in :meth:`TextFile.open`.
     """
 
-    def __init__(self, site: SiteFile, form: FileFormat, wanted: Sequence[str] = ()) -> None:
+    def __init__(self, site: SiteFile, form: FileFormat, wanted: Sequence[str] = (), target: str | None = None) -> None:
         self.site, self.unit = site, "row"
         self._file: TextFile | None = None
         if not isinstance(site.table, Path):
@@ -68,7 +70,7 @@ class Table:
                 self.names, self.most = tuple(file.schema_arrow.names), file.metadata.num_rows
             check_distinct_names(self.names, str(site.table))
         else:
-            self._file = TextFile.open(site.table, form, wanted)
+            self._file = TextFile.open(site.table, form, wanted, target)
             self.names, self.unit, self.most = self._file.names, "line", self._file.scan.lines
             self._file.check_quotes()
 

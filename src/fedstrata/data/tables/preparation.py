@@ -8,13 +8,14 @@ in one exchange as sums (:mod:`fedstrata.data.tables.statistics`); statistics ar
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
 import numpy as np
 
-from fedstrata.core.errors import InputError, Unsolvable
+from fedstrata.core.errors import InputError, Unsolvable, listed
 from fedstrata.core.options import Options, param
 from fedstrata.data.tables import statistics
 from fedstrata.data.tables.columns import Column
@@ -55,10 +56,10 @@ class Plan:
     alone: bool = False
 
     def __post_init__(self) -> None:
-        for j in self.graded:
-            low, high = self.columns[j].bounds
-            if not math.isfinite(high - low):
-                raise InputError(_open_range(self.columns[j]))
+        bounds = np.array([column.bounds for column in self.columns])
+        open_ = [self.columns[j] for j in self.graded if not math.isfinite(bounds[j, 1] - bounds[j, 0])]
+        if open_:
+            raise InputError(_open_range(open_))
 
     @property
     def columns(self) -> tuple[Column, ...]:
@@ -211,13 +212,16 @@ class Plan:
         return tuple(made)
 
 
-def _open_range(column: Column) -> str:
-    """Say that a column needs a range."""
-    if column.missing == "median":
-        why, instead = "its missing cells are filled by the median", ', or missing = "mean"'
+def _open_range(columns: Sequence[Column]) -> str:
+    """Say that columns need a range."""
+    if all(column.missing == "median" for column in columns):
+        why, instead = "missing cells are filled by the median", ', or missing = "mean"'
     else:
-        why, instead = "it is scaled by its quartiles", ""
-    return f"The column {column.name!r} needs both ends of its range, because {why}. Set range = [low, high]{instead}."
+        why, instead = "medians and quartiles are taken in it", ""
+    names = [repr(column.name) for column in columns]
+    one = len(names) == 1
+    what = f"The column {names[0]} needs" if one else f"The columns {listed(names)} need"
+    return f"{what} both ends of {'its' if one else 'their'} range, because {why}. Set range = [low, high]{instead}."
 
 
 def _or_one(scale: float, size: float) -> float:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedstrata.core.errors import DataError, InputError, listed, nearest_of
+from fedstrata.core.errors import DataError, InputError, listed, nearest_of, printable, unknown
 from fedstrata.data.tables.batches import ROWS, Batch, Table
 from fedstrata.data.tables.cells import Key, key_of, shown
 from fedstrata.data.tables.columns import check_name
@@ -104,10 +104,13 @@ def chunks(
     """Yield the rows of one table in chunks of at most ``rows``, in memory that does not depend on its length.
 
     target: whether the target is read.
-    keep:   further columns to return as text, such as an identifier; those that the table lacks are left out.
+    keep:   further columns to return as text, such as an identifier.
     """
     (site,) = sites_of(source)
-    table = Table(site, schema.file, [*schema.names, schema.target.name])
+    table = Table(site, schema.file, [*schema.names, schema.target.name], None if target else schema.target.name)
+    for name in keep:
+        if name not in table.names:
+            raise unknown("column", name, map(printable, table.names), "the columns to keep")
     raise_if_errors(check_names(table, schema, target, extra="warning"))
     fields = fields_of(schema)
     if not target:

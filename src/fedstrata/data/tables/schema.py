@@ -138,7 +138,7 @@ class Schema(Options, owner="the schema"):
             lines = _comments((notes or {}).get(column.name, ()))
             rule = {"missing": column.missing} if column.missing != RULES[column.kind][0] else {}
             table = {"name": column.name, "kind": column.kind} | _changed(column, "missing") | rule
-            parts.append(f"{lines}[[columns]]\n{_toml(table)}")
+            parts.append(f"[[columns]]\n{_toml(table)}{lines}")  # inside its table, so that a note can be uncommented
         return "\n".join(parts)
 
     def write(

@@ -59,8 +59,12 @@ class TextFile:
     header: bool = True
 
     @classmethod
-    def open(cls, path: Path, form: FileFormat, wanted: Collection[str] = ()) -> TextFile:
-        """Read the header; ``wanted`` are names that it should have, which tell the delimiter."""
+    def open(cls, path: Path, form: FileFormat, wanted: Collection[str] = (), target: str | None = None) -> TextFile:
+        """Read the header; ``wanted`` are names that it should have, which tell the delimiter.
+
+        target: the target, if these are new rows: where files have no header, those of new rows may have one, or lack
+                the target.
+        """
         start = first_bytes(path)
         if start.startswith(ZIP):
             raise unreadable(path, "it is a zip archive or an Excel workbook", "Export the table as CSV or Parquet.")
@@ -71,12 +75,13 @@ class TextFile:
         blank, first = next(((i, row) for i, row in enumerate(rows[delimiter]) if row), (0, []))
         if not first:
             raise unreadable(path, "it has blank lines only", "Export it again, or leave the site out.")
-        file = cls(path, form, delimiter, tuple(form.names), scan, blank, not form.names)
-        return file._without_header(first) if form.names else file._with_header(first, wanted)
+        names = tuple(form.names) if target is None else _names_of_new_rows(first, form.names, target)
+        file = cls(path, form, delimiter, names, scan, blank, not names)
+        return file._without_header(first) if names else file._with_header(first, wanted)
 
     def _without_header(self, first: Sequence[str]) -> TextFile:
         cells = [cell.strip() for cell in first]
-        if cells == list(self.names):
+        if _is_header(first, self.names):
             raise unreadable(self.path, "its first line names the columns", "Leave out names: it has a header.")
         if len(cells) != len(self.names):
             why = f"its first line has {len(cells)} cells, but {len(self.names)} names are given"
@@ -152,6 +157,18 @@ class TextFile:
         why = f"{where if lines else 'some lines have'} more or fewer cells than the {len(self.names)} columns"
         remedy = f"Put text that has {self.delimiter!r} in it in double quotes, or say which character separates cells."
         return unreadable(self.path, why, remedy)
+
+
+def _is_header(first: Sequence[str], names: Sequence[str]) -> bool:
+    """Return whether most cells of the first line are names of columns."""
+    return 2 * sum(cell.strip() in names for cell in first) > len(first)
+
+
+def _names_of_new_rows(first: Sequence[str], names: Sequence[str], target: str) -> tuple[str, ...]:
+    """Return the columns of a file of new rows, given those of a file without a header; none if it has a header."""
+    if _is_header(first, names):
+        return ()
+    return tuple(name for name in names if name != target or len(first) == len(names))
 
 
 def _score(rows: Sequence[Sequence[str]], form: FileFormat, wanted: Collection[str]) -> tuple[int, int, int]:

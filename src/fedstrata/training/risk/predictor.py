@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import io
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -18,7 +19,16 @@ from safetensors.torch import load
 from torch import nn
 
 from fedstrata.core.errors import InputError, invalid, is_finite
-from fedstrata.core.files import folder_at, make_folder, naming, read_toml, refuse_used, write_atomically
+from fedstrata.core.files import (
+    flatten,
+    folder_at,
+    make_folder,
+    naming,
+    read_toml,
+    refuse_used,
+    whole_or_nothing,
+    write_atomically,
+)
 from fedstrata.core.options import build
 from fedstrata.core.version import __version__
 from fedstrata.data.tables.fitted import Fitted, Prepare
@@ -96,6 +106,9 @@ class Predictor:
         from fedstrata.data.tables.reading import chunks
 
         low, high = np.array([column.bounds for column in self.schema.features]).T
+        for name in keep:
+            if name in self._columns(()):
+                raise InputError(f"The column {name!r} cannot be kept: the result has one of this name. Rename it.")
         for chunk in chunks(source, self.schema, keep=keep):
             score, risk = self.scores_of(chunk.values)
             unknown = np.zeros(len(score), np.int64)
@@ -119,10 +132,15 @@ class Predictor:
     # --- files --------------------------------------------------------------------------------------------------
 
     def save(self, folder: str | Path) -> Path:
-        """Write a model folder, for :meth:`load`; return its path."""
+        """Write a model folder with a card (README.md), for :meth:`load`; return its path.
+
+        A new folder has its name only once it is whole.
+        """
         path = folder_at(folder, "folder of a model")
         refuse_used(path)
-        self.write(path)
+        with whole_or_nothing(path) as place:
+            self.write(place)
+            write_atomically(place / "README.md", self.card().encode())
         return path
 
     def write(self, folder: Path) -> None:
@@ -130,7 +148,7 @@ class Predictor:
         make_folder(folder)
         recipe = zoo.recipe_of(self.model)
         table: dict[str, Any] = {"format": FORMAT, "version": __version__, "model": recipe or {"name": ""}}
-        table["preparation"] = self.fitted.plan.how.to_table()
+        table |= {"schema": self.schema.digest, "preparation": self.fitted.plan.how.to_table()}
         decisions = {
             "calibration": None if self.calibration is None else self.calibration.to_table(),
             "threshold": self.threshold,
@@ -161,6 +179,11 @@ class Predictor:
         if table.get("format") != FORMAT:
             raise invalid(f"format in {path / 'model.toml'}", table.get("format"), f"{FORMAT}")
         schema = Schema.read(path / "schema.toml")
+        if table.get("schema") != schema.digest:
+            raise InputError(
+                f"The schema in {path / 'schema.toml'} is not the one that the model was trained with. Restore it, or "
+                "train again."
+            )
         how = build(Preparation, _table(table, "preparation"), str(path / "model.toml"), "preparation")
         plan = Plan(schema, how)
         statistics = _tensors(path / "preparation.safetensors").get("statistics", torch.empty(0))
@@ -198,7 +221,9 @@ class Predictor:
             low, high = column.bounds
             allowed = ", ".join(map(str, column.categories)) if column.size else f"{low:g} to {high:g} {column.unit}"
             lines.append(f"| {_cell(column.name)} | {column.kind} | {_cell(allowed)} | {column.missing} |")
-        calibration = "none: scores are not probabilities" if self.calibration is None else self.calibration.method
+        method = "uncalibrated" if self.calibration is None else self.calibration.method
+        words = {"uncalibrated": "none: scores are not probabilities", "none": "not needed: scores are log odds"}
+        calibration = words.get(method, method)
         alert = "none" if self.threshold is None else f"alert above a score of {self.threshold:.6g}"
         lines += [
             "",
@@ -210,7 +235,8 @@ class Predictor:
             "## Measures",
             "",
         ]
-        lines += [f"- {_cell(key)}: {_cell(str(about[key]))}" for key in sorted(about) if key != "client_names"]
+        measures = flatten({key: about[key] for key in sorted(about) if key != "client_names"})
+        lines += [f"- {_cell(key)}: {_cell(str(value))}" for key, value in measures.items()]
         lines += ["", "Before it is used for patients, check it on your own recent patients."]
         return "\n".join(lines) + "\n"
 
@@ -218,10 +244,9 @@ class Predictor:
 
     def export_program(self, path: str | Path) -> Path:
         """Write the whole path from raw values to the score and the risk as a program of ``torch.export``."""
-        target = Path(path)
-        program = self._program()
-        with naming(target):
-            torch.export.save(program, target)
+        target, content = Path(path), io.BytesIO()
+        torch.export.save(self._program(), content)
+        write_atomically(target, content.getvalue())
         return target
 
     def export_onnx(self, path: str | Path) -> Path:
@@ -238,8 +263,8 @@ class Predictor:
             dynamic_shapes=(rows,), verbose=False,
         )  # fmt: skip
         assert program is not None
-        with naming(target):
-            program.save(str(target))
+        with naming(target), whole_or_nothing(target) as place:
+            program.save(str(place))
         return target
 
     def _program(self) -> torch.export.ExportedProgram:
