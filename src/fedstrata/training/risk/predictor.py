@@ -179,7 +179,7 @@ class Predictor:
         if table.get("format") != FORMAT:
             raise invalid(f"format in {path / 'model.toml'}", table.get("format"), f"{FORMAT}")
         schema = Schema.read(path / "schema.toml")
-        if table.get("schema") != schema.digest:
+        if table.get("schema", schema.digest) != schema.digest:
             raise InputError(
                 f"The schema in {path / 'schema.toml'} is not the one that the model was trained with. Restore it, or "
                 "train again."
