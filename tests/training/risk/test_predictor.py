@@ -62,7 +62,7 @@ import sys
 from pathlib import Path
 from fedstrata.cli.predict import write_scores
 from fedstrata.training.risk.predictor import Predictor
-write_scores(Predictor.load("model").rows("new.csv"), Path("scores.csv"))
+write_scores(Predictor.load("model").rows("new.csv"), Path("new.csv"), Path("scores.csv"))
 print("pandas" in sys.modules)
 """
 
