@@ -223,6 +223,8 @@ def test_not_files(tmp_path: Path, write: Callable[..., Path]) -> None:
     assert "a pipe or a device" in errors(tmp_path / "pipe.csv")
     assert "a directory" in errors(tmp_path / "folder.csv")
     assert "Did you mean" in errors(str(write(TEXT))[:-1])
+    (tmp_path / "nowhere.csv").symlink_to("missing")
+    assert "nowhere.csv'" not in errors(tmp_path / "nowhere.csv")  # a link to nowhere is no suggestion
     for source, words in (
         (str(tmp_path / "*.tsv"), "No file matches"),
         ("", "path of a table"),

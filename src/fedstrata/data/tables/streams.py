@@ -34,7 +34,7 @@ def first_bytes(path: Path, size: int = BLOCK) -> bytes:
         with path.open("rb") as file:
             start = file.read(size)
     except FileNotFoundError:
-        others = [str(p) for p in sorted(path.parent.glob("*"))[:1000]]
+        others = [str(p) for p in sorted(path.parent.glob("*"))[:1000] if p.exists()]  # no link to nowhere
         raise InputError(f"There is no file {path}.{nearest_of(path, others)}") from None
     except OSError as error:
         raise unreadable(path, error.strerror or str(error)) from None
