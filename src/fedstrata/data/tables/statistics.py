@@ -5,10 +5,10 @@ often each category occurs; how many values lie below each point of a grid. None
 the counts is below ``minimum`` (unless it is 0), neither by itself nor as the difference of two others:
 
 - A column with fewer values than ``minimum`` counts as empty. The mean and the squared deviations of all others are
-  exact, unless fewer than ``minimum`` cells are missing. Then the number of values is told as if none were, or
-  ``minimum``, but always as if none were where that would leave fewer values than ``minimum``; and the mean and the
+  exact, unless fewer than ``minimum`` cells are missing. Then the site says that none is, or that
+  ``minimum`` are, but always none where that would leave fewer values than ``minimum``; and the mean and the
   squared deviations are rounded, since an exact mean of whole numbers tells of how many it is.
-- A category with fewer rows than ``minimum`` is told to have none, or ``minimum``. If the rows of all such categories,
+- A category with fewer rows than ``minimum`` is said to have none, or ``minimum``. If the rows of all such categories,
   and the missing cells if they are few, are together fewer than ``minimum``, those of the next larger one are rounded
   to a multiple of it too, so that their sum does not tell them. The moments of flags and ordinals are those of these
   counts, since exact ones would tell the counts.

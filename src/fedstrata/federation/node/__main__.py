@@ -1,4 +1,4 @@
-"""``python -m fedstrata.federation.node SERVER CA SETTINGS``: a node, until it is told to end by a signal."""
+"""``python -m fedstrata.federation.node SERVER CA SETTINGS``: a node, until a signal ends it."""
 
 from __future__ import annotations
 
