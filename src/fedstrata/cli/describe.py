@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from fedstrata.cli.console import OUT, echo
-from fedstrata.cli.options import Json, a_path
+from fedstrata.cli.options import HtmlPage, Json, a_path
 from fedstrata.core.errors import InputError, invalid
 from fedstrata.core.files import write_atomically
 from fedstrata.data.tables import describing
@@ -58,9 +58,7 @@ def describe(
     draft_: Annotated[
         Path | None, typer.Option("--draft", parser=a_path, metavar="FILE", help="Draft a schema; must be a new file.")
     ] = None,
-    html: Annotated[
-        Path | None, typer.Option(parser=a_path, metavar="FILE", help="Page to write, with small plots.")
-    ] = None,
+    html: HtmlPage = None,
     minimum: Annotated[
         int, typer.Option(min=1, metavar="N", help="Hide counts below this, and others that would tell them.")
     ] = MINIMUM,

@@ -13,7 +13,7 @@ import typer
 
 from fedstrata.cli.console import say
 from fedstrata.cli.describe import check_output, give
-from fedstrata.cli.options import ConfigFile, Json, Preset, Quiet, Resume, RunOut, Set, a_path, check_resume
+from fedstrata.cli.options import ConfigFile, HtmlPage, Json, Preset, Quiet, Resume, RunOut, Set, a_path, check_resume
 from fedstrata.cli.printing import print_run, progress
 from fedstrata.core.errors import InputError, invalid, unknown
 from fedstrata.core.files import read_toml
@@ -165,9 +165,7 @@ def describe(
         list[str] | None,
         typer.Option(metavar="NAME", help="Node to describe. Can be repeated.", show_default="all of the app"),
     ] = None,
-    html: Annotated[
-        Path | None, typer.Option(parser=a_path, metavar="FILE", help="Page to write, with small plots.")
-    ] = None,
+    html: HtmlPage = None,
     minimum: Annotated[
         int, typer.Option(min=1, metavar="N", help="Nodes hide counts below this, and others that would tell them.")
     ] = MINIMUM,

@@ -26,6 +26,9 @@ RunOut = Annotated[
     ),
 ]
 Picture = Annotated[Path, typer.Option(parser=a_path, metavar="FILE", help="Plot to write (.png, .pdf or .svg).")]
+HtmlPage = Annotated[
+    Path | None, typer.Option("--html", parser=a_path, metavar="FILE", help="Page to write, with small plots.")
+]
 Preset = Annotated[
     str | None,
     typer.Option("--preset", metavar="NAME", help="Preset of the file to apply.", show_default="the first in the file"),
